@@ -1,0 +1,72 @@
+# Any key=value after a target is an override of the configuration: make build quant=fp8 build.max_batch_size=64
+# PYTHON=python3 uses an environment you have (a container) instead of making .venv.
+
+VENV := .venv
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+RUN = @$(PYTHON) -m pipelines --from-make
+
+.DEFAULT_GOAL := help
+
+## Run (add key=value to override any setting)
+.PHONY: build evaluate sweep plan config verify
+build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
+	$(RUN) $@
+evaluate: $(READY) ## Build, then accuracy beside the 16-bit baseline
+	$(RUN) $@
+sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int8_sq,int4_awq
+	$(RUN) $@
+plan: $(READY) ## What would run, what is cached and why; writes nothing
+	$(RUN) $@
+config: $(READY) ## Print the resolved configuration
+	$(RUN) $@
+verify: $(READY) ## Read a checkpoint back and check every tensor
+	$(RUN) $@
+
+## Develop
+.PHONY: setup test test-gpu test-modelopt check golden zoo clean help
+setup: $(READY) ## Make the virtual environment (every other target does it by itself)
+
+test: check ## Everything that needs no GPU, end to end
+	$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/gpu_trtllm
+
+test-gpu: $(READY) ## The tests that need a GPU; fails if it ran none
+	$(PYTHON) -m tests.gpu_lane
+
+test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-LLM 1.2.1 pins
+	@scripts/test_modelopt_037.sh
+
+check: $(READY) ## ruff, mypy, import contracts, links in the docs
+	$(PYTHON) -m ruff check pipelines eval tests
+	$(PYTHON) -m ruff format --check pipelines eval tests
+	$(PYTHON) -m mypy
+	$(VENV)/bin/lint-imports
+	$(PYTHON) -m tests.docs_links
+
+golden: $(READY) ## Rewrite the golden files; read the diff
+	$(PYTHON) -m pytest tests/golden --rewrite-golden
+
+zoo: $(READY) ## Make the bundled models and questions again (about an hour)
+	$(PYTHON) -m pipelines.zoo
+
+clean: ## Remove caches and logs of runs; never the artifacts
+	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find pipelines eval tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## This text
+	@awk 'BEGIN {FS = ":.*## "} /^## / {printf "\n%s\n", substr($$0, 4)} \
+	  /^[a-z][a-z-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Making $(VENV) (once, some minutes) ..."
+	python3 -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	@touch $@
+
+# A target that does not exist: name the nearest one.
+%:
+	@python3 -c 'import difflib, re, sys; names = re.findall(r"^([a-z][a-z-]*):.*## ", open("Makefile").read(), re.M); \
+	near = difflib.get_close_matches("$@", names, 1, 0.5); \
+	sys.exit("make: \"$@\" is not a target here." + (f" Did you mean \"make {near[0]}\"?" if near else " `make` lists them."))'

@@ -1,0 +1,74 @@
+"""`python -m pipelines COMMAND key=value ...`: compose, validate, plan, run, exit code.
+
+Exit codes: 0 done; 1 a crash (traceback kept in the log); 2 a fault of the input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from pipelines import commands
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.make_args import overrides_from
+
+USAGE = """Usage: python -m pipelines COMMAND [key=value ...]      (or: make COMMAND [key=value ...])
+
+{commands}
+
+Any key of the configuration can be overridden: quant=int4_awq build.max_batch_size=64
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return the exit code."""
+    words = list(arguments)
+    if "--from-make" in words:
+        words.remove("--from-make")
+        words += overrides_from(os.environ)
+    if not words or words[0] in ("help", "-h", "--help"):
+        lines = [f"  {name:<10}{command.summary}" for name, command in commands.COMMANDS.items()]
+        sys.stdout.write(USAGE.format(commands="\n".join(lines)))
+        return 0
+    name, overrides = words[0], words[1:]
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        if name not in commands.COMMANDS:
+            raise UserError(
+                f"'{name}' is not a command.",
+                allowed=f"Commands: {', '.join(commands.COMMANDS)}.",
+                todo=did_you_mean(name, commands.COMMANDS),
+            )
+        return commands.COMMANDS[name].run(overrides)
+    except UserError as error:
+        show_faults(error)
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted. Finished stages are kept; the same command goes on from there.\n")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def show_faults(error: UserError) -> None:
+    """Print each fault as its own paragraph, wrapped for the terminal."""
+    import shutil
+    import textwrap
+
+    width = max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
+    for fault in error.faults:
+        text = textwrap.wrap(str(fault), width - 7, break_long_words=False, break_on_hyphens=False)
+        sys.stderr.write("error: " + "\n       ".join(text) + "\n")
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Let SIGTERM unwind like Ctrl-C, so that drafts are removed and locks freed."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The words of the project: frozen records and arithmetic, standard library only."""

@@ -1,0 +1,47 @@
+"""Errors a user can act on. Everything else is a crash and keeps its traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with what the user gave.
+
+    Attributes:
+        message: what failed and what was given, as one sentence.
+        allowed: what would be accepted, or empty.
+        todo: the change that makes it work, or empty.
+    """
+
+    message: str
+    allowed: str = ""
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.message, self.allowed, self.todo) if part)
+
+
+class UserError(Exception):
+    """A fault of the input or of the machine; shown without traceback, exit code 2."""
+
+    def __init__(self, message: str, *, allowed: str = "", todo: str = "") -> None:
+        self.faults: tuple[Fault, ...] = (Fault(message, allowed, todo),)
+        super().__init__(str(self.faults[0]))
+
+    @classmethod
+    def of(cls, faults: Sequence[Fault]) -> UserError:
+        """Make one error of several faults, so that all are reported at once."""
+        error = cls(faults[0].message, allowed=faults[0].allowed, todo=faults[0].todo)
+        error.faults = tuple(faults)
+        error.args = ("\n".join(str(fault) for fault in faults),)
+        return error
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return "Did you mean 'x'?" for the nearest known word, or an empty string."""
+    near = get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return f"Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,41 @@
+"""Engine flavours as planning sees them: which one runs here, and why. Imports no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelines.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """One engine flavour.
+
+    Attributes:
+        name: as in conf/engine and `pipelines.engines.registry`.
+        reason: why this one, for the first line of a run.
+        build_libraries: distributions whose version decides the engine's bytes.
+        run_libraries: distributions whose version decides what it answers.
+        packages: what must be importable.
+    """
+
+    name: str
+    reason: str
+    build_libraries: tuple[str, ...]
+    run_libraries: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+def choose(wanted: str, machine: Machine) -> Flavour:
+    """Resolve `engine.name`: `auto` takes TensorRT-LLM where it can run, else OpenVINO, and says so."""
+    if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm):
+        reason = "asked for" if wanted != "auto" else f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are here"
+        libraries = ("tensorrt-llm", "tensorrt")
+        return Flavour("tensorrt_llm", reason, libraries, libraries, ("tensorrt_llm",))
+    if wanted == "openvino":
+        reason = "asked for"
+    elif not machine.gpus:
+        reason = f"engine=auto: no NVIDIA GPU here, {machine.no_gpu_reason}"
+    else:
+        reason = "engine=auto: the Python package tensorrt_llm is not installed"
+    return Flavour("openvino", reason, ("openvino",), ("openvino", "openvino-genai"), ("openvino", "openvino_genai"))

@@ -1,0 +1,89 @@
+"""Facts of this machine, gathered once while planning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from pipelines.domain.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU as nvidia-smi tells it: name, compute capability (9.0), memory in bytes."""
+
+    name: str
+    sm: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides which engine runs here and what fits.
+
+    Attributes:
+        cpu_count: processors this process may use.
+        memory_bytes: RAM.
+        gpus: NVIDIA GPUs; empty when there is none.
+        no_gpu_reason: why `gpus` is empty, for people.
+        has_tensorrt_llm: the Python package is installed.
+        platform: system and Python, for manifests.
+    """
+
+    cpu_count: int
+    memory_bytes: int
+    gpus: tuple[GpuFacts, ...]
+    no_gpu_reason: str
+    has_tensorrt_llm: bool
+    platform: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For manifests."""
+        return asdict(self)
+
+
+def gather() -> Machine:
+    """Look at this machine; starts nothing heavier than nvidia-smi."""
+    gpus, reason = _gpus()
+    return Machine(
+        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=gpus,
+        no_gpu_reason=reason,
+        has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
+        platform=f"{platform.system()} {platform.machine()} Python {platform.python_version()}",
+    )
+
+
+def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return (), "nvidia-smi is not installed"
+    query = [tool, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"nvidia-smi failed: {error}"
+    if answer.returncode != 0:
+        return (), f"nvidia-smi says: {(answer.stdout or answer.stderr).strip().splitlines()[-1]}"
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+    gpus = tuple(GpuFacts(name, float(sm), int(memory) * MIB) for name, sm, memory in rows)
+    return gpus, "" if gpus else "nvidia-smi lists none"
+
+
+def library_versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Installed version of each distribution; "absent" when it is not installed."""
+    return {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"

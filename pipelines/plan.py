@@ -1,0 +1,304 @@
+"""Settings -> Plan: which stages run, which are cached, and why. No torch, no writing, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines import rules
+from pipelines.artifacts import Artifact, Store, canonical, fingerprint
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.flavours import Flavour, choose
+from pipelines.machine import Machine, library_versions
+from pipelines.settings import PROJECT_ROOT, ZOO, Settings
+from pipelines.sources import Source, files_source, model_source
+from pipelines.stages import Stage
+from pipelines.stages.build import Build
+from pipelines.stages.download import Download
+from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.quantize import Quantize
+from pipelines.stages.sparsify import Sparsify
+
+Target = Literal["build", "evaluate"]
+Inputs = dict[str, "str | Source"]
+"""What a stage reads: the id of an earlier node, or something the user has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One stage with its place in the flow."""
+
+    id: str
+    stage: Stage
+    label: str
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What will happen to one node.
+
+    Attributes:
+        node: the stage and its inputs.
+        state: "cached"; "run"; or "waits" when an earlier stage runs first, so that it may turn out cached.
+        key: of its artifact, where all inputs are known.
+        artifact: the finished one when cached.
+        why: for people: which input or setting is new.
+        last_seconds: how long this stage took last time for this label, or None.
+    """
+
+    node: Node
+    state: Literal["cached", "run", "waits"]
+    key: str | None
+    artifact: Artifact | None
+    why: str
+    last_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs to know before it starts."""
+
+    settings: Settings
+    machine: Machine
+    flavour: Flavour
+    shape: ModelShape | None
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left to do."""
+        return all(step.state == "cached" for step in self.steps)
+
+
+def make_plan(settings: Settings, target: Target, store: Store, machine: Machine) -> Plan:
+    """Check everything that can be known now and find what is already there.
+
+    Raises:
+        UserError: every fault found, at once.
+    """
+    flavour = choose(settings.engine.name, machine)
+    faults: list[Fault] = []
+    shape = settings.model.shape.to_shape() if settings.model.shape else None
+    sources: dict[str, Source] = {}
+    try:
+        sources, found = _sources(settings, target, store)
+        if found and shape and found != shape:
+            faults.append(_wrong_shape(settings, shape, found))
+        shape = found or shape
+    except UserError as error:
+        faults.extend(error.faults)
+    checked = rules.check(settings, shape, flavour, machine)
+    faults.extend(checked.faults)
+    if faults:
+        raise UserError.of(faults)
+    device = "cuda" if machine.gpus else "cpu"
+    steps = _resolve(nodes(settings, target, flavour, sources, shape, device), store)
+    faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], settings, store.root)
+    if faults:
+        raise UserError.of(faults)
+    store.hashes.save()
+    return Plan(settings, machine, flavour, shape, steps, checked.notes, checked.warnings)
+
+
+def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The key of a node's artifact and the parts it is made of.
+
+    Args:
+        node: stage and inputs.
+        digests: content digest of every input by its name.
+
+    Returns:
+        64 hex digits, and {"stage", "version", "settings", "libraries", "inputs"}.
+    """
+    parts = {
+        "stage": node.stage.name,
+        "version": node.stage.version,
+        "settings": node.stage.identity(),
+        "libraries": library_versions(node.stage.libraries),
+        "inputs": dict(digests),
+    }
+    return fingerprint(parts), parts
+
+
+def _sources(settings: Settings, target: Target, store: Store) -> tuple[dict[str, Source], ModelShape | None]:
+    """What the user has on disk: model folder, calibration text, questions."""
+    found: dict[str, Source] = {}
+    shape = None
+    faults: list[Fault] = []
+    if settings.model.folder:
+        try:
+            found["model"], shape = model_source(settings.model.folder, store.hashes)
+        except UserError as error:
+            faults.extend(error.faults)
+    places: dict[str, tuple[str, Path]] = {}
+    calibration = settings.calibration
+    if calibration.source == "bundled":
+        places["calibration"] = ("calibration", ZOO / "corpus.jsonl")
+    elif calibration.path is not None:
+        places["calibration"] = ("calibration.path", calibration.path)
+    if target == "evaluate" and settings.eval.dataset_path:
+        places["dataset"] = ("eval.dataset_path", settings.eval.dataset_path)
+    elif target == "evaluate" and settings.eval.task == "mini_mmlu":
+        places["dataset"] = ("eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data")
+    for name, (key, path) in places.items():
+        try:
+            found[name] = files_source(path, store.hashes, key)
+        except UserError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise UserError.of(faults)
+    return found, shape
+
+
+def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:
+    names = [name for name in ModelShape.__slots__ if getattr(wanted, name) != getattr(found, name)]
+    first = names[0]
+    return Fault(
+        f"model.path='{settings.model.folder}' is not a {settings.model.name}: "
+        f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",
+        todo="Leave out model=... to take the folder as it is.",
+    )
+
+
+def nodes(
+    settings: Settings,
+    target: Target,
+    flavour: Flavour,
+    sources: Mapping[str, Source],
+    shape: ModelShape | None,
+    device: str,
+) -> list[Node]:
+    """The stages of a target in the order they run."""
+    shared: list[Node] = []
+    inputs: Inputs = dict(sources)
+    if "model" not in inputs:
+        hub = settings.model
+        download = Download(str(hub.hub_id), hub.revision or "main", "model", shape)
+        shared.append(Node("download", download, settings.model.label, {}))
+        inputs["model"] = "download"
+    if target == "evaluate" and "dataset" not in inputs:
+        questions = Download(str(settings.eval.dataset), settings.eval.revision or "main", "dataset")
+        shared.append(Node("download.eval", questions, settings.eval.task, {}))
+        inputs["dataset"] = "download.eval"
+    chain = _chain(settings, target, flavour, inputs, device)
+    baseline = settings.baseline()
+    if target == "evaluate" and baseline.variant != settings.variant:
+        chain = _chain(baseline, target, flavour, inputs, device, "baseline.") + chain
+    return shared + chain
+
+
+def _chain(
+    settings: Settings, target: Target, flavour: Flavour, given: Inputs, device: str, prefix: str = ""
+) -> list[Node]:
+    """sparsify -> quantize -> build -> evaluate for one variant."""
+    nodes: list[Node] = []
+    inputs = dict(given)
+    label = f"{settings.model.label}-{settings.variant}"
+
+    def add(name: str, stage: Stage, names: Mapping[str, str]) -> None:
+        nodes.append(Node(prefix + name, stage, label, {key: inputs[source] for key, source in names.items()}))
+
+    tokenizer = inputs["model"]
+    build = settings.build
+    quantize = Quantize(
+        settings.quant, settings.kv_cache, settings.calibration, build.tp_size, build.pp_size, device
+    )
+    sparsify = Sparsify(settings.sparsity, settings.calibration, device)
+    sparse = settings.sparsity.method != "none"
+    if (quantize.calibrated or (sparse and sparsify.calibrated)) and "calibration" not in inputs:
+        text = Download(str(settings.calibration.dataset), settings.calibration.revision or "main", "dataset")
+        nodes.append(Node("download.calibration", text, "calibration", {}))
+        inputs["calibration"] = "download.calibration"
+    if sparse:
+        add("sparsify", sparsify, {"model": "model"} | ({"calibration": "calibration"} if sparsify.calibrated else {}))
+        inputs["model"] = prefix + "sparsify"
+    add("quantize", quantize, {"model": "model"} | ({"calibration": "calibration"} if quantize.calibrated else {}))
+    inputs["checkpoint"] = prefix + "quantize"
+    add(
+        "build",
+        Build(flavour.name, settings.build, flavour.build_libraries, flavour.packages),
+        {"checkpoint": "checkpoint"},
+    )
+    if target == "evaluate":
+        inputs |= {"engine": prefix + "build", "tokenizer": tokenizer}
+        stage = Evaluate(
+            flavour.name,
+            settings.engine.openvino,
+            settings.eval,
+            settings.model.label,
+            settings.variant,
+            (*flavour.run_libraries, "lm-eval", "transformers", "tokenizers"),
+            (*flavour.packages, "lm_eval", "transformers"),
+        )
+        add("evaluate", stage, {"engine": "engine", "model": "tokenizer", "dataset": "dataset"})
+    return nodes
+
+
+def _resolve(nodes: list[Node], store: Store) -> tuple[Step, ...]:
+    steps: dict[str, Step] = {}
+    for node in nodes:
+        steps[node.id] = _step(node, steps, store)
+    return tuple(steps.values())
+
+
+def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
+    digests: dict[str, str] = {}
+    waits = []
+    for name, given in node.inputs.items():
+        if isinstance(given, Source):
+            digests[name] = given.digest
+        elif artifact := before[given].artifact:
+            digests[name] = artifact.digest
+        else:
+            waits.append(f"{name} is made by {given} first")
+    past = [m for m in store.history(node.stage.name) if m["label"] == node.label] if waits else []
+    if waits:
+        return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
+    key, parts = node_key(node, digests)
+    if artifact := store.find(node.stage.name, key):
+        return Step(node, "cached", key, artifact, "nothing changed", None)
+    history = store.history(node.stage.name)
+    past = [m for m in history if m["label"] == node.label]
+    return Step(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
+
+
+def _last_seconds(past: list[dict[str, Any]]) -> float | None:
+    return float(past[0]["seconds"]) if past else None
+
+
+def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:
+    """Say why there is no artifact for `parts`: the difference to the nearest earlier one."""
+    if not past:
+        return "never made before"
+    now = _flat(parts)
+    differences = [_difference(now, _flat(manifest["made_from"])) for manifest in past]
+    nearest = min(differences, key=len)
+    return ", ".join(nearest[:3]) + (f" and {len(nearest) - 3} more" if len(nearest) > 3 else "")
+
+
+def _difference(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
+    found = []
+    for name in sorted(now.keys() | then.keys()):
+        old, new = then.get(name), now.get(name)
+        if old != new:
+            if name.startswith("inputs."):
+                found.append(f"input {name.removeprefix('inputs.')} changed")
+            else:
+                what = name.removeprefix("settings.").replace("libraries.", "library ")
+                found.append(f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}")
+    return found
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping):
+        found: dict[str, str] = {}
+        for key, item in value.items():
+            found |= _flat(item, f"{prefix}{key}.")
+        return found
+    return {prefix[:-1]: value if isinstance(value, str) else canonical(value)}

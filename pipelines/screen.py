@@ -1,0 +1,66 @@
+"""What a person sees while it runs: plain lines, and one progress bar when work is long."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipelines.domain.progress import Advance
+
+log = logging.getLogger("pipelines")
+
+
+def say(text: str = "") -> None:
+    """Print one line to standard output and keep it in the run's log."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+    if text:
+        log.info("%s", text)
+
+
+class ScreenProgress:
+    """Progress bars on a terminal, a line every tenth elsewhere (CI logs)."""
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        """See `pipelines.domain.progress.Progress.task`."""
+        log.info("%s: %s %s", title, total if total is not None else "", unit)
+        if sys.stderr.isatty():
+            with _bar(title, total, unit) as advance:
+                yield advance
+        else:
+            yield _tenths(title, total)
+
+    def note(self, text: str) -> None:
+        """See `pipelines.domain.progress.Progress.note`."""
+        say(f"  {text}")
+
+
+@contextmanager
+def _bar(title: str, total: float | None, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("  {task.description}"), BarColumn(bar_width=20), amount, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=total)
+        yield lambda amount: bars.advance(task, amount)
+
+
+def _tenths(title: str, total: float | None) -> Advance:
+    """Without a terminal: one line per tenth of the work, so that a log stays readable."""
+    done, shown = 0.0, 0
+
+    def advance(amount: float) -> None:
+        nonlocal done, shown
+        done += amount
+        tenth = int(10 * done / total) if total else 0
+        if tenth > shown:
+            shown = tenth
+            sys.stderr.write(f"  {title}: {10 * tenth} %\n")
+            sys.stderr.flush()
+
+    return advance

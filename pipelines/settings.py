@@ -1,0 +1,273 @@
+"""Typed settings, one class per group under conf/. They judge values; they never look at the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+ZOO = Path(__file__).resolve().parent / "zoo"
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Group(BaseModel):
+    """Base of all groups: frozen, strict about unknown keys and about types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShapeSettings(Group):
+    """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
+
+    architecture: Literal["GemmaForCausalLM", "Gemma2ForCausalLM", "LlamaForCausalLM"]
+    num_hidden_layers: Positive
+    hidden_size: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    intermediate_size: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    tie_word_embeddings: bool
+
+    def to_shape(self) -> ModelShape:
+        """The same as the domain's record."""
+        return ModelShape(**self.model_dump())
+
+
+class ModelSettings(Group):
+    """Where the model comes from: `path` before `bundled` before `hub_id`."""
+
+    name: str
+    hub_id: str | None
+    revision: str | None
+    bundled: Literal["tiny_gemma", "tiny_llama"] | None
+    path: Path | None
+    shape: ShapeSettings | None
+
+    @model_validator(mode="after")
+    def _has_source(self) -> ModelSettings:
+        if not (self.path or self.bundled or self.hub_id):
+            raise ValueError("has no source: set model.path, model.bundled or model.hub_id")
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The local Hugging Face folder, or None for a model of the Hub."""
+        if self.path:
+            return self.path.expanduser().absolute()
+        return ZOO / "models" / self.bundled if self.bundled else None
+
+    @property
+    def label(self) -> str:
+        """Short name for folders and tables."""
+        if self.path:
+            return self.path.expanduser().absolute().name
+        return str(self.hub_id).replace("/", "--") if self.name == "hub" else self.name
+
+
+class QuantSettings(Group):
+    """Weights and activations."""
+
+    qformat: QFormat
+    group_size: Literal[16, 32, 64, 128, 256] = 128
+    smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class SparsitySettings(Group):
+    """2:4 sparsity of the linears."""
+
+    method: Literal["none", "magnitude", "sparsegpt"]
+
+
+class KvCacheSettings(Group):
+    """Element type and reuse of the KV cache."""
+
+    dtype: KvFormat
+    enable_block_reuse: bool
+
+
+class CalibrationSettings(Group):
+    """Text that activations are observed on."""
+
+    source: Literal["bundled", "hub", "local"]
+    path: Path | None
+    dataset: str | None
+    revision: str | None
+    split: str
+    column: str
+    size: Positive
+    seq_len: Positive
+    batch_size: Positive
+    seed: int
+
+    @model_validator(mode="after")
+    def _has_source(self) -> CalibrationSettings:
+        for source, key, given in (("local", "path", self.path), ("hub", "dataset", self.dataset)):
+            if self.source == source and given is None:
+                raise ValueError(f"source '{source}' needs calibration.{key}=...")
+            if self.source != source and given is not None:
+                raise ValueError(
+                    f"{key}='{given}' does not go with source '{self.source}': add calibration={source}"
+                )
+        return self
+
+
+class OpenVinoSettings(Group):
+    """Options of the CPU engine."""
+
+    inference_precision: Literal["auto", "f32", "bf16"]
+    num_threads: Positive | None
+
+
+class EngineSettings(Group):
+    """Which engine flavour, and the options of each."""
+
+    name: Literal["auto", "openvino", "tensorrt_llm"]
+    openvino: OpenVinoSettings
+
+
+class BuildSettings(Group):
+    """trtllm-build's limits under its own names."""
+
+    max_batch_size: Positive
+    max_input_len: Positive
+    max_seq_len: Positive | None
+    max_num_tokens: Positive
+    max_beam_width: Positive
+    tokens_per_block: Positive
+    tp_size: Positive
+    pp_size: Positive
+
+
+class RuntimeSettings(Group):
+    """How an engine is run."""
+
+    enable_chunked_context: bool
+
+
+class EvalSettings(Group):
+    """What the accuracy is measured on."""
+
+    task: Literal["mini_mmlu", "mmlu"]
+    num_fewshot: Annotated[int, Field(ge=0, le=5)]
+    limit: Positive | None
+    dataset: str | None
+    revision: str | None
+    dataset_path: Path | None
+
+
+class HardwareSettings(Group):
+    """The GPU the engine is meant for, as data sheets give it; `auto` knows only its name."""
+
+    name: str
+    gpu: str | None = None
+    arch: str | None = None
+    sm: float | None = None
+    memory_gb: float | None = None
+    mem_bw_gb_s: float | None = None
+    fp16_dense_tflops: float | None = None
+    fp8_dense_tflops: float | None = None
+    int8_dense_tops: float | None = None
+    fp4_dense_tflops: float | None = None
+    sparse_multiplier: float | None = None
+    nvlink_gb_s_bidir: float | None = None
+    pcie_gb_s_per_dir: float | None = None
+    gpus_per_server: Positive | None = None
+    tdp_w: float | None = None
+
+
+class PathSettings(Group):
+    """Where things are kept, relative to the current folder."""
+
+    store: Path
+    runs: Path
+
+
+class VerifySettings(Group):
+    """What `verify` looks at."""
+
+    path: Path | None
+
+
+class Settings(Group):
+    """The whole configuration."""
+
+    model: ModelSettings
+    quant: QuantSettings
+    sparsity: SparsitySettings
+    kv_cache: KvCacheSettings
+    calibration: CalibrationSettings
+    engine: EngineSettings
+    build: BuildSettings
+    runtime: RuntimeSettings
+    eval: EvalSettings
+    hardware: HardwareSettings
+    paths: PathSettings
+    verify: VerifySettings
+
+    @property
+    def variant(self) -> str:
+        """The compression in one word: "fp8", "magnitude_2_4-int8_sq", "fp8-kv_int8", "none"."""
+        parts = [] if self.sparsity.method == "none" else [f"{self.sparsity.method}_2_4"]
+        if self.quant.qformat != QFormat.NONE or not parts:
+            parts.append(self.quant.qformat.value)
+        if self.kv_cache.dtype != KvFormat.AUTO:
+            parts.append(f"kv_{self.kv_cache.dtype.value}")
+        return "-".join(parts)
+
+    def baseline(self) -> Settings:
+        """The same deployment without any compression; what accuracy is compared with."""
+        return self.model_copy(
+            update={
+                "quant": QuantSettings(qformat=QFormat.NONE),
+                "sparsity": SparsitySettings(method="none"),
+                "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
+            }
+        )
+
+
+def validate(raw: Mapping[str, Any]) -> Settings:
+    """Judge a composed configuration.
+
+    Raises:
+        UserError: every fault at once: the key, what was given, what is allowed.
+    """
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        raise UserError.of([_fault(dict(item), raw) for item in error.errors()]) from None
+
+
+def _fault(item: Mapping[str, Any], raw: Mapping[str, Any]) -> Fault:
+    """Say one pydantic finding in our four parts."""
+    key = ".".join(str(part) for part in item["loc"])
+    given = item.get("input")
+    if item["type"] == "extra_forbidden":
+        near = did_you_mean(str(item["loc"][-1]), _siblings(raw, item["loc"]))
+        return Fault(f"{key} is not a known key.", near)
+    if item["type"] == "value_error":
+        return Fault(f"{key} {item['ctx']['error']}.")
+    if item["type"] in ("enum", "literal_error"):
+        choices = str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
+        hint = did_you_mean(str(given), choices.split(", "))
+        return Fault(f"{key}='{given}' is not known.", f"Choose one of {choices}.", hint)
+    return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
+
+
+def _siblings(raw: Mapping[str, Any], loc: tuple[Any, ...]) -> list[str]:
+    """Field names of the group a key was found in."""
+    group: Any = Settings
+    for part in loc[:-1]:
+        annotation = group.model_fields[part].annotation
+        group = annotation if hasattr(annotation, "model_fields") else ShapeSettings
+    return list(group.model_fields)

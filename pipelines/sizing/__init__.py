@@ -1,0 +1,1 @@
+"""Closed-form sizes and costs. Pure: no torch, no files."""

@@ -1,0 +1,98 @@
+"""Inputs the user has: model folders, texts, data sets. Looked at while planning, never copied."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.artifacts import HashCache, content_digest
+from pipelines.domain.errors import UserError
+from pipelines.domain.model_shape import ModelShape
+
+MODEL_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files of a Hugging Face folder that decide what comes out of it."""
+PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input folder or file.
+
+    Attributes:
+        path: where it is.
+        digest: of its content.
+    """
+
+    path: Path
+    digest: str
+
+
+def model_source(folder: Path, hashes: HashCache, key: str = "model.path") -> tuple[Source, ModelShape]:
+    """Look at a local Hugging Face folder.
+
+    Args:
+        folder: with config.json, safetensors and a tokenizer.
+        hashes: to hash each file once.
+        key: setting that named the folder, for messages.
+
+    Returns:
+        the source and the model's shape.
+
+    Raises:
+        UserError: it is no such folder; says what is missing.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UserError(f"{key}='{folder}' is no Hugging Face model: it has no config.json.")
+    _check_weights(folder, key)
+    try:
+        shape = ModelShape.from_hf_config(json.loads(config.read_text()), str(config))
+    except ValueError as error:
+        raise UserError(f"{config} is not valid JSON: {error}.") from None
+    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if path.is_file()})
+    digest = content_digest({path.name: hashes.sha256(path) for path in files})
+    return Source(folder, digest), shape
+
+
+def _check_weights(folder: Path, key: str) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"{key}='{folder}' has only pickled weights ({pickles[0]}), which can run code when loaded.",
+            allowed="Only safetensors are read.",
+            todo="Convert it with transformers' save_pretrained().",
+        )
+    raise UserError(f"{key}='{folder}' has no *.safetensors file.")
+
+
+def files_source(path: Path, hashes: HashCache, key: str) -> Source:
+    """Look at a file, or a folder of files (all of them, hidden ones aside).
+
+    Raises:
+        UserError: it does not exist or is empty.
+    """
+    path = path.expanduser().absolute()
+    if path.is_file():
+        return Source(path, content_digest({"": hashes.sha256(path)}))  # renaming it changes nothing
+    if not path.is_dir():
+        raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if not files:
+        raise UserError(f"{key}='{path}' is an empty folder.")
+    return Source(path, content_digest({p.relative_to(path).as_posix(): hashes.sha256(p) for p in files}))

@@ -1,0 +1,60 @@
+"""Build: a TensorRT-LLM checkpoint in, an engine out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import BuildLimits
+from pipelines.settings import BuildSettings
+
+if TYPE_CHECKING:
+    from pipelines.checkpoint.config import CheckpointConfig
+
+_RANKS = {"tp_size", "pp_size"}
+
+
+@dataclass(frozen=True)
+class Build:
+    """Checkpoint in, engine folder (`config.json` and the engine's own files) out.
+
+    Attributes:
+        engine: flavour by name, see `pipelines.engines.registry`.
+        build: what the engine is built for; the ranks are the checkpoint's.
+        libraries: of the flavour; their versions decide the bytes.
+        needs: packages of the flavour.
+    """
+
+    engine: str
+    build: BuildSettings
+    libraries: tuple[str, ...]
+    needs: tuple[str, ...]
+    name = "build"
+    version = "1"
+
+    def identity(self) -> dict[str, Any]:
+        """Flavour and limits."""
+        return {"engine": self.engine, **self.build.model_dump(exclude=_RANKS)}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Verify the checkpoint, then build."""
+        from pipelines.checkpoint.config import CheckpointConfig
+        from pipelines.checkpoint.verify import verify
+        from pipelines.domain.errors import UserError
+        from pipelines.engines.registry import open_engine
+
+        if faults := verify(inputs["checkpoint"]):
+            raise UserError.of(faults)
+        limits = limits_for(self.build, CheckpointConfig.load(inputs["checkpoint"]))
+        facts = open_engine(self.engine).build(inputs["checkpoint"], limits, out_dir, progress)
+        return {"engine_bytes": facts.engine_bytes, **facts.details}
+
+
+def limits_for(build: BuildSettings, config: CheckpointConfig) -> BuildLimits:
+    """The limits with what was left open filled in as trtllm-build does: the model's own longest sequence."""
+    values = build.model_dump(exclude=_RANKS)
+    values["max_seq_len"] = build.max_seq_len or config.max_position_embeddings
+    return BuildLimits(**values)

@@ -1,0 +1,48 @@
+"""Download: a model or a data set of the Hub, at one commit, checked file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.progress import Progress
+
+
+@dataclass(frozen=True)
+class Download:
+    """Files of a Hub repository in, a folder of them out.
+
+    Attributes:
+        repo_id: "google/gemma-2b".
+        revision: branch, tag or commit; the commit it meant is recorded.
+        repo_type: model or data set.
+        shape: what the model's config.json must say; None accepts any known architecture.
+    """
+
+    repo_id: str
+    revision: str
+    repo_type: Literal["model", "dataset"] = "model"
+    shape: ModelShape | None = None
+    name = "download"
+    version = "1"
+    libraries: tuple[str, ...] = ()  # the bytes are the Hub's, whoever fetches them
+    needs: tuple[str, ...] = ("huggingface_hub",)
+
+    def identity(self) -> dict[str, Any]:
+        """Which files of which repository. The expected shape only checks them."""
+        return {"repo_id": self.repo_id, "revision": self.revision, "repo_type": self.repo_type}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Fetch and verify."""
+        from pipelines.hub import HubSource, download_dataset, download_model
+
+        source = HubSource(self.repo_id, self.revision, self.repo_type)
+        if self.repo_type == "model":
+            snapshot = download_model(source, out_dir, expected_shape=self.shape, progress=progress)
+        else:
+            snapshot = download_dataset(source, out_dir, progress=progress)
+        total = sum(int(entry["size"]) for entry in snapshot.files.values())
+        return {"commit": snapshot.commit, "bytes": total, "files": snapshot.files}

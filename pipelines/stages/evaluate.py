@@ -1,0 +1,76 @@
+"""Evaluate: an engine in, its accuracy question by question out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.progress import Progress
+from pipelines.settings import EvalSettings, OpenVinoSettings
+
+RESULT = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Engine folder, tokenizer folder and questions in, `evaluation.json` out.
+
+    Attributes:
+        engine: flavour by name.
+        options: how the CPU engine computes.
+        eval: task, shots, limit.
+        model: label for the result.
+        variant: compression label for the result.
+        libraries: of the flavour and of the harness.
+        needs: packages.
+    """
+
+    engine: str
+    options: OpenVinoSettings
+    eval: EvalSettings
+    model: str
+    variant: str
+    libraries: tuple[str, ...]
+    needs: tuple[str, ...]
+    name = "evaluate"
+    version = "1"
+
+    def identity(self) -> dict[str, Any]:
+        """Task and arithmetic; the labels are in the result, so they count too."""
+        return {
+            "engine": self.engine,
+            "inference_precision": self.options.inference_precision,
+            **self.eval.model_dump(include={"task", "num_fewshot", "limit"}),
+            "model": self.model,
+            "variant": self.variant,
+        }
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Load the engine and put every question to it."""
+        from eval.harness import evaluate
+        from eval.spec import EvalSpec
+        from pipelines.engines.registry import open_engine
+
+        limits = json.loads((inputs["engine"] / "config.json").read_text())["build_config"]
+        spec = EvalSpec(
+            task=self.eval.task,
+            max_length=limits["max_seq_len"],
+            num_fewshot=self.eval.num_fewshot,
+            limit=self.eval.limit,
+            dataset_path=inputs["dataset"],
+        )
+        engine = open_engine(self.engine, **self.options.model_dump())
+        with engine.open(inputs["engine"]) as session:
+            result = evaluate(
+                session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
+            )
+        result.save(out_dir / RESULT)
+        return {
+            "accuracy": result.overall.accuracy,
+            "stderr": result.overall.stderr,
+            "questions": result.overall.questions,
+            "truncated": result.truncated,
+        }

@@ -1,0 +1,118 @@
+"""Quantize: a model in, a TensorRT-LLM checkpoint out, verified by reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.progress import Progress
+from pipelines.settings import CalibrationSettings, KvCacheSettings, QuantSettings
+
+if TYPE_CHECKING:
+    from pipelines.compress import CalibrationSpec
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Hugging Face folder in, `config.json` + `rankN.safetensors` for tp_size x pp_size ranks out.
+
+    Attributes:
+        quant: format of weights and activations.
+        kv_cache: format of the KV cache.
+        calibration: how much text, cut how.
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline stages.
+        device: where ModelOpt computes, "cpu" or "cuda".
+    """
+
+    quant: QuantSettings
+    kv_cache: KvCacheSettings
+    calibration: CalibrationSettings
+    tp_size: int
+    pp_size: int
+    device: str
+    name = "quantize"
+    version = "1"
+    libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
+    needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether activations are observed."""
+        return FORMATS[self.quant.qformat].calibrated or self.kv_cache.dtype != KvFormat.AUTO
+
+    def identity(self) -> dict[str, Any]:
+        """Format, the options that format reads, ranks, and calibration where it is used."""
+        qformat, spec = self.quant.qformat, FORMATS[self.quant.qformat]
+        identity: dict[str, Any] = {
+            "qformat": qformat.value,
+            "kv_cache": self.kv_cache.dtype.value,
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
+            "device": self.device,  # the two round differently
+        }
+        if spec.grouped:
+            identity["group_size"] = self.quant.group_size
+        if qformat == QFormat.INT8_SQ:
+            identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
+        if qformat in (QFormat.INT4_AWQ, QFormat.W4A8_AWQ):
+            identity["awq_alpha_step"] = self.quant.awq_alpha_step
+        if self.calibrated:
+            identity["calibration"] = calibration_identity(self.calibration)
+        return identity
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Calibrate, export, verify."""
+        from pipelines.checkpoint.verify import verify
+        from pipelines.compress import QuantSpec, quantize
+
+        facts = quantize(
+            inputs["model"],
+            out_dir,
+            QuantSpec(
+                qformat=self.quant.qformat,
+                kv_cache=self.kv_cache.dtype,
+                group_size=self.quant.group_size,
+                smoothquant_alpha=self.quant.smoothquant_alpha,
+                awq_alpha_step=self.quant.awq_alpha_step,
+            ),
+            texts_of(self.calibration, inputs) if self.calibrated else (),
+            calibration_of(self.calibration),
+            tp_size=self.tp_size,
+            pp_size=self.pp_size,
+            device=self.device,
+            progress=progress,
+        )
+        if faults := verify(out_dir):
+            raise RuntimeError("the exported checkpoint breaks its own rules:\n" + "\n".join(map(str, faults)))
+        return facts
+
+
+def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
+    """What decides which tokens are seen; the text itself is an input with a digest of its own."""
+    chosen = calibration.model_dump(include={"size", "seq_len", "batch_size", "seed"})
+    where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set()}[calibration.source]
+    return chosen | calibration.model_dump(include=where)
+
+
+def calibration_of(calibration: CalibrationSettings) -> CalibrationSpec:
+    """The same as the compressor's own record."""
+    from pipelines.compress import CalibrationSpec
+
+    return CalibrationSpec(
+        size=calibration.size,
+        seq_len=calibration.seq_len,
+        batch_size=calibration.batch_size,
+        seed=calibration.seed,
+    )
+
+
+def texts_of(calibration: CalibrationSettings, inputs: Mapping[str, Path]) -> Iterable[str]:
+    """Calibration texts from the input folder or file, read as far as needed."""
+    from pipelines.compress import load_texts
+
+    split = calibration.split if calibration.source == "hub" else None
+    return load_texts(inputs["calibration"], split=split, column=calibration.column)

@@ -1,0 +1,49 @@
+"""Sparsify: a model in, the same model with 2:4 sparse linears out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.progress import Progress
+from pipelines.settings import CalibrationSettings, SparsitySettings
+from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
+
+
+@dataclass(frozen=True)
+class Sparsify:
+    """Hugging Face folder in, Hugging Face folder with two zeros in every four weights out."""
+
+    sparsity: SparsitySettings
+    calibration: CalibrationSettings
+    device: str
+    name = "sparsify"
+    version = "1"
+    libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
+    needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether activations are observed: SparseGPT needs them, magnitude does not."""
+        return self.sparsity.method == "sparsegpt"
+
+    def identity(self) -> dict[str, Any]:
+        """Method, and calibration where it is used."""
+        used = {"calibration": calibration_identity(self.calibration)} if self.calibrated else {}
+        return {"method": self.sparsity.method, "device": self.device, **used}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Prune and prove the pattern on the written weights."""
+        from pipelines.compress import SparsitySpec, sparsify
+
+        return sparsify(
+            inputs["model"],
+            out_dir,
+            SparsitySpec(self.sparsity.method),
+            texts_of(self.calibration, inputs) if self.calibrated else (),
+            calibration_of(self.calibration),
+            device=self.device,
+            progress=progress,
+        )

@@ -1,0 +1,95 @@
+"""Sweep: Hydra's multirun over `evaluate`; a failed cell is named in the table and does not stop the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines.artifacts import Store, write_json
+from pipelines.compose import CONF, compose_config, diagnose, relative_to_cwd, to_raw
+from pipelines.domain.errors import Fault, UserError
+from pipelines.machine import gather
+from pipelines.plan import make_plan
+from pipelines.report.console import columns, comparison
+from pipelines.screen import say
+from pipelines.session import run_target
+from pipelines.settings import validate
+
+
+def sweep(overrides: Sequence[str]) -> int:
+    """Run every combination of the comma lists through Hydra's sweeper and launcher.
+
+    Returns:
+        0, or 1 when a cell failed.
+
+    Raises:
+        UserError: Hydra cannot compose the combinations.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    folder = _sweep_folder(overrides)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting itself
+    before = sys.argv
+    sys.argv = ["pipelines sweep", "--multirun", f"hydra.sweep.dir='{folder}'", *overrides]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_cell)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError.of(diagnose(overrides) or [Fault(str(error).strip().splitlines()[0])]) from None
+    finally:
+        sys.argv = before
+    return _show(folder)
+
+
+def _sweep_folder(overrides: Sequence[str]) -> Path:
+    """A new folder under paths.runs for Hydra's multirun.yaml and one result per cell."""
+    runs = [text for text in overrides if text.startswith("paths.runs=")]
+    root = Path(to_raw(compose_config(runs))["paths"]["runs"]).absolute()
+    return root / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def _cell(config: Any) -> None:
+    """One combination: plan, run, and leave a result or the reason why there is none."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    say(f"\n[{hydra.job.num + 1}] {' '.join(overrides)}")
+    cell: dict[str, Any] = {"overrides": overrides}
+    try:
+        settings = validate(to_raw(config))
+        store = Store(settings.paths.store)
+        outcomes = run_target("evaluate", make_plan(settings, "evaluate", store, gather()), store, overrides)
+        done = {outcome.node.id: str(outcome.artifact.path) for outcome in outcomes}
+        cell |= {"after": done["evaluate"], "baseline": done.get("baseline.evaluate", done["evaluate"])}
+    except UserError as error:
+        cell["failed"] = str(error)
+        say(f"failed: {error}")
+    except Exception as error:  # noqa: BLE001 - its traceback is in the cell's own log; the other cells go on
+        cell["failed"] = f"crashed: {type(error).__name__}: {error}"
+        say(cell["failed"])
+    write_json(Path(hydra.sweep.dir) / f"cell-{hydra.job.num}.json", cell)
+
+
+def _show(folder: Path) -> int:
+    """Print one table of all cells and keep it as JSON."""
+    cells = [json.loads(path.read_text()) for path in sorted(folder.glob("cell-*.json"), key=_number)]
+    good = [cell for cell in cells if "failed" not in cell]
+    table = comparison([(Path(cell["baseline"]), Path(cell["after"])) for cell in good])
+    write_json(folder / "accuracy.json", table.rows)
+    say("\n" + table.text if good else "\nNo cell finished.")
+    failed = [cell for cell in cells if "failed" in cell]
+    if failed:
+        say("\nfailed cells:\n" + columns([(" ".join(cell["overrides"]), cell["failed"]) for cell in failed]))
+    say(f"\nsweep: {relative_to_cwd(folder)}")
+    return 1 if failed else 0
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.split("-")[1])

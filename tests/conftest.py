@@ -1,0 +1,25 @@
+"""What every test shares: no GPU, no network, one thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.update(
+    {
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = Path(__file__).resolve().parent / "reference"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make golden` sets the switch."""
+    parser.addoption("--rewrite-golden", action="store_true", help="rewrite the files under tests/golden")

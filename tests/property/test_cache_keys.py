@@ -1,0 +1,179 @@
+"""The cache key covers what changes bytes and nothing else: every setting is changed, one at a time."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.commands import load
+from pipelines.flavours import choose
+from pipelines.machine import Machine
+from pipelines.plan import node_key, nodes
+from pipelines.settings import Group, Settings
+from pipelines.sources import Source
+
+MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
+SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset")}
+QUANTIZE = {"quantize", "build", "evaluate"}
+SPARSIFY = {"sparsify", *QUANTIZE}
+BASE = {f"baseline.{stage}" for stage in QUANTIZE}
+BUILD = {"build", "evaluate", "baseline.build", "baseline.evaluate"}
+EVALUATE = {"evaluate", "baseline.evaluate"}
+NOTHING: set[str] = set()
+
+LOCAL_TEXT = {"calibration.source": "local", "calibration.path": Path("/text")}
+HUB_TEXT = {"calibration.source": "hub", "calibration.dataset": "org/text"}
+
+START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
+MUST_RERUN = {
+    # setting: (another valid value, the stages that must run again)
+    "model.name": ("other", EVALUATE),  # the result carries the model's name
+    "model.hub_id": ("org/name", NOTHING),  # a bundled folder is used, so the Hub is not asked
+    "model.revision": ("v2", NOTHING),
+    "model.bundled": ("tiny_llama", NOTHING),  # the weights count, through their digest
+    "model.path": (Path("/elsewhere/tiny_gemma"), NOTHING),  # the place does not matter, the content does
+    "model.shape": (None, NOTHING),
+    "quant.qformat": ("fp8", QUANTIZE),
+    "quant.group_size": (64, QUANTIZE),
+    "quant.smoothquant_alpha": (0.7, NOTHING),  # not read by int4_awq
+    "quant.awq_alpha_step": (0.25, QUANTIZE),
+    "sparsity.method": ("magnitude", SPARSIFY),
+    "kv_cache.dtype": ("fp8", QUANTIZE),
+    "kv_cache.enable_block_reuse": (False, NOTHING),  # a choice at run time
+    "calibration.source": (LOCAL_TEXT, SPARSIFY),  # then the column counts
+    "calibration.path": (LOCAL_TEXT, SPARSIFY),  # cannot be given alone; alone it is its digest that counts
+    "calibration.dataset": (HUB_TEXT, SPARSIFY),  # cannot be given alone
+    "calibration.revision": ("v2", NOTHING),
+    "calibration.split": ("test", NOTHING),  # bundled text has no splits
+    "calibration.column": ("body", NOTHING),
+    "calibration.size": (64, SPARSIFY),
+    "calibration.seq_len": (256, SPARSIFY),
+    "calibration.batch_size": (4, SPARSIFY),
+    "calibration.seed": (7, SPARSIFY),
+    "engine.name": ("auto", NOTHING),  # resolves to the same engine here
+    "engine.openvino.inference_precision": ("bf16", EVALUATE),
+    "engine.openvino.num_threads": (1, NOTHING),
+    "build.max_batch_size": (8, BUILD),
+    "build.max_input_len": (512, BUILD),
+    "build.max_seq_len": (1024, BUILD),
+    "build.max_num_tokens": (4096, BUILD),
+    "build.max_beam_width": (2, BUILD),
+    "build.tokens_per_block": (64, BUILD),
+    "build.tp_size": (2, QUANTIZE | BASE),
+    "build.pp_size": (2, QUANTIZE | BASE),
+    "runtime.enable_chunked_context": (True, NOTHING),
+    "eval.task": ("mmlu", EVALUATE),
+    "eval.num_fewshot": (3, EVALUATE),
+    "eval.limit": (10, EVALUATE),
+    "eval.dataset": ("org/mmlu", NOTHING),
+    "eval.revision": ("v2", NOTHING),
+    "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts
+    "hardware.name": ("other", NOTHING),
+    "hardware.sm": (9.0, NOTHING),
+    "hardware.memory_gb": (80.0, NOTHING),
+    "paths.store": (Path("/store"), NOTHING),
+    "paths.runs": (Path("/runs"), NOTHING),
+    "verify.path": (Path("/checkpoint"), NOTHING),
+}
+
+
+@pytest.fixture(scope="module")
+def start() -> Settings:
+    return load(START)
+
+
+def keys(configured: Settings, digests=None) -> dict[str, str]:
+    """Key of every stage; a stage counts as changed when anything before it is."""
+    sources = {name: Source(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()}
+    found: dict[str, str] = {}
+    for node in nodes(configured, "evaluate", choose(configured.engine.name, MACHINE), sources, None, "cpu"):
+        inputs = {name: src.digest if isinstance(src, Source) else found[src] for name, src in node.inputs.items()}
+        found[node.id] = node_key(node, inputs)[0]
+    return found
+
+
+def change(configured: Settings, key: str, value) -> Settings:
+    """A copy with one leaf replaced (or those that go only together) and validated."""
+    raw = configured.model_dump()
+    for name, new in (value if isinstance(value, dict) else {key: value}).items():
+        *path, leaf = name.split(".")
+        group = raw
+        for part in path:
+            group = group[part]
+        group[leaf] = new
+    return Settings.model_validate(raw)
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+@pytest.mark.parametrize("key", MUST_RERUN)
+def test_a_changed_setting_reruns_exactly_these_stages(start, key):
+    value, expected = MUST_RERUN[key]
+    assert changed(keys(start), keys(change(start, key, value))) == expected
+
+
+def test_every_setting_has_been_decided():
+    """A new setting must be put into the table: does it change bytes?"""
+    unused = {"gpu", "arch", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops"}
+    unused |= {"fp4_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir", "gpus_per_server", "tdp_w"}
+
+    def leaves(group, prefix=""):
+        for name, field in group.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+                yield from leaves(field.annotation, f"{prefix}{name}.")
+            elif prefix != "hardware." or name not in unused:
+                yield prefix + name
+
+    assert set(leaves(Settings)) == set(MUST_RERUN)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [("model", SPARSIFY | BASE), ("calibration", SPARSIFY), ("dataset", EVALUATE)],
+)
+def test_a_changed_input_reruns_exactly_these_stages(start, source, expected):
+    assert changed(keys(start), keys(start, {source: "other content"})) == expected
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        ("nvidia-modelopt", SPARSIFY | BASE),
+        ("torch", SPARSIFY | BASE),
+        ("openvino", BUILD),
+        ("openvino-genai", EVALUATE),
+        ("lm-eval", EVALUATE),
+        ("hydra-core", NOTHING),
+        ("rich", NOTHING),
+    ],
+)
+def test_a_changed_library_reruns_exactly_these_stages(start, library, expected, monkeypatch):
+    before = keys(start)
+    import pipelines.machine as machine
+
+    real = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: "99" if name == library else real(name))
+    assert changed(before, keys(start)) == expected
+
+
+@pytest.mark.parametrize("key", ["smoothquant_alpha"])
+def test_an_option_counts_only_for_the_format_that_reads_it(key):
+    start = load(["quant=int8_sq", "engine=openvino"])
+    assert changed(keys(start), keys(change(start, f"quant.{key}", 0.7))) == QUANTIZE
+    assert changed(keys(start), keys(change(start, "quant.group_size", 64))) == NOTHING
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(picked=st.lists(st.sampled_from(sorted(MUST_RERUN)), min_size=1, max_size=4, unique=True))
+def test_several_changes_rerun_at_least_what_each_does(start, picked):
+    """No combination of changes hides one of them."""
+    together = start
+    deciding = {"quant.qformat", "sparsity.method", "calibration.source", "calibration.path", "calibration.dataset", "model.path"}
+    picked = [key for key in picked if key not in deciding]  # these decide whether other settings are read at all
+    for key in picked:
+        together = change(together, key, MUST_RERUN[key][0])
+    expected = set().union(*(MUST_RERUN[key][1] for key in picked))
+    assert changed(keys(start), keys(together)) == expected

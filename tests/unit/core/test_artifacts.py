@@ -1,0 +1,129 @@
+"""The store: whole artifacts only, found by key, changed files refused."""
+
+import json
+import os
+
+import pytest
+
+from pipelines.artifacts import HashCache, Store, canonical, content_digest, fingerprint
+from pipelines.domain.errors import UserError
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def make(store, key="k" * 64, content="weights"):
+    with store.draft(key) as draft:
+        (draft / "sub").mkdir()
+        (draft / "sub" / "a.bin").write_text(content)
+        manifest = {"key": key, "stage": "quantize", "label": "m-fp8", "created": "2026", "seconds": 1, "facts": {"n": 1}}
+        return store.commit(draft, manifest, "m-fp8")
+
+
+def test_a_committed_artifact_is_found_again(store):
+    made = make(store)
+    found = store.find("quantize", "k" * 64)
+    assert found.path == made.path
+    assert found.facts == {"n": 1}
+    assert found.digest == content_digest({"sub/a.bin": fingerprint_of("weights")})
+
+
+def fingerprint_of(text):
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_another_key_is_not_found(store):
+    make(store)
+    assert store.find("quantize", "j" * 64) is None
+    assert store.find("build", "k" * 64) is None
+
+
+def test_a_draft_that_fails_leaves_nothing(store):
+    with pytest.raises(RuntimeError), store.draft("k" * 64) as draft:
+        (draft / "half").write_text("x")
+        raise RuntimeError
+    assert store.find("quantize", "k" * 64) is None
+    assert list((store.root / ".drafts").iterdir()) == []
+
+
+def test_a_draft_starts_empty_after_a_kill(store):
+    left = store.root / ".drafts" / ("k" * 16)
+    left.mkdir(parents=True)
+    (left / "half").write_text("x")
+    with store.draft("k" * 64) as draft:
+        assert list(draft.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.write_text("weightz"), r"was changed after it was made: sub/a\.bin has SHA-256"),
+        (lambda path: path.write_text("longer weights"), r"sub/a\.bin has 14 bytes, was made with 7"),
+        (lambda path: path.unlink(), r"sub/a\.bin is missing"),
+    ],
+)
+def test_a_changed_artifact_is_refused(store, change, message):
+    change(make(store).path / "sub" / "a.bin")
+    with pytest.raises(UserError, match=message):
+        store.find("quantize", "k" * 64)
+
+
+def test_a_touched_but_equal_file_is_accepted(store):
+    path = make(store).path / "sub" / "a.bin"
+    os.utime(path, ns=(1, 1))
+    assert store.find("quantize", "k" * 64) is not None
+
+
+def test_an_unreadable_manifest_is_refused(store):
+    (make(store).path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json is not readable JSON"):
+        store.find("quantize", "k" * 64)
+
+
+def test_hash_cache_reads_a_file_again_only_when_it_changed(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("one")
+    cache = HashCache(tmp_path / "cache.json")
+    first = cache.sha256(path)
+    cache.save()
+    known = json.loads((tmp_path / "cache.json").read_text())
+    known[str(path)][3] = "remembered"
+    (tmp_path / "cache.json").write_text(json.dumps(known))
+    assert HashCache(tmp_path / "cache.json").sha256(path) == "remembered"
+    path.write_text("two")
+    assert HashCache(tmp_path / "cache.json").sha256(path) not in ("remembered", first)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_a_value_without_one_json_form_is_refused(value):
+    with pytest.raises((ValueError, TypeError)):
+        canonical(value)
+
+
+def test_fingerprint_does_not_depend_on_order():
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+
+
+def test_a_lock_is_waited_for(store):
+    waited = []
+    import threading
+
+    started, release = threading.Event(), threading.Event()
+
+    def hold():
+        with store.lock("k" * 64, lambda: None):
+            started.set()
+            release.wait(5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    started.wait(5)
+    threading.Timer(0.1, release.set).start()
+    with store.lock("k" * 64, lambda: waited.append(True)):
+        pass
+    thread.join()
+    assert waited == [True]

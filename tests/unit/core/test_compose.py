@@ -1,0 +1,108 @@
+"""Every file under conf/ composes and validates; every mistake names the nearest valid word."""
+
+import csv
+
+import pytest
+
+from pipelines.commands import load
+from pipelines.compose import CONF, choices, compose_config, groups
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from tests.conftest import REFERENCE
+
+FILES = [(group, name) for group in groups() for name in choices(group)]
+NEEDS = {
+    ("model", "hub"): ["model.hub_id=org/name"],
+    ("calibration", "hub"): ["calibration.dataset=org/name"],
+    ("calibration", "local"): ["calibration.path=/some/file"],
+}
+
+
+@pytest.mark.parametrize(("group", "name"), FILES, ids=lambda part: part)
+def test_every_file_composes_and_validates(group, name):
+    settings = load([f"{group}={name}", *NEEDS.get((group, name), [])])
+    assert settings.model.label
+
+
+def test_all_groups_of_the_readme_are_there():
+    assert {"model", "quant", "sparsity", "kv_cache", "calibration", "engine", "build", "eval", "hardware"} <= set(groups())
+    assert set(choices("quant")) == {q.value for q in QFormat}
+
+
+def test_every_file_says_the_command_that_runs_it():
+    silent = [path for path in CONF.glob("*/*.yaml") if "make" not in path.read_text() and path.stem not in SILENT]
+    assert silent == []
+
+
+SILENT = {"none", "base", "auto", "default"}
+
+
+def test_hardware_equals_the_data_sheet_table():
+    """One file per row of the reference table, with its numbers."""
+    rows = {row["gpu"]: row for row in csv.DictReader((REFERENCE / "gpus.csv").open())}
+    ours = {h.gpu: h for name in choices("hardware") if name != "auto" for h in [load([f"hardware={name}"]).hardware]}
+    assert ours.keys() == rows.keys()
+    for gpu, hardware in ours.items():
+        for key in ("memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops", "sm"):
+            given = rows[gpu][key]
+            assert getattr(hardware, key) == (float(given) if given else None), f"{gpu} {key}"
+
+
+def test_model_shapes_equal_the_published_table():
+    """Shapes and their parameter counts are those of the reference table."""
+    rows = {row["hf_id"]: row for row in csv.DictReader((REFERENCE / "models.csv").open())}
+    checked = 0
+    for name in choices("model"):
+        model = load([f"model={name}", *NEEDS.get(("model", name), [])]).model
+        if model.shape is None:
+            continue
+        row, shape = rows[model.hub_id], model.shape.to_shape()
+        assert shape.num_params == int(row["params_total"])
+        assert shape.kv_bytes_per_token_16bit == int(row["kv_bytes_per_token_16bit"])
+        checked += 1
+    assert checked == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
+        ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
+        ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
+        ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
+        ("build.tp_size=two", r"build\.tp_size='two' is not valid: input should be a valid integer"),
+        ("build.tp_size=0", r"build\.tp_size='0' is not valid: input should be greater than or equal to 1"),
+        ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),
+        ("eval.num_fewshot=9", r"eval\.num_fewshot='9' is not valid: input should be less than or equal to 5"),
+        ("+build.extra=1", r"build\.extra is not a known key"),
+        ("calibration=local", r"calibration source 'local' needs calibration\.path"),
+        ("model=hub", r"model\.hub_id must be given"),
+        ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_llm"),
+        ("build.max_batch_size", r"'build\.max_batch_size' is no override.*Write key=value"),
+        ("calibration.path=/x", r"path='/x' does not go with source 'bundled'"),
+        ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
+    ],
+)
+def test_a_mistake_is_named(override, message):
+    with pytest.raises(UserError, match=message):
+        load([override])
+
+
+def test_all_mistakes_are_reported_at_once():
+    with pytest.raises(UserError) as caught:
+        load(["quant=fp9", "modle=x", "hardware=b300"])
+    assert len(caught.value.faults) == 3
+
+
+def test_an_override_beats_the_experiment():
+    settings = load(["quant=int4_awq", "experiment=gemma_2b_h100_fp8"])
+    assert (settings.quant.qformat, settings.model.name) == (QFormat.INT4_AWQ, "gemma_2b")
+
+
+def test_interpolation_cannot_fail_unseen():
+    with pytest.raises(UserError, match="nothing_there"):
+        load(["calibration.column=${nothing_there}"])
+
+
+def test_compose_leaves_hydra_out():
+    assert "hydra" not in compose_config([])
