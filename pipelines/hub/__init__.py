@@ -1,0 +1,6 @@
+"""The only door to the Hugging Face Hub: a repository at one commit in, a folder of verified files out."""
+
+from pipelines.hub.download import download_dataset, download_model
+from pipelines.hub.source import HubSource, Snapshot
+
+__all__ = ["HubSource", "Snapshot", "download_dataset", "download_model"]

@@ -1,0 +1,145 @@
+"""Which files of a repository are fetched: safetensors, configuration and tokenizer; never anything that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.hub.source import Listing
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""One of these is the vocabulary itself; the others describe it."""
+SMALL_PATTERNS = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.json",
+    "merges.txt",
+)
+DATA_PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.txt")
+RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".msgpack", ".joblib")
+"""Pickles and the like, which run code when they are loaded."""
+
+
+def check_model(listing: Listing) -> None:
+    """Refuse a repository that cannot be a usable model, before anything is fetched.
+
+    Raises:
+        UserError: no config.json, no safetensors weights, or no tokenizer; all that is missing at once.
+    """
+    names, faults = listing.files, []
+    if CONFIG not in names:
+        faults.append(Fault(f"{listing.place} has no {CONFIG}.", todo="Give a Hugging Face Transformers model."))
+    if INDEX not in names and WEIGHTS not in names:
+        faults.append(_no_weights(listing))
+    if not any(name in names for name in TOKENIZERS):
+        known = ", ".join(TOKENIZERS)
+        faults.append(Fault(f"{listing.place} has no tokenizer.", f"One of {known} is needed."))
+    if faults:
+        raise UserError.of(faults)
+
+
+def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> None:
+    """Compare the repository's model with the configured one.
+
+    Raises:
+        UserError: names each field that differs.
+    """
+    fields = [name for name in ModelShape.__slots__ if getattr(found, name) != getattr(expected, name)]
+    faults = [
+        Fault(
+            f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
+            f"but the configuration expects {getattr(expected, name)}.",
+            todo="Correct the model's configuration or choose the repository that it describes.",
+        )
+        for name in fields
+    ]
+    if faults:
+        raise UserError.of(faults)
+
+
+def model_files(listing: Listing, index: Mapping[str, Any] | None) -> list[str]:
+    """Names of the files that make the model.
+
+    Args:
+        listing: of the repository.
+        index: content of model.safetensors.index.json, when the repository has one; it names the shards.
+
+    Raises:
+        UserError: shards that the index names are not there.
+    """
+    small = [name for name in listing.files if any(fnmatch(name, pattern) for pattern in SMALL_PATTERNS)]
+    small = [name for name in small if "/" not in name]  # * also matches "/", and subfolders hold other models
+    if index is None:
+        return [*small, WEIGHTS]
+    shards = _shards(listing, index)
+    missing = [name for name in shards if name not in listing.files]
+    if missing:
+        raise UserError(
+            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are not there: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
+            todo="Unset HF_HUB_OFFLINE once to fetch them."
+            if listing.offline
+            else "Choose another revision: this upload is not complete.",
+        )
+    return [*small, INDEX, *shards]
+
+
+def dataset_files(listing: Listing, patterns: Sequence[str] | None) -> list[str]:
+    """Names of the data files that match; what can run code is left out.
+
+    Raises:
+        UserError: nothing matches.
+    """
+    wanted = patterns or DATA_PATTERNS
+    found = [
+        name
+        for name in listing.files
+        if any(fnmatch(name, pattern) for pattern in wanted) and not name.endswith(RUNNABLE)
+    ]
+    if not found:
+        raise UserError(
+            f"{listing.place} has no data file that matches {', '.join(wanted)}.",
+            allowed=f"It has {_some(list(listing.files))}; {', '.join(RUNNABLE)} are never read.",
+            todo="Choose a data set stored as Parquet, JSON, CSV or text.",
+        )
+    return found
+
+
+def _shards(listing: Listing, index: Mapping[str, Any]) -> list[str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{INDEX} of {listing.place} has no weight_map; it names no shards.")
+    shards = sorted({str(name) for name in weight_map.values()})
+    if not all(name.endswith(".safetensors") for name in shards):
+        raise UserError(f"{INDEX} of {listing.place} names {shards[0]}.", allowed="Only safetensors are read.")
+    return shards
+
+
+def _no_weights(listing: Listing) -> Fault:
+    pickles = [name for name in listing.files if name.endswith(RUNNABLE)]
+    if pickles:
+        return Fault(
+            f"{listing.place} has only pickled weights ({_some(pickles)}), which can run code when loaded.",
+            "Only safetensors are read.",
+            "Choose a repository or revision with model.safetensors, or convert it with save_pretrained().",
+        )
+    return Fault(
+        f"{listing.place} has neither {WEIGHTS} nor {INDEX}.",
+        f"It has {_some(list(listing.files))}.",
+        "Choose a repository with a whole model in Transformers' layout.",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "no files"

@@ -1,0 +1,207 @@
+"""The client's errors as sentences a user can act on: what failed, what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    FileMetadataError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from pipelines.domain.errors import UserError
+from pipelines.hub.source import HubSource
+
+# The client speaks through httpx (1.x) or requests (0.36); the ancestors of its own error say through which.
+TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(
+    base for base in HfHubHTTPError.__mro__[1:] if base.__module__ != "builtins" and issubclass(base, Exception)
+)
+CLIENT_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, OSError, ValueError)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+AGAIN = "Run the same command again: it goes on where this one stopped."
+
+
+@contextmanager
+def explained(source: HubSource) -> Iterator[None]:
+    """Turn what the client raises for a user's or the network's fault into a `UserError`; the rest is a crash."""
+    try:
+        yield
+    except CLIENT_ERRORS as error:
+        fault = _explain(error, source)
+        if fault is None:
+            raise
+        raise fault from None  # the client's own error may hold request headers
+
+
+def check_token() -> None:
+    """Refuse a token that cannot be sent, since the error for that would quote it.
+
+    Raises:
+        UserError: it holds something else than printable ASCII.
+    """
+    token = get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise UserError(
+            f"The access token ({_token_origin()}) holds a character that no token has.",
+            allowed="Letters, digits and '_', starting with 'hf_'.",
+            todo="Copy it anew.",
+        )
+
+
+def shown_endpoint() -> str:
+    """The Hub's address without a user name and password that it may hold."""
+    return scrub(constants.ENDPOINT)
+
+
+def scrub(text: object) -> str:
+    """A text without the access token and without credentials in addresses."""
+    shown, token = re.sub(r"//[^/@\s]+@", "//", str(text)), get_token()
+    return shown.replace(token, "<token>") if token else shown
+
+
+def short(error: BaseException) -> str:
+    """Kind and first line of an error, safe to show."""
+    text = scrub(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def http_status(error: BaseException) -> int | None:
+    """Status of the answer that an error is about; None when there was none.
+
+    Not by class: some versions of the client raise their HTTP library's own error for what they tried again.
+    """
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _explain(error: Exception, source: HubSource) -> UserError | None:
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the client looked into its cache after this one
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        return _not_cached(source)
+    if (status := http_status(error)) is not None:
+        return _refused(error, status, source)
+    if isinstance(error, HFValidationError):
+        return UserError(
+            f"'{source.repo_id}' is not the name of a {source.kind} on the Hub.",
+            allowed="owner/name of letters, digits, '-', '_' and '.', at most 96 characters.",
+        )
+    if isinstance(error, FileMetadataError) or _is_no_json(error):
+        return UserError(
+            f"{shown_endpoint()} does not answer like a Hugging Face Hub ({short(error)}).",
+            todo="Check HF_ENDPOINT, and whether a proxy or login page answers in its place.",
+        )
+    if isinstance(error, TRANSPORT_ERRORS):
+        return UserError(
+            f"{shown_endpoint()} cannot be reached for {source.repo_id} ({short(error)}).",
+            todo="Check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to use what is already in "
+            f"{constants.HF_HUB_CACHE}.",
+        )
+    return _disk(error) if isinstance(error, OSError) else None
+
+
+def _refused(error: Any, status: int, source: HubSource) -> UserError:
+    """What an HTTP status means here."""
+    token, address = get_token(), scrub(error.response.url)
+    if isinstance(error, GatedRepoError):
+        return _gated(source, token)
+    if isinstance(error, RevisionNotFoundError):
+        return UserError(
+            f"The {source.kind} {source.repo_id} has no revision '{source.revision}' at {shown_endpoint()}.",
+            allowed=f"A branch, a tag or a commit of 40 hex digits, see {_page(source)}.",
+            todo="Without a special need, use revision 'main'.",
+        )
+    if isinstance(error, EntryNotFoundError):
+        return UserError(
+            f"{source.repo_id} lists a file that {shown_endpoint()} does not give: {address}.",
+            todo="Try again later, or choose another revision.",
+        )
+    if status == 401 and token and not isinstance(error, RepositoryNotFoundError):
+        return UserError(
+            f"{shown_endpoint()} does not accept the access token it was given for {source.repo_id} "
+            f"({_token_origin()}).",
+            allowed="A token that has not expired and may read the repository.",
+            todo=f"Make one at {shown_endpoint()}/settings/tokens and set HF_TOKEN, or give none for a public one.",
+        )
+    if status in (401, 404):
+        return _missing(source, token)
+    if status == 403:
+        return UserError(
+            f"The access token ({_token_origin()}) may not read {source.repo_id}."
+            if token
+            else f"{shown_endpoint()} forbids reading {source.repo_id} without an access token.",
+            todo=f"Set HF_TOKEN to a token with read access to {_page(source)}.",
+        )
+    return UserError(
+        f"{shown_endpoint()} answered {status} for {source.repo_id} ({short(error)}).",
+        todo=f"Wait and try again. {AGAIN}",
+    )
+
+
+def _gated(source: HubSource, token: str | None) -> UserError:
+    given = f"the account of the access token ({_token_origin()}) has not" if token else "no access token was given"
+    return UserError(
+        f"The {source.kind} {source.repo_id} is gated, and {given}.",
+        allowed="Its files are given to accounts that accepted its licence.",
+        todo=f"Accept the licence at {_page(source)} and set HF_TOKEN to a token of that account.",
+    )
+
+
+def _missing(source: HubSource, token: str | None) -> UserError:
+    given = f"to the account of the access token ({_token_origin()})" if token else "without an access token"
+    return UserError(
+        f"There is no {source.kind} '{source.repo_id}' at {shown_endpoint()} that is visible {given}.",
+        allowed="A public repository, or a private one with a token of a member.",
+        todo="Check the spelling; when it is private, set HF_TOKEN.",
+    )
+
+
+def _not_cached(source: HubSource) -> UserError:
+    return UserError(
+        f"HF_HUB_OFFLINE is set, and the {source.kind} {source.repo_id} at '{source.revision}' is not complete in "
+        f"{constants.HF_HUB_CACHE}.",
+        allowed="Offline, only what is in that cache can be used.",
+        todo="Unset HF_HUB_OFFLINE to download it, or set HF_HOME to the folder that has it.",
+    )
+
+
+def _disk(error: OSError) -> UserError | None:
+    place = error.filename or constants.HF_HUB_CACHE
+    if error.errno in FULL:
+        return UserError(
+            f"The disk is full: {place} could not be written ({os.strerror(error.errno)}).",
+            todo=f"Free some space, or set HF_HOME to a larger disk. {AGAIN}",
+        )
+    if error.errno in REFUSED:
+        return UserError(
+            f"{place} cannot be written ({os.strerror(error.errno)}).",
+            allowed="A folder that this user may write.",
+            todo="Change its permissions, or set HF_HOME to a folder of your own.",
+        )
+    return None
+
+
+def _page(source: HubSource) -> str:
+    return f"{shown_endpoint()}/{'datasets/' if source.repo_type == 'dataset' else ''}{source.repo_id}"
+
+
+def _token_origin() -> str:
+    return "HF_TOKEN" if os.environ.get("HF_TOKEN") else f"the one saved in {constants.HF_TOKEN_PATH}"
+
+
+def _is_no_json(error: Exception) -> bool:
+    return isinstance(error, ValueError) and type(error).__name__ == "JSONDecodeError"

@@ -1,0 +1,274 @@
+"""Bring files into the Hub's own cache: resumed, verified, each byte fetched and hashed once.
+
+Large files are received here and not by `hf_hub_download`, which since 1.x starts a file anew in every process. What
+has arrived of one is kept as blobs/<sha256>.incomplete, and gets its name in the cache only when its SHA-256 is right.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but its stub lists none of them
+    WeakFileLock,
+    are_progress_bars_disabled,
+    build_hf_headers,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Advance, Progress
+from pipelines.domain.units import show_bytes
+from pipelines.hashing import git_blob_sha1, one_at_a_time, sha256_file
+from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
+from pipelines.hub.source import HubFile, HubSource, Listing
+
+WORKERS = 4  # files at a time; a few streams fill a link, more only take the server's patience
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all files of one download share."""
+
+    listing: Listing
+    advance: Advance
+    progress: Progress
+    stop: Event = field(default_factory=Event)
+
+
+class _StoppedError(Exception):
+    """Another file failed, so this one is left where it is."""
+
+
+def fetch(listing: Listing, files: Sequence[HubFile], progress: Progress) -> dict[str, Path]:
+    """Have each file in the cache, verified against the Hub's hash.
+
+    Args:
+        listing: where they come from.
+        files: which; all must be of `listing`.
+        progress: shows bytes, those already there included.
+
+    Returns:
+        name -> path in the cache, by the Hub's layout a link.
+
+    Raises:
+        UserError: a hash is wrong, or the connection broke and did not come back.
+    """
+    total = sum(file.size for file in files)
+    with progress.task(f"fetching {listing.source.repo_id}", total, "bytes") as show, _silent_client():
+        job = _Job(listing, one_at_a_time(show), progress)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            running = {pool.submit(_fetch_one, job, file): file for file in files}
+            try:
+                return {running[done].name: done.result() for done in as_completed(running)}
+            except BaseException:
+                job.stop.set()  # gigabytes may still be on their way in other threads
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def missing_bytes(listing: Listing, files: Sequence[HubFile]) -> int:
+    """Bytes that the cache still has to take in for these files."""
+    absent = [file for file in files if _cached(listing, file) is None and not _blob(listing.source, file).exists()]
+    return sum(file.size - _size(_partial(listing.source, file)) for file in absent)
+
+
+def remember_revision(listing: Listing) -> None:
+    """Let the cache know which commit the revision means, so that it can be found offline.
+
+    Done last, and not by the client at the start: offline, a revision without a name in the cache is not found, and
+    a download that was broken off must not be found.
+    """
+    source = listing.source
+    if listing.offline or source.revision == listing.commit:
+        return
+    ref = _storage(source) / "refs" / source.revision
+    if ref.is_file() and ref.read_text() == listing.commit:
+        return  # also the way through a complete cache that is read-only
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    aside = ref.with_name(f"{ref.name}.new")
+    aside.write_text(listing.commit)
+    aside.replace(ref)
+
+
+def _fetch_one(job: _Job, file: HubFile) -> Path:
+    path = _cached(job.listing, file)
+    if path is not None:
+        if _is_right(file, path):
+            job.advance(file.size)
+            return path
+        _discard(job, file, path)
+    received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # above it, only the client's own way works
+    if received:
+        _receive(job, file)
+    source, commit = job.listing.source, job.listing.commit
+    # Gives what was received its name in the cache; fetches what was not.
+    path = Path(hf_hub_download(source.repo_id, file.name, repo_type=source.repo_type, revision=commit))
+    if not received:
+        if not _is_right(file, path):
+            raise _wrong_hash(job.listing, file, path)
+        job.advance(file.size)
+    return path
+
+
+def _discard(job: _Job, file: HubFile, path: Path) -> None:
+    """Make room for a better copy of a damaged file, where one can be had."""
+    if job.listing.offline:
+        raise _wrong_hash(job.listing, file, path)
+    job.progress.note(f"{file.name} in the cache is damaged; it is fetched anew.")
+    _remove(path)
+
+
+def _receive(job: _Job, file: HubFile) -> None:
+    """Have the blob of a large file in the cache, from where an earlier run left it."""
+    source = job.listing.source
+    blob, partial = _blob(source, file), _partial(source, file)
+    lock = Path(constants.HF_HUB_CACHE) / ".locks" / blob.parent.parent.name / f"{file.etag}.lock"  # the client's own
+    for folder in (lock.parent, blob.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if blob.exists() and _is_right(file, blob):
+            job.advance(file.size)
+            return
+        _stream(job, file, partial)
+        if not _is_right(file, partial):
+            raise _wrong_hash(job.listing, file, partial)
+        partial.replace(blob)
+
+
+def _stream(job: _Job, file: HubFile, partial: Path) -> None:
+    """Append what is missing, again and again as long as something arrives."""
+    source = job.listing.source
+    url = hf_hub_url(source.repo_id, file.name, repo_type=source.repo_type, revision=job.listing.commit)
+    # Not compressed on the way: an offset into a compressed stream would not be one into the file.
+    headers = build_hf_headers() | {"accept-encoding": "identity"}
+    if _size(partial) > file.size:
+        partial.unlink()
+    job.advance(_size(partial))
+    while True:
+        before = _size(partial)
+        try:
+            with _Receiver(partial, job) as out:
+                http_get(url, out, resume_size=before, headers=headers, expected_size=file.size)
+            return
+        except CLIENT_ERRORS as error:
+            if not _is_interruption(error):
+                raise
+            if _size(partial) <= before:
+                raise _broken(job.listing, file, _size(partial), error) from None
+
+
+class _Receiver(io.FileIO):
+    """A file that is appended to, tells the progress line, and stops when the job does."""
+
+    def __init__(self, path: Path, job: _Job) -> None:
+        super().__init__(path, "a")
+        self._job = job
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        if self._job.stop.is_set():
+            raise _StoppedError
+        rest = memoryview(data)
+        while rest:
+            rest = rest[super().write(rest) :]
+        self._job.advance(len(data))
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Take back what the server sends again, when it cannot continue."""
+        before = _size(Path(str(self.name)))
+        kept = super().truncate(size)
+        self._job.advance(kept - before)
+        return kept
+
+
+def _is_interruption(error: BaseException) -> bool:
+    if http_status(error) is not None:
+        return False  # an answer, if not the one hoped for
+    # The client reports a body that is too short as an OSError without number.
+    return isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
+
+
+def _broken(listing: Listing, file: HubFile, received: int, error: BaseException) -> UserError:
+    return UserError(
+        f"The connection to {shown_endpoint()} broke while {file.name} of {listing.source.repo_id} was fetched: "
+        f"{show_bytes(received)} of {show_bytes(file.size)} are here ({short(error)}).",
+        todo=AGAIN,
+    )
+
+
+def _wrong_hash(listing: Listing, file: HubFile, path: Path) -> UserError:
+    """Say what is wrong with a file and, where it can be fetched again, remove it."""
+    algorithm = "SHA-256" if file.large else "git SHA-1"
+    todo = "Unset HF_HUB_OFFLINE to fetch it anew."
+    found = _digest(file, path)
+    if not listing.offline:
+        _remove(path)
+        todo = f"It was removed; run again to fetch it anew. If it stays so, {shown_endpoint()} gives other bytes."
+    return UserError(
+        f"{file.name} of {listing.place} has {algorithm} {found}.",
+        allowed=f"The Hub says {file.etag}." if file.etag else "What the Hub says of it is not known here.",
+        todo=todo,
+    )
+
+
+def _is_right(file: HubFile, path: Path) -> bool:
+    return _digest(file, path) == file.etag
+
+
+def _digest(file: HubFile, path: Path) -> str:
+    return sha256_file(path) if file.large else git_blob_sha1(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of the cache: its name and what the name points to."""
+    if path.is_symlink():
+        (path.parent / path.readlink()).unlink(missing_ok=True)
+    path.unlink()
+
+
+def _cached(listing: Listing, file: HubFile) -> Path | None:
+    source, cache = listing.source, constants.HF_HUB_CACHE
+    found = try_to_load_from_cache(
+        source.repo_id, file.name, cache_dir=cache, revision=listing.commit, repo_type=source.repo_type
+    )
+    return Path(found) if isinstance(found, str) else None
+
+
+def _storage(source: HubSource) -> Path:
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source.repo_id, repo_type=source.repo_type)
+
+
+def _blob(source: HubSource, file: HubFile) -> Path:
+    return _storage(source) / "blobs" / file.etag
+
+
+def _partial(source: HubSource, file: HubFile) -> Path:
+    return _storage(source) / "blobs" / f"{file.etag}.incomplete"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+@contextmanager
+def _silent_client() -> Iterator[None]:
+    """Keep the client's own progress bars off the screen while ours is there."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
