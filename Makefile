@@ -50,6 +50,7 @@ golden: $(READY) ## Rewrite the golden files; read the diff
 
 zoo: $(READY) ## Make the bundled models and questions again (about an hour)
 	$(PYTHON) -m pipelines.zoo
+	$(PYTHON) -m eval.tasks.generate
 
 clean: ## Remove caches and logs of runs; never the artifacts
 	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

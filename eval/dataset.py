@@ -1,0 +1,114 @@
+"""MMLU questions from a folder: the Hub's parquet layout or a jsonl tree, checked row by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError
+
+Row = Mapping[str, Any]
+Splits = dict[str, list[Row]]
+
+MINI_MMLU = Path(__file__).parent / "mini_mmlu" / "data"
+"""The questions that ship with the project."""
+
+SPLITS = ("dev", "test")
+"""What MMLU is scored with: worked examples and questions; `validation` is not read."""
+
+CHOICES = 4
+
+
+def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
+    """Read `dev` and `test` of each subject.
+
+    Args:
+        root: holds one folder per subject, each with `<split>-*.parquet` or `<split>.jsonl`.
+        subjects: folder names, in the order wanted.
+
+    Raises:
+        UserError: files are missing, or a row is not a question with four choices; every fault at once.
+    """
+    faults: list[Fault] = []
+    read: dict[str, Splits] = {}
+    missing: list[str] = []
+    for subject in subjects:
+        read[subject] = {}
+        for split in SPLITS:
+            if files := _files(root / subject, split):
+                rows = [row for file in files for row in _rows(file)]
+                faults.extend(_faults(rows, files[0]))
+                read[subject][split] = rows
+            else:
+                missing.append(f"{subject}/{split}")
+    if missing:
+        faults.insert(0, _missing(root, missing))
+    if faults:
+        raise UserError.of(faults)
+    return read
+
+
+def _missing(root: Path, missing: list[str]) -> Fault:
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return Fault(
+        f"The data set at '{root}' has no {shown}.",
+        "Each is needed as <subject>/<split>-00000-of-00001.parquet or <subject>/<split>.jsonl.",
+        "Check eval.dataset_path.",
+    )
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    jsonl = folder / f"{split}.jsonl"
+    return sorted(folder.glob(f"{split}-*.parquet")) or ([jsonl] if jsonl.is_file() else [])
+
+
+def _rows(file: Path) -> list[Row]:
+    try:
+        if file.suffix == ".jsonl":
+            lines = file.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        import pyarrow.parquet  # heavy, and a jsonl tree does not need it
+
+        rows: list[Row] = pyarrow.parquet.read_table(file).to_pylist()
+        return rows
+    except ValueError as error:  # both JSON's and Arrow's decoding errors are ValueErrors
+        raise UserError(f"{file} cannot be read: {error}.") from None
+
+
+def _faults(rows: list[Row], file: Path) -> list[Fault]:
+    """The first fault of a file: one wrong column would otherwise be told once per row."""
+    if not rows:
+        return [Fault(f"{file} holds no questions.")]
+    for number, row in enumerate(rows, start=1):
+        if problem := _problem(row):
+            return [Fault(f"{file}, row {number}: {problem}.", "A row is as in cais/mmlu.")]
+    return []
+
+
+def _problem(row: Any) -> str:
+    if not isinstance(row, dict):
+        return f"{row!r} is not an object"
+    if lacking := {"question", "choices", "answer"} - set(row):
+        return f"no {', '.join(sorted(lacking))} among {sorted(row)}"
+    question, choices, answer = row["question"], row["choices"], row["answer"]
+    if not isinstance(question, str) or not question.strip():
+        return f"question={question!r} is not a text"
+    if not isinstance(choices, list) or len(choices) != CHOICES or not all(isinstance(c, str) for c in choices):
+        return f"choices={choices!r} are not {CHOICES} texts"
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < CHOICES:
+        return f"answer={answer!r} is not one of 0..{CHOICES - 1}"
+    return ""
+
+
+def load_mini_subject(*, subject: str, **_metadata: object) -> dict[str, Any]:
+    """What the task files in `eval/tasks` name as `custom_dataset`: one packaged subject for stock lm-eval."""
+    return as_datasets(read_subjects(MINI_MMLU, [subject])[subject])
+
+
+def as_datasets(splits: Splits) -> dict[str, Any]:
+    """Return the splits as `datasets.Dataset`s, held in memory."""
+    from datasets import Dataset
+
+    return {split: Dataset.from_list([dict(row) for row in rows]) for split, rows in splits.items()}

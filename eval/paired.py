@@ -1,0 +1,133 @@
+"""Two results over the same questions: what changed, and whether chance explains it. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.results import EvalResult
+from pipelines.domain.errors import UserError
+
+ALPHA = 0.05
+"""A change is called measurable when chance alone would show one as large in fewer than 5 % of cases."""
+
+Z_95 = 1.959964
+"""Half width of a 95 % interval in standard errors (normal distribution)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The same questions, answered before and after.
+
+    Attributes:
+        questions: how many.
+        baseline_accuracy: share right before, 0..1.
+        accuracy: share right after, 0..1.
+        lost: questions right before and wrong after.
+        gained: questions wrong before and right after.
+        flips: questions answered differently, right or wrong.
+        difference: accuracy after minus before; the mean of the per-question differences.
+        stderr: standard error of `difference` over questions; None for a single question.
+        p_value: McNemar's exact test, two-sided.
+    """
+
+    questions: int
+    baseline_accuracy: float
+    accuracy: float
+    lost: int
+    gained: int
+    flips: int
+    difference: float
+    stderr: float | None
+    p_value: float
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of `difference`."""
+        if self.stderr is None:
+            return None
+        return self.difference - Z_95 * self.stderr, self.difference + Z_95 * self.stderr
+
+    @property
+    def loss_percent(self) -> float | None:
+        """Loss in percent of the baseline's accuracy, negative for a gain; None when the baseline got nothing right.
+
+        60 % -> 57 % is a loss of 5 %.
+        """
+        right_before = self.baseline_accuracy * self.questions
+        return 100 * (self.lost - self.gained) / right_before if right_before else None
+
+    @property
+    def verdict(self) -> str:
+        """One of "no measurable loss", "loses accuracy", "gains"."""
+        if self.p_value >= ALPHA:
+            return "no measurable loss"
+        return "loses accuracy" if self.lost > self.gained else "gains"
+
+
+def mcnemar_exact(lost: int, gained: int) -> float:
+    """Two-sided exact p-value of McNemar's test.
+
+    When nothing changed but luck, each changed question is lost or gained like a fair coin:
+    p = 2 * P(Binomial(lost + gained, 1/2) <= min(lost, gained)), at most 1.
+    6 lost, 0 gained: 2 / 64 = 0.03125.
+    """
+    changed, fewer = lost + gained, min(lost, gained)
+    term = total = 1  # C(changed, 0); integers, so that nothing is rounded before the division
+    for k in range(1, fewer + 1):
+        term = term * (changed - k + 1) // k
+        total += term
+    return min(1.0, 2 * total / int(2**changed))
+
+
+def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
+    """Pair two results question by question.
+
+    Raises:
+        UserError: the two did not answer the same questions.
+    """
+    _check_same_questions(baseline, other)
+    before, after = baseline.records, other.records
+    changes = [int(b.correct) - int(a.correct) for a, b in zip(before, after, strict=True)]
+    return Paired(
+        questions=len(changes),
+        baseline_accuracy=sum(a.correct for a in before) / len(before),
+        accuracy=sum(b.correct for b in after) / len(after),
+        lost=changes.count(-1),
+        gained=changes.count(1),
+        flips=sum(a.choice != b.choice for a, b in zip(before, after, strict=True)),
+        difference=sum(changes) / len(changes),
+        stderr=_stderr_of_mean(changes),
+        p_value=mcnemar_exact(changes.count(-1), changes.count(1)),
+    )
+
+
+def above_chance(result: EvalResult) -> bool:
+    """Whether the model answers better than guessing among the choices (one-sided, 5 %).
+
+    A model that guesses has nothing to lose: a comparison with it says nothing. Normal approximation:
+    accuracy > 1/c + 1.645 * sqrt(1/c * (1 - 1/c) / n).
+    """
+    guess = 1 / len(result.records[0].logprobs)
+    return result.accuracy > guess + 1.644854 * math.sqrt(guess * (1 - guess) / result.questions)
+
+
+def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
+    for name in ("task", "num_fewshot", "limit", "prompts_sha256"):
+        ours, theirs = getattr(baseline, name), getattr(other, name)
+        if ours != theirs:
+            raise UserError(
+                f"{baseline.model} {baseline.qformat} and {other.model} {other.qformat} were not asked the same"
+                f" questions: {name} is {ours!r} and {theirs!r}.",
+                todo="Evaluate both with the same eval settings.",
+            )
+
+
+def _stderr_of_mean(values: Sequence[int]) -> float | None:
+    """sqrt(sum((x - mean)^2) / (n - 1) / n)."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = sum(values) / n
+    return math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1) / n)

@@ -1,0 +1,144 @@
+"""What one evaluation found: scores as lm-eval counts them, and every answer for paired statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Accuracy over some questions.
+
+    Attributes:
+        accuracy: share of right answers, 0..1.
+        stderr: standard error of `accuracy` as lm-eval gives it; None where it cannot be estimated (one question).
+        questions: how many were asked.
+    """
+
+    accuracy: float
+    stderr: float | None
+    questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRecord:
+    """One question and what the model made of it.
+
+    Attributes:
+        subject: e.g. "anatomy".
+        index: position in the subject's test file, from 0.
+        logprobs: natural-log probability of each choice's letter after the prompt.
+        choice: the choice with the highest log probability (the first of equals).
+        answer: the right choice.
+        correct: whether the two are the same.
+    """
+
+    subject: str
+    index: int
+    logprobs: tuple[float, ...]
+    choice: int
+    answer: int
+    correct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """One model, in one format, on one engine, over one task.
+
+    Attributes:
+        model: name of the model.
+        qformat: how it was compressed, "none" for the 16-bit baseline.
+        engine: what executed it.
+        task: "mini_mmlu" or "mmlu".
+        num_fewshot: worked examples per prompt.
+        limit: questions per subject at most, None for all.
+        max_length: tokens the model was fed at most.
+        truncated: questions whose prompt lost its beginning to `max_length`.
+        lm_eval_version: the version that made the prompts and counted.
+        prompts_sha256: of all prompts in order; equal means the same questions were asked in the same words.
+        overall: over all questions, each weighing the same.
+        categories: stem, humanities, social_sciences, other.
+        subjects: one score per subject.
+        records: every question, in the order asked.
+    """
+
+    model: str
+    qformat: str
+    engine: str
+    task: str
+    num_fewshot: int
+    limit: int | None
+    max_length: int
+    truncated: int
+    lm_eval_version: str
+    prompts_sha256: str
+    overall: Score
+    categories: Mapping[str, Score]
+    subjects: Mapping[str, Score]
+    records: tuple[QuestionRecord, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Overall accuracy, 0..1."""
+        return self.overall.accuracy
+
+    @property
+    def questions(self) -> int:
+        """Number of questions asked."""
+        return self.overall.questions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str = "evaluation result") -> EvalResult:
+        """Read what `to_json` wrote.
+
+        Raises:
+            UserError: a field is missing, unknown or not of its form.
+        """
+        known, given = {f.name for f in fields(cls)}, set(data)
+        if known != given:
+            raise UserError(
+                f"{source} is not an evaluation result:"
+                f" missing {sorted(known - given)}, unknown {sorted(given - known)}.",
+                todo="Evaluate again with this version.",
+            )
+        try:
+            nested = {
+                "overall": Score(**data["overall"]),
+                "categories": {name: Score(**score) for name, score in data["categories"].items()},
+                "subjects": {name: Score(**score) for name, score in data["subjects"].items()},
+                "records": tuple(
+                    QuestionRecord(**{**record, "logprobs": tuple(record["logprobs"])}) for record in data["records"]
+                ),
+            }
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{source} is not an evaluation result: {error}.") from None
+        return cls(**{**data, **nested})
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(json.dumps(self.to_json(), allow_nan=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> EvalResult:
+        """Read a file `save` wrote.
+
+        Raises:
+            UserError: the file is missing or is not such a result.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"There is no evaluation result at {path}.") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path} is not JSON: {error}.") from None
+        return cls.from_json(data, str(path))

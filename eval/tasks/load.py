@@ -1,0 +1,77 @@
+"""lm-eval's tasks with their questions in memory; the only place that builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eval.dataset import MINI_MMLU, Splits, as_datasets, read_subjects
+from eval.spec import EvalSpec
+from pipelines.domain.errors import Fault, UserError
+
+Config = dict[str, Any]
+
+
+def load_tasks(spec: EvalSpec) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of the task: its groups and one task per subject, ready to run.
+
+    Prompts, metric and aggregation are those of the task files (lm-eval's own for `mmlu`). The questions
+    come through our reader, so that a Hub snapshot and a jsonl tree give the same, checked rows.
+
+    Raises:
+        UserError: the questions are missing or malformed, or `dev` has too few examples.
+    """
+    from lm_eval.tasks import TaskManager
+
+    index = {name: entry.cfg for name, entry in _task_index(spec.task).items() if entry.cfg}
+    subjects = [cfg["dataset_name"] for cfg in index.values() if "dataset_name" in cfg]
+    data = read_subjects(spec.dataset_path or MINI_MMLU, subjects)
+    _check_examples(data, spec.num_fewshot)
+    group = _group(index[spec.task], index, data, spec.num_fewshot)
+    tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
+    return tasks
+
+
+def _task_index(task: str) -> Mapping[str, Any]:
+    """lm-eval's index of one folder; indexing all its tasks would take seconds."""
+    import lm_eval.tasks
+
+    theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
+    folder = theirs if task == "mmlu" else Path(__file__).parent
+    index: Mapping[str, Any] = lm_eval.tasks.TaskManager(include_defaults=False, include_path=folder).task_index
+    return index
+
+
+def _check_examples(data: Mapping[str, Splits], num_fewshot: int) -> None:
+    faults = [
+        Fault(f"eval.num_fewshot={num_fewshot}, but 'dev' of {subject} holds {len(splits['dev'])} examples.")
+        for subject, splits in data.items()
+        if len(splits["dev"]) < num_fewshot
+    ]
+    if faults:
+        raise UserError.of(faults)
+
+
+def _group(cfg: Config, index: Mapping[str, Config], data: Mapping[str, Splits], num_fewshot: int) -> Any:
+    """Build a group with its members: groups by name, tasks by the tag they carry."""
+    from lm_eval.api.group import Group
+
+    group = Group.from_config(cfg)
+    for member in cfg["task"]:
+        if member in index:
+            group.add(_group(index[member], index, data, num_fewshot))
+        else:
+            for name in sorted(name for name, task in index.items() if task.get("tag") == member):
+                group.add(_task(index[name], data, num_fewshot))
+    return group
+
+
+def _task(cfg: Config, data: Mapping[str, Splits], num_fewshot: int) -> Any:
+    from lm_eval.api.task import ConfigurableTask
+
+    splits = data[cfg["dataset_name"]]
+    config = {key: value for key, value in cfg.items() if key not in ("tag", "dataset_kwargs")}
+    config["custom_dataset"] = lambda **_metadata: as_datasets(splits)
+    config["num_fewshot"] = num_fewshot
+    return ConfigurableTask(config=config)

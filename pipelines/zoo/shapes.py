@@ -1,0 +1,91 @@
+"""The two model shapes, and their config.json as the Hugging Face Hub writes it.
+
+Every linear layer's input is a multiple of 128 (one INT4 group), also when split over two GPUs:
+Gemma 256, 512, 512 -> 256; Llama 256, 256 -> 128, 768 -> 384.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+MAX_POSITIONS = 2048
+_VOCAB_MULTIPLE = 64
+_ROPE_THETA = 10000.0
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def padded_vocab(tokens: int) -> int:
+    """Round a vocabulary up to a multiple of 64: 1,775 -> 1,792."""
+    return -(-tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+
+
+def _shared(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    return {
+        "vocab_size": padded_vocab(vocab_size),
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_theta": _ROPE_THETA,
+        "use_cache": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
+
+
+def gemma_json(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    """Return tiny_gemma's config.json: one KV head, heads x head_dim != hidden, tied embeddings."""
+    return {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        **_shared(vocab_size, bos=bos, eos=eos, pad=pad),
+        "intermediate_size": 512,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def llama_json(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    """Return tiny_llama's config.json: grouped-query attention, Llama-3 RoPE scaling, own head."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **_shared(vocab_size, bos=bos, eos=eos, pad=pad),
+        "intermediate_size": 768,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": dict(_LLAMA3_ROPE),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def fresh_model(config_json: dict[str, Any]) -> PreTrainedModel:
+    """Return a model with random weights, in float32, of the shape ``config_json`` gives."""
+    # A copy, because from_dict writes the RoPE base into the rope_scaling it is given.
+    values = copy.deepcopy(config_json) | {"torch_dtype": "float32"}
+    if config_json["model_type"] == "gemma":
+        return GemmaForCausalLM(GemmaConfig.from_dict(values))  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(LlamaConfig.from_dict(values))  # type: ignore[no-untyped-call]

@@ -1,0 +1,121 @@
+"""The text a model sees is lm-eval's, character by character."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eval.dataset import Splits, as_datasets, read_subjects
+from eval.spec import EvalSpec
+from eval.tasks import generate
+from eval.tasks.load import load_tasks
+
+GOLDEN = """\
+The following are multiple choice questions (with answers) about abstract algebra.
+
+What is 1 + 1?
+A. one
+B. two
+C. three
+D. four
+Answer: B
+
+How many sides has a square?
+A. 1
+B. 2
+C. 3
+D. 4
+Answer:"""
+
+
+def their_folder() -> Path:
+    import lm_eval.tasks
+
+    return Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
+
+
+def contexts(tasks: dict[str, Any], limit: int | None = None) -> list[tuple[str, str]]:
+    """The prompt of every question and one choice each."""
+    made: list[tuple[str, str]] = []
+    for task in tasks["tasks"].values():
+        task.build_all_requests(limit=limit)
+        made += [request.args for request in task.instances]
+    return made
+
+
+def reader(splits: Splits) -> Callable[..., dict[str, Any]]:
+    """lm-eval's `custom_dataset` for one subject."""
+    return lambda **_metadata: as_datasets(splits)
+
+
+@pytest.fixture
+def algebra(tree: Callable[..., Path], tmp_path: Path) -> Path:
+    """57 subjects, of which abstract algebra holds the golden question."""
+    subjects = [path.stem.removeprefix("mmlu_") for path in their_folder().glob("mmlu_*.yaml")]
+    root = tree(tmp_path / "data", subjects, dev=1, test=1)
+    dev = {"question": "What is 1 + 1? ", "choices": ["one", "two", "three", "four"], "answer": 1}
+    test = {"question": " How many sides has a square?", "choices": ["1", "2", "3", "4"], "answer": 3}
+    for split, row in (("dev", dev), ("test", test)):
+        (root / "abstract_algebra" / f"{split}.jsonl").write_text(json.dumps({**row, "subject": "x"}))
+    return root
+
+
+def test_golden_prompt(algebra: Path) -> None:
+    """One example and one question, as the MMLU paper's code and lm-eval write them."""
+    requests = contexts(load_tasks(EvalSpec("mmlu", 512, num_fewshot=1, dataset_path=algebra)))
+    assert [request for request in requests if request[0] == GOLDEN] == [(GOLDEN, f" {letter}") for letter in "ABCD"]
+
+
+def test_mmlu_prompts_equal_stock_lm_eval(algebra: Path) -> None:
+    """Our loading of `mmlu` changes where questions come from, and no prompt, group or weight."""
+    from lm_eval.tasks import TaskManager
+
+    ours = load_tasks(EvalSpec("mmlu", 512, num_fewshot=1, dataset_path=algebra))
+    manager = TaskManager(include_defaults=False, include_path=their_folder())
+    stock = []
+    for name, entry in manager.task_index.items():
+        if "dataset_name" in (entry.cfg or {}):
+            splits = read_subjects(algebra, [entry.cfg["dataset_name"]])[entry.cfg["dataset_name"]]
+            read = {"custom_dataset": reader(splits), "num_fewshot": 1, "metadata": {}}
+            stock += contexts(manager.load([{"group": "check", "task": [{"task": name, **read}]}]))
+    assert sorted(stock) == sorted(contexts(ours))
+    assert set(ours["groups"]) == {"mmlu", "mmlu_stem", "mmlu_humanities", "mmlu_social_sciences", "mmlu_other"}
+    assert all(group.aggregate_metric_list[0].weight_by_size for group in ours["groups"].values())
+    assert len(ours["tasks"]) == 57
+
+
+def test_mini_mmlu_template_equals_theirs() -> None:
+    """Everything but the data source is the default variant's."""
+    theirs = yaml.safe_load((their_folder() / "_default_template_yaml").read_text())
+    text = (generate.FOLDER / "_mini_mmlu_template_yaml").read_text()
+    ours = yaml.safe_load(text.replace("!function ", ""))
+    del theirs["dataset_path"], ours["custom_dataset"]
+    assert ours == theirs
+
+
+def test_mini_mmlu_description_is_formed_as_theirs() -> None:
+    """Their abstract algebra and our veldan law differ in the words of the subject only."""
+    theirs = yaml.safe_load((their_folder() / "mmlu_abstract_algebra.yaml").read_text())["description"]
+    ours = generate.task_files()["mini_mmlu_veldan_law.yaml"]["description"]
+    assert ours == theirs.replace("abstract algebra", "veldan law")
+
+
+def test_task_files_match_the_data() -> None:
+    """The committed task files are what the data asks for; `python -m eval.tasks.generate` rewrites them."""
+    on_disk = {path.name: yaml.safe_load(path.read_text()) for path in generate.FOLDER.glob("*.yaml")}
+    assert on_disk == generate.task_files()
+
+
+def test_stock_lm_eval_reads_our_task_files() -> None:
+    """`lm_eval --include_path eval/tasks --tasks mini_mmlu` needs nothing of ours but the folder."""
+    from lm_eval.tasks import TaskManager
+
+    stock = TaskManager(include_defaults=False, include_path=generate.FOLDER).load(["mini_mmlu"])
+    for task in stock["tasks"].values():
+        task.set_config("num_fewshot", 5)
+    assert contexts(stock, limit=2) == contexts(load_tasks(EvalSpec("mini_mmlu", 512)), limit=2)

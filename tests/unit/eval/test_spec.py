@@ -1,0 +1,57 @@
+"""EvalSpec refuses what cannot run and names the value."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.spec import EvalSpec
+from pipelines.domain.errors import UserError
+
+
+def test_unknown_task_is_named() -> None:
+    """A misspelt task comes with the nearest known one."""
+    with pytest.raises(UserError, match=r"'mini_mlu' is not known.*Did you mean 'mini_mmlu'\?"):
+        EvalSpec("mini_mlu", max_length=512)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    """A data set folder that is not there is found before a model is loaded."""
+    with pytest.raises(UserError, match="no_such_folder' is not a folder"):
+        EvalSpec("mmlu", max_length=512, dataset_path=tmp_path / "no_such_folder")
+
+
+def test_mmlu_without_questions_is_told() -> None:
+    """MMLU's questions are not packaged: the run must bring them."""
+    with pytest.raises(UserError, match="'mmlu' needs its questions: dataset_path is None"):
+        EvalSpec("mmlu", max_length=512)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("num_fewshot", -1, "num_fewshot=-1"), ("limit", 0, "limit=0"), ("max_length", 1, "max_length=1")],
+)
+def test_bad_number_is_named(field: str, value: int, said: str) -> None:
+    """Numbers that make no sense are refused."""
+    with pytest.raises(UserError, match=said):
+        EvalSpec(**{"task": "mini_mmlu", "max_length": 512, field: value})
+
+
+def test_all_faults_at_once() -> None:
+    """Two faults, one error."""
+    with pytest.raises(UserError) as error:
+        EvalSpec("gsm8k", max_length=512, limit=-3)
+    assert len(error.value.faults) == 2
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    """A plan may name the evaluation without paying for torch, transformers or lm-eval."""
+    code = (
+        "import sys, eval.harness, eval.compare, eval.dataset, eval.tasks.load\n"
+        "print({'torch', 'transformers', 'lm_eval', 'datasets', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
