@@ -65,7 +65,7 @@ def show_faults(error: UserError) -> None:
         sys.stderr.write("error: " + "\n       ".join(text) + "\n")
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     """Let SIGTERM unwind like Ctrl-C, so that drafts are removed and locks freed."""
     raise KeyboardInterrupt
 

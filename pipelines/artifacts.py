@@ -180,7 +180,7 @@ class Store:
 
     def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
         """Turn a draft into an artifact: hash its files, write the manifest last, rename once."""
-        files = {}
+        files: dict[str, Json] = {}
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):
             stat = path.stat()
             files[path.relative_to(draft).as_posix()] = {

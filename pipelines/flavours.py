@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipelines.engines.registry import ENGINES
 from pipelines.machine import Machine
 
 
@@ -28,7 +29,8 @@ class Flavour:
 
 def choose(wanted: str, machine: Machine) -> Flavour:
     """Resolve `engine.name`: `auto` takes TensorRT-LLM where it can run, else OpenVINO, and says so."""
-    if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm):
+    known = "tensorrt_llm" in ENGINES
+    if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm and known):
         reason = "asked for" if wanted != "auto" else f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are here"
         libraries = ("tensorrt-llm", "tensorrt")
         return Flavour("tensorrt_llm", reason, libraries, libraries, ("tensorrt_llm",))
@@ -36,6 +38,8 @@ def choose(wanted: str, machine: Machine) -> Flavour:
         reason = "asked for"
     elif not machine.gpus:
         reason = f"engine=auto: no NVIDIA GPU here, {machine.no_gpu_reason}"
-    else:
+    elif not machine.has_tensorrt_llm:
         reason = "engine=auto: the Python package tensorrt_llm is not installed"
+    else:
+        reason = "engine=auto: this version does not build TensorRT engines yet"
     return Flavour("openvino", reason, ("openvino",), ("openvino", "openvino-genai"), ("openvino", "openvino_genai"))

@@ -22,7 +22,7 @@ def overrides_from(environ: Mapping[str, str]) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Undo make's escaping: blanks separate unless escaped, `\\x` is x, `$$` is `$`."""
+    r"""Undo make's escaping: blanks separate unless escaped, `\\x` is x, `$$` is `$`."""
     words, word, inside, letters = [], "", False, iter(text)
     for letter in letters:
         if letter == "\\":

@@ -99,7 +99,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         raise UserError.of(faults)
     device = "cuda" if machine.gpus else "cpu"
     steps = _resolve(nodes(settings, target, flavour, sources, shape, device), store)
-    faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], settings, store.root)
+    faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], store.root)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
@@ -196,7 +196,7 @@ def nodes(
 def _chain(
     settings: Settings, target: Target, flavour: Flavour, given: Inputs, device: str, prefix: str = ""
 ) -> list[Node]:
-    """sparsify -> quantize -> build -> evaluate for one variant."""
+    """Sparsify -> quantize -> build -> evaluate for one variant."""
     nodes: list[Node] = []
     inputs = dict(given)
     label = f"{settings.model.label}-{settings.variant}"
@@ -206,9 +206,7 @@ def _chain(
 
     tokenizer = inputs["model"]
     build = settings.build
-    quantize = Quantize(
-        settings.quant, settings.kv_cache, settings.calibration, build.tp_size, build.pp_size, device
-    )
+    quantize = Quantize(settings.quant, settings.kv_cache, settings.calibration, build.tp_size, build.pp_size, device)
     sparsify = Sparsify(settings.sparsity, settings.calibration, device)
     sparse = settings.sparsity.method != "none"
     if (quantize.calibrated or (sparse and sparsify.calibrated)) and "calibration" not in inputs:
@@ -291,7 +289,9 @@ def _difference(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
                 found.append(f"input {name.removeprefix('inputs.')} changed")
             else:
                 what = name.removeprefix("settings.").replace("libraries.", "library ")
-                found.append(f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}")
+                found.append(
+                    f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}"
+                )
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
+from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine
 from pipelines.settings import Settings
@@ -38,6 +39,8 @@ class Checked:
 def check(settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine) -> Checked:
     """Apply every rule that needs no file."""
     checked = Checked()
+    if flavour.name not in ENGINES:
+        checked.faults.append(_no_flavour(flavour.name))
     checked.faults += _limits(settings, shape, flavour)
     if shape is not None:
         build = settings.build
@@ -57,8 +60,17 @@ def check(settings: Settings, shape: ModelShape | None, flavour: Flavour, machin
         kv_reuse=settings.kv_cache.enable_block_reuse,
         chunked_context=settings.runtime.enable_chunked_context,
     )
-    _target_gpu(settings, shape, flavour, machine, checked)
+    _target_gpu(settings, shape, machine, checked)
     return checked
+
+
+def _no_flavour(name: str) -> Fault:
+    return Fault(
+        f"engine={name} cannot be built by this version yet.",
+        f"Built are: {', '.join(ENGINES)}.",
+        "With engine=openvino the same TensorRT-LLM checkpoint is written and executed; "
+        "trtllm-build takes it from artifacts/quantize/ in NVIDIA's container.",
+    )
 
 
 def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> list[Fault]:
@@ -91,7 +103,10 @@ def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> l
         )
     if build.tokens_per_block & (build.tokens_per_block - 1):
         faults.append(
-            Fault(f"build.tokens_per_block={build.tokens_per_block} is not a power of two.", "Allowed: 8, 16, 32, 64, 128.")
+            Fault(
+                f"build.tokens_per_block={build.tokens_per_block} is not a power of two.",
+                "Allowed: 8, 16, 32, 64, 128.",
+            )
         )
     elif flavour.name == "openvino" and build.tokens_per_block != 32:
         faults.append(
@@ -124,9 +139,7 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
-def _target_gpu(
-    settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine, checked: Checked
-) -> None:
+def _target_gpu(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
     """Format against GPU generation, and weights against GPU memory."""
     hardware = settings.hardware
     sm, memory, name = hardware.sm, (hardware.memory_gb or 0) * 1e9, hardware.name
@@ -149,7 +162,9 @@ def _gpu_memory(settings: Settings, shape: ModelShape, name: str, memory: float,
     if weights > memory:
         ranks = next((n for n in (2, 4, 8, 16) if weight_bytes(shape, settings.quant.qformat) / n < 0.9 * memory), None)
         fixes = [f"build.tp_size={ranks}"] if ranks else []
-        fixes += [f"quant={q}" for q in (QFormat.FP8, QFormat.INT4_AWQ) if weight_bytes(shape, q) / world < 0.9 * memory]
+        fixes += [
+            f"quant={q}" for q in (QFormat.FP8, QFormat.INT4_AWQ) if weight_bytes(shape, q) / world < 0.9 * memory
+        ]
         checked.faults.append(
             Fault(
                 f"{settings.model.label} in {settings.quant.qformat} needs {show_bytes(weights)} of weights per GPU; "
@@ -167,7 +182,7 @@ def _gpu_memory(settings: Settings, shape: ModelShape, name: str, memory: float,
     )
 
 
-def check_steps(stages: Sequence[Stage], settings: Settings, store: Path) -> list[Fault]:
+def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:
     """What the stages that will really run need: packages, their versions, and a place to write."""
     faults = [_missing(package, stages) for package in sorted(_absent(stages))]
     if stages:
@@ -181,32 +196,17 @@ def _absent(stages: Iterable[Stage]) -> set[str]:
 
 def _missing(package: str, stages: Sequence[Stage]) -> Fault:
     users = sorted({stage.name for stage in stages if package in stage.needs})
-    if package == "tensorrt_llm":
-        return Fault(
-            "engine=tensorrt_llm needs the Python package 'tensorrt_llm', which is not installed here.",
-            "It comes with the container tritonserver:26.07-trtllm-python-py3 and needs a GPU.",
-            "On this machine: engine=openvino.",
-        )
     return Fault(
-        f"Stage {', '.join(users)} needs the Python package '{package}', which is not installed.", todo="Run: make setup"
+        f"Stage {', '.join(users)} needs the Python package '{package}', which is not installed.",
+        todo="Run: make setup",
     )
 
 
 def _store(store: Path) -> list[Fault]:
     """The store must be writable; the nearest existing parent decides before it is made."""
-    import os
-
     parent = next(path for path in (store, *store.parents) if path.exists())
     if not parent.is_dir():
         return [Fault(f"paths.store='{store}' cannot be made: {parent} is a file.")]
     if not os.access(parent, os.W_OK | os.X_OK):
-        return [
-            Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")
-        ]
+        return [Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")]
     return []
-
-
-def free_bytes(store: Path) -> int:
-    """Free bytes on the disk that holds, or will hold, the store."""
-    parent = next(path for path in (store, *store.parents) if path.exists())
-    return shutil.disk_usage(parent).free

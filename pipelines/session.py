@@ -40,7 +40,7 @@ def run_target(target: Target, plan: Plan, store: Store, overrides: Sequence[str
             table = console.accuracy_table(outcomes)
             write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)
-        say(console.closing(target, outcomes, folder))
+        say(console.closing(outcomes, folder))
     return outcomes
 
 

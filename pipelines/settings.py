@@ -116,9 +116,7 @@ class CalibrationSettings(Group):
             if self.source == source and given is None:
                 raise ValueError(f"source '{source}' needs calibration.{key}=...")
             if self.source != source and given is not None:
-                raise ValueError(
-                    f"{key}='{given}' does not go with source '{self.source}': add calibration={source}"
-                )
+                raise ValueError(f"{key}='{given}' does not go with source '{self.source}': add calibration={source}")
         return self
 
 
@@ -245,15 +243,15 @@ def validate(raw: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(raw)
     except ValidationError as error:
-        raise UserError.of([_fault(dict(item), raw) for item in error.errors()]) from None
+        raise UserError.of([_fault(dict(item)) for item in error.errors()]) from None
 
 
-def _fault(item: Mapping[str, Any], raw: Mapping[str, Any]) -> Fault:
+def _fault(item: Mapping[str, Any]) -> Fault:
     """Say one pydantic finding in our four parts."""
     key = ".".join(str(part) for part in item["loc"])
     given = item.get("input")
     if item["type"] == "extra_forbidden":
-        near = did_you_mean(str(item["loc"][-1]), _siblings(raw, item["loc"]))
+        near = did_you_mean(str(item["loc"][-1]), _siblings(item["loc"]))
         return Fault(f"{key} is not a known key.", near)
     if item["type"] == "value_error":
         return Fault(f"{key} {item['ctx']['error']}.")
@@ -264,7 +262,7 @@ def _fault(item: Mapping[str, Any], raw: Mapping[str, Any]) -> Fault:
     return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
 
 
-def _siblings(raw: Mapping[str, Any], loc: tuple[Any, ...]) -> list[str]:
+def _siblings(loc: tuple[Any, ...]) -> list[str]:
     """Field names of the group a key was found in."""
     group: Any = Settings
     for part in loc[:-1]:

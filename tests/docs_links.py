@@ -13,7 +13,12 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 def broken_links(root: Path) -> list[str]:
     """Every relative link of a tracked Markdown file whose target is missing, as "file: target"."""
     found = []
-    files = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("eval/**/*.md"), *root.glob("pipelines/**/*.md")]
+    files = [
+        *root.glob("*.md"),
+        *root.glob("docs/**/*.md"),
+        *root.glob("eval/**/*.md"),
+        *root.glob("pipelines/**/*.md"),
+    ]
     for path in files:
         for target in LINK.findall(path.read_text()):
             name, _, anchor = target.partition("#")

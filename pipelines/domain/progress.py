@@ -33,7 +33,7 @@ class SilentProgress:
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
         """See `Progress.task`."""
-        yield lambda amount: None
+        yield lambda _amount: None
 
     def note(self, text: str) -> None:
         """See `Progress.note`."""

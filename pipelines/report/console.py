@@ -98,9 +98,9 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     if stage == "download":
         return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
     if stage == "quantize":
-        return f"{show_bytes(facts['bytes_before'])} -> {show_bytes(facts['bytes_after'])}"
+        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}"
     if stage == "sparsify":
-        return f"{facts['sparse_layers']} linears 2:4 sparse"
+        return f"{facts['linears']} linears 2:4 sparse"
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
@@ -123,7 +123,7 @@ def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
     return Table(rows, loss_table(rows))
 
 
-def closing(target: str, outcomes: Sequence[Outcome], folder: Path) -> str:
+def closing(outcomes: Sequence[Outcome], folder: Path) -> str:
     """Where the result lies."""
     last = outcomes[-1].artifact.path
     made = any(outcome.state == "made" for outcome in outcomes)
@@ -140,8 +140,22 @@ def columns(rows: Iterable[Sequence[str]]) -> str:
     """Align cells in columns with two blanks between; no cell is cut."""
     table = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    )
 
 
 def _wrap(text: str, indent: int = 8) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False) if len(text) > WIDTH else text
+    return (
+        textwrap.fill(
+            text,
+            WIDTH,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+        if len(text) > WIDTH
+        else text
+    )

@@ -20,13 +20,24 @@ class Stage(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """See the class."""
+        ...
+
     @property
-    def version(self) -> str: ...
+    def version(self) -> str:
+        """See the class."""
+        ...
+
     @property
-    def libraries(self) -> tuple[str, ...]: ...
+    def libraries(self) -> tuple[str, ...]:
+        """See the class."""
+        ...
+
     @property
-    def needs(self) -> tuple[str, ...]: ...
+    def needs(self) -> tuple[str, ...]:
+        """See the class."""
+        ...
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the bytes, as JSON; nothing else."""

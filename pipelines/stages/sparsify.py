@@ -38,10 +38,12 @@ class Sparsify:
         """Prune and prove the pattern on the written weights."""
         from pipelines.compress import SparsitySpec, sparsify
 
+        method = self.sparsity.method
+        assert method != "none", "the plan has no sparsify stage then"
         return sparsify(
             inputs["model"],
             out_dir,
-            SparsitySpec(self.sparsity.method),
+            SparsitySpec(method),
             texts_of(self.calibration, inputs) if self.calibrated else (),
             calibration_of(self.calibration),
             device=self.device,

@@ -118,7 +118,14 @@ def test_a_changed_setting_reruns_exactly_these_stages(start, key):
 def test_every_setting_has_been_decided():
     """A new setting must be put into the table: does it change bytes?"""
     unused = {"gpu", "arch", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops"}
-    unused |= {"fp4_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir", "gpus_per_server", "tdp_w"}
+    unused |= {
+        "fp4_dense_tflops",
+        "sparse_multiplier",
+        "nvlink_gb_s_bidir",
+        "pcie_gb_s_per_dir",
+        "gpus_per_server",
+        "tdp_w",
+    }
 
     def leaves(group, prefix=""):
         for name, field in group.model_fields.items():
@@ -171,7 +178,14 @@ def test_an_option_counts_only_for_the_format_that_reads_it(key):
 def test_several_changes_rerun_at_least_what_each_does(start, picked):
     """No combination of changes hides one of them."""
     together = start
-    deciding = {"quant.qformat", "sparsity.method", "calibration.source", "calibration.path", "calibration.dataset", "model.path"}
+    deciding = {
+        "quant.qformat",
+        "sparsity.method",
+        "calibration.source",
+        "calibration.path",
+        "calibration.dataset",
+        "model.path",
+    }
     picked = [key for key in picked if key not in deciding]  # these decide whether other settings are read at all
     for key in picked:
         together = change(together, key, MUST_RERUN[key][0])

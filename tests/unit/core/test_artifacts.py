@@ -18,7 +18,14 @@ def make(store, key="k" * 64, content="weights"):
     with store.draft(key) as draft:
         (draft / "sub").mkdir()
         (draft / "sub" / "a.bin").write_text(content)
-        manifest = {"key": key, "stage": "quantize", "label": "m-fp8", "created": "2026", "seconds": 1, "facts": {"n": 1}}
+        manifest = {
+            "key": key,
+            "stage": "quantize",
+            "label": "m-fp8",
+            "created": "2026",
+            "seconds": 1,
+            "facts": {"n": 1},
+        }
         return store.commit(draft, manifest, "m-fp8")
 
 
@@ -43,9 +50,13 @@ def test_another_key_is_not_found(store):
 
 
 def test_a_draft_that_fails_leaves_nothing(store):
-    with pytest.raises(RuntimeError), store.draft("k" * 64) as draft:
-        (draft / "half").write_text("x")
-        raise RuntimeError
+    def fail():
+        with store.draft("k" * 64) as draft:
+            (draft / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert store.find("quantize", "k" * 64) is None
     assert list((store.root / ".drafts").iterdir()) == []
 

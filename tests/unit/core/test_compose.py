@@ -25,7 +25,9 @@ def test_every_file_composes_and_validates(group, name):
 
 
 def test_all_groups_of_the_readme_are_there():
-    assert {"model", "quant", "sparsity", "kv_cache", "calibration", "engine", "build", "eval", "hardware"} <= set(groups())
+    assert {"model", "quant", "sparsity", "kv_cache", "calibration", "engine", "build", "eval", "hardware"} <= set(
+        groups()
+    )
     assert set(choices("quant")) == {q.value for q in QFormat}
 
 

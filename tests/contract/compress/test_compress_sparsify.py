@@ -1,0 +1,91 @@
+"""2:4 sparsity is in the written weights, nowhere else, survives quantization, and sparsegpt beats magnitude."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec, quantize, sparsify
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from tests.contract.compress.conftest import CALIBRATION, write_model
+
+torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
+
+METHODS = ["magnitude", "sparsegpt"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["llama", "tied", "gemma"])
+def test_half_of_every_linear_is_zero_and_all_else_is_untouched(kind, method, models, texts, tmp_path) -> None:
+    facts = sparsify(models[kind], tmp_path, SparsitySpec(method), texts, CALIBRATION)
+    before = load_file(models[kind] / "model.safetensors")
+    after = load_file(tmp_path / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, weight in after.items():
+        if "_proj" in name:
+            assert (weight.reshape(-1, 4) == 0).sum(dim=1).min() >= 2, name
+            assert weight.dtype == before[name].dtype
+        else:
+            assert torch.equal(weight, before[name]), name
+    assert facts["linears"] == 14  # 7 in each of 2 layers
+    assert facts["zero_fraction"] == pytest.approx(0.5, abs=0.01)
+    json.dumps(facts)
+
+
+def test_magnitude_keeps_the_two_largest_of_four_and_needs_no_texts(models, tmp_path) -> None:
+    sparsify(models["llama"], tmp_path, SparsitySpec("magnitude"), iter(()), CALIBRATION)
+    name = "model.layers.0.mlp.down_proj.weight"
+    before = load_file(models["llama"] / "model.safetensors")[name].reshape(-1, 4)
+    after = load_file(tmp_path / "model.safetensors")[name].reshape(-1, 4)
+    kept = before.abs().sort(dim=1).values[:, 2:].sum(dim=1)
+    torch.testing.assert_close(after.abs().sum(dim=1), kept)
+
+
+def test_the_folder_is_complete_and_small_files_are_links(models, texts, tmp_path) -> None:
+    sparsify(models["llama"], tmp_path, SparsitySpec("magnitude"), texts, CALIBRATION)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in models["llama"].iterdir()}
+    assert (tmp_path / "config.json").samefile(models["llama"] / "config.json")
+    assert not (tmp_path / "model.safetensors").samefile(models["llama"] / "model.safetensors")
+
+
+@pytest.mark.parametrize("qformat", [QFormat.FP8, QFormat.NONE])
+def test_zeros_survive_quantization(qformat, models, texts, tmp_path) -> None:
+    """FP8 of zero is zero, so a sparse model stays 2:4 sparse in the checkpoint."""
+    sparsify(models["gemma"], tmp_path / "sparse", SparsitySpec("sparsegpt"), texts, CALIBRATION)
+    quantize(tmp_path / "sparse", tmp_path / "out", QuantSpec(qformat), texts, CALIBRATION)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    for name in checkpoint:
+        if ".mlp." in name and name.endswith(".weight"):
+            groups = checkpoint.tensor(name).astype("float32").reshape(-1, 4)
+            assert (groups == 0).sum(axis=1).min() >= 2, name
+
+
+def test_the_same_inputs_give_the_same_bytes(models, texts, tmp_path) -> None:
+    for name in ("a", "b"):
+        sparsify(models["gemma"], tmp_path / name, SparsitySpec("sparsegpt"), texts, CALIBRATION)
+    first, second = (tmp_path / name / "model.safetensors" for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_sparsegpt_leaves_a_smaller_output_error_than_magnitude(texts) -> None:
+    """On correlated inputs the update of the remaining weights pays; measured as |X(W - W')^T|^2 / |XW^T|^2."""
+    from pipelines.compress.sparsegpt import _relative_error, inverse_factor, prune_2_4
+
+    torch.manual_seed(0)
+    inputs = torch.randn(400, 8) @ torch.randn(8, 64) + 0.1 * torch.randn(400, 64)
+    weight, hessian = torch.randn(32, 64), inputs.T @ inputs
+    groups = weight.reshape(-1, 4)
+    smallest = groups.abs().topk(2, dim=1, largest=False).indices
+    magnitude = groups.scatter(1, smallest, 0.0).reshape(weight.shape)
+    ours = prune_2_4(weight, inverse_factor(hessian))
+    assert _relative_error(weight, ours, hessian) < 0.2 * _relative_error(weight, magnitude, hessian)
+
+
+def test_inputs_that_are_not_groups_of_four_are_refused(tmp_path, texts) -> None:
+    folder = write_model(tmp_path / "odd", "llama", intermediate_size=250)
+    with pytest.raises(UserError, match=r"mlp\.proj has 250"):
+        sparsify(folder, tmp_path / "out", SparsitySpec("sparsegpt"), texts, CalibrationSpec(size=1))

@@ -1,0 +1,166 @@
+"""The bundled models, compressed by ModelOpt, built by the CPU engine and simulated by torch, each made once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("modelopt")
+pytest.importorskip("openvino_genai")
+
+import pipelines.zoo  # noqa: E402 - after the skips
+from pipelines.checkpoint.read import Checkpoint  # noqa: E402
+from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize  # noqa: E402
+from pipelines.domain.formats import KvFormat, QFormat  # noqa: E402
+from pipelines.domain.progress import SilentProgress  # noqa: E402
+from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
+from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
+from pipelines.engines.openvino.session import OpenVinoSession  # noqa: E402
+from pipelines.engines.port import BuildLimits  # noqa: E402
+from pipelines.zoo.quiz import build_prompt, build_splits  # noqa: E402
+from pipelines.zoo.world import build_world  # noqa: E402
+
+MODELS = Path(pipelines.zoo.__file__).parent / "models"
+CALIBRATION = CalibrationSpec(size=8, seq_len=128, batch_size=4)
+LIMITS = BuildLimits(max_batch_size=8, max_input_len=512, max_seq_len=1024, max_num_tokens=1024)
+WIDTH, SEQUENCES = 128, 8
+
+
+@cache
+def quiz_prompts() -> list[str]:
+    """Questions with two solved ones before them, of several subjects."""
+    prompts = []
+    for splits in build_splits(build_world()).values():
+        shots, rest = splits.dev[:2], splits.test
+        prompts += [build_prompt(shots, question) for question in rest[:8]]
+    return prompts
+
+
+@dataclass
+class Workshop:
+    """Makes checkpoints, engines and references on first use and remembers them.
+
+    Attributes:
+        root: scratch folder of the test session.
+    """
+
+    root: Path
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return what `make` returned the first time for this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def tokens(self, kind: str) -> list[list[int]]:
+        """Token ids of the quiz prompts."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / f"tiny_{kind}")
+        return self.once(("tokens", kind), lambda: [tokenizer(text)["input_ids"] for text in quiz_prompts()])
+
+    def batch(self, kind: str) -> np.ndarray:
+        """[8, 128] token ids that no calibration saw."""
+        prompts = list(itertools.chain.from_iterable(reversed(self.tokens(kind))))
+        return np.array(prompts[: SEQUENCES * WIDTH], dtype=np.int64).reshape(SEQUENCES, WIDTH)
+
+    def checkpoint(self, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO, *, tp: int = 1, pp: int = 1) -> Path:
+        """Compress a bundled model."""
+
+        def make() -> Path:
+            out = self.root / f"checkpoint-{kind}-{qformat}-{kv}-{tp}-{pp}"
+            texts = quiz_prompts()[:8]
+            quantize(MODELS / f"tiny_{kind}", out, QuantSpec(qformat, kv), texts, CALIBRATION, tp_size=tp, pp_size=pp)
+            return out
+
+        return self.once(("checkpoint", kind, qformat, kv, tp, pp), make)
+
+    def float32_checkpoint(self, kind: str) -> Path:
+        """Return the 16-bit checkpoint with every tensor widened to float32."""
+        return self.once(("float32", kind), lambda: widen(self.checkpoint(kind, QFormat.NONE), self.root / f"f32-{kind}"))
+
+    def engine(self, checkpoint: Path) -> Path:
+        """Build an engine folder."""
+
+        def make() -> Path:
+            out = self.root / f"engine-{checkpoint.name}"
+            OpenVinoEngine().build(checkpoint, LIMITS, out, SilentProgress())
+            return out
+
+        return self.once(("engine", checkpoint), make)
+
+    def open(self, checkpoint: Path, **options: Any) -> OpenVinoSession:
+        """Open an engine of a checkpoint; float32 arithmetic on one thread unless told otherwise."""
+        chosen = OpenVinoOptions(**{"inference_precision": "f32", "num_threads": 1, **options})
+        return OpenVinoEngine(chosen).open(self.engine(checkpoint))
+
+    def logits(self, checkpoint: Path, kind: str, **options: Any) -> np.ndarray:
+        """Logits [8, 128, V] of the engine for `batch`."""
+        with self.open(checkpoint, **options) as session:
+            return np.stack([session.logits(row.tolist()) for row in self.batch(kind)])
+
+    def plain(self, kind: str, dtype: Any = None) -> Any:
+        """Return the bundled model in Transformers."""
+        path = MODELS / f"tiny_{kind}"
+        return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype or torch.bfloat16).eval()
+
+    def simulated(self, kind: str, qformat: QFormat) -> Any:
+        """Return ModelOpt's fake-quantized model, computing in float32."""
+        texts = quiz_prompts()[:8]
+        model = fake_quantized_model(MODELS / f"tiny_{kind}", QuantSpec(qformat), texts, CALIBRATION)
+        return as_exported(model.float(), kind)
+
+
+def as_exported(model: Any, kind: str) -> Any:
+    """Round Gemma's norms as the checkpoint does: it stores bf16(1 + w)."""
+    if kind == "gemma":
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.data = (1 + weight.data).bfloat16().float() - 1
+    return model
+
+
+def torch_logits(model: Any, batch: np.ndarray) -> np.ndarray:
+    """Logits [B, T, V] of a torch model."""
+    with torch.no_grad():
+        return model(torch.from_numpy(batch)).logits.float().numpy()
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """|found - expected| / |expected|, Frobenius."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def same_top(found: np.ndarray, expected: np.ndarray) -> float:
+    """Share of positions where both name the same next token."""
+    return float((found.argmax(-1) == expected.argmax(-1)).mean())
+
+
+def widen(folder: Path, out: Path) -> Path:
+    """Write a 16-bit checkpoint as float32."""
+    from safetensors.numpy import save_file
+
+    checkpoint = Checkpoint.open(folder)
+    out.mkdir()
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
+    (out / "config.json").write_text(json.dumps(config))
+    save_file({name: checkpoint.tensor(name).astype(np.float32) for name in checkpoint}, out / "rank0.safetensors")
+    return out
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """One workshop for all tests of a session; torch computes on one thread meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Workshop(tmp_path_factory.mktemp("engines"))
+    torch.set_num_threads(threads)

@@ -1,0 +1,140 @@
+"""What an engine folder holds: packed constants, the checkpoint's description, and little more than its bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.port import BuildLimits
+from tests.contract.engines.conftest import LIMITS, Workshop
+
+ov = pytest.importorskip("openvino")
+
+PACKED = {
+    QFormat.FP8: "f8e4m3",
+    QFormat.INT8_SQ: "i8",
+    QFormat.INT8_WO: "i8",
+    QFormat.INT4_AWQ: "i4",
+    QFormat.INT4_WO: "i4",
+    QFormat.W4A8_AWQ: "i4",
+    QFormat.NVFP4: "f4e2m1",
+}
+LINEAR_WEIGHTS = 4 * (512 * 256 + 256 * 256 + 3 * 768 * 256)  # tiny Llama: 4 layers of qkv, dense, fc, gate, proj
+
+
+@pytest.mark.parametrize(("qformat", "element"), PACKED.items())
+def test_every_linear_is_packed_in_the_saved_file(qformat: QFormat, element: str, workshop: Workshop) -> None:
+    """The file is read back and its constants counted: no linear was widened on the way."""
+    folder = workshop.engine(workshop.checkpoint("llama", qformat))
+    model = ov.Core().read_model(folder / "openvino_model.xml")
+    packed = sum(
+        math.prod(node.get_output_shape(0))
+        for node in model.get_ops()
+        if node.get_type_name() == "Constant" and node.get_output_element_type(0).get_type_name() == element
+    )
+    assert packed == LINEAR_WEIGHTS
+
+
+@pytest.mark.parametrize("kind", ["gemma", "llama"])
+def test_an_int4_engine_is_as_small_as_its_checkpoint(kind: str, workshop: Workshop) -> None:
+    checkpoint = workshop.checkpoint(kind, QFormat.INT4_AWQ)
+    weights = (workshop.engine(checkpoint) / "openvino_model.bin").stat().st_size
+    whole = sum(file.stat().st_size for file in workshop.engine(checkpoint).iterdir())
+    assert weights <= 1.02 * (checkpoint / "rank0.safetensors").stat().st_size
+    assert whole <= 1.15 * sum(file.stat().st_size for file in checkpoint.iterdir())
+
+
+def test_the_description_is_trtllms(workshop: Workshop) -> None:
+    """config.json has the three parts of a TensorRT-LLM engine, and what is OpenVINO's under `engine`."""
+    checkpoint = workshop.checkpoint("llama", QFormat.FP8)
+    config = json.loads((workshop.engine(checkpoint) / "config.json").read_text())
+    assert config["pretrained_config"] == json.loads((checkpoint / "config.json").read_text())
+    assert config["build_config"]["max_seq_len"] == LIMITS.max_seq_len
+    assert config["build_config"]["kv_cache_type"] == "PAGED"
+    assert config["engine"]["flavour"] == "openvino"
+    assert config["engine"]["weight_elements"]["f8e4m3"] == LINEAR_WEIGHTS
+
+
+def test_facts_name_the_size(workshop: Workshop, tmp_path: Path) -> None:
+    facts = OpenVinoEngine().build(workshop.checkpoint("llama", QFormat.FP8), LIMITS, tmp_path, SilentProgress())
+    assert facts.engine_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "Gemma2ForCausalLM"}, "does not build Gemma2ForCausalLM"),
+        ({"hidden_act": "relu"}, "hidden_act='relu'"),
+        ({"qk_layernorm": True}, "qk_layernorm=True"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi'"),
+        ({"rotary_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rotary_scaling of type 'yarn'"),
+        ({"quantization": {"quant_algo": "W4A16_GPTQ"}}, "quant_algo='W4A16_GPTQ'"),
+        ({"quantization": {"quant_algo": "FP8"}}, "BF16, but FP8 stores F8_E4M3"),
+    ],
+)
+def test_models_that_are_not_built_are_named(
+    change: dict[str, object], message: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    source = workshop.checkpoint("llama", QFormat.NONE)
+    checkpoint = Path(shutil.copytree(source, tmp_path / "checkpoint"))
+    config = json.loads((source / "config.json").read_text()) | change
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message):
+        OpenVinoEngine().build(checkpoint, LIMITS, tmp_path / "engine", SilentProgress())
+
+
+def test_a_cut_off_checkpoint_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("llama", QFormat.FP8), tmp_path / "checkpoint"))
+    file = checkpoint / "rank0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"rank0\.safetensors is damaged or cut off"):
+        OpenVinoEngine().build(checkpoint, LIMITS, tmp_path / "engine", SilentProgress())
+
+
+def test_a_scale_that_is_no_number_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    """NaN in one activation scale must not become an engine."""
+    from safetensors.numpy import load_file, save_file
+
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("llama", QFormat.INT8_SQ), tmp_path / "checkpoint"))
+    file, name = checkpoint / "rank0.safetensors", "transformer.layers.1.mlp.proj.activation_scaling_factor"
+    tensors = load_file(file)
+    save_file(tensors | {name: np.array([np.nan], dtype=np.float32)}, file)
+    with pytest.raises(UserError, match=rf"'{name}' is \[nan\]"):
+        OpenVinoEngine().build(checkpoint, LIMITS, tmp_path / "engine", SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (BuildLimits(1, 8, 4096, 64), "max_seq_len=4096 is more than the model's 2048 positions"),
+        (BuildLimits(1, 64, 32, 64), "max_input_len=64 is more than max_seq_len=32"),
+        (BuildLimits(1, 8, 32, 64, max_beam_width=4), "max_beam_width=4"),
+    ],
+)
+def test_limits_nothing_could_honour_are_refused(
+    limits: BuildLimits, message: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        OpenVinoEngine().build(workshop.checkpoint("llama", QFormat.NONE), limits, tmp_path, SilentProgress())
+
+
+def test_a_folder_that_is_no_engine_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not an OpenVINO engine"):
+        OpenVinoEngine().open(tmp_path)
+
+
+def test_an_engine_of_another_flavour_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    engine = Path(shutil.copytree(workshop.engine(workshop.checkpoint("llama", QFormat.NONE)), tmp_path / "engine"))
+    config = json.loads((engine / "config.json").read_text()) | {"engine": {"flavour": "tensorrt_llm"}}
+    (engine / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="flavour 'tensorrt_llm'"):
+        OpenVinoEngine().open(engine)

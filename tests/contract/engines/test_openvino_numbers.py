@@ -1,0 +1,146 @@
+"""The CPU engine computes what its checkpoint says: compared with Transformers and with ModelOpt's simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.checkpoint.dequantize import dequantize
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.port import SamplingLimits
+from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
+
+torch = pytest.importorskip("torch")
+
+KINDS = ("gemma", "llama")
+SIMULATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
+HF_NAMES = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.dense": ("self_attn.o_proj",),
+    "mlp.fc": ("mlp.gate_proj",),
+    "mlp.gate": ("mlp.up_proj",),
+    "mlp.proj": ("mlp.down_proj",),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_engine_is_transformers(kind: str, workshop: Workshop) -> None:
+    """A relative error of 1e-4 at most; 1e-6 was measured."""
+    model = as_exported(workshop.plain(kind, torch.float32), kind)
+    found = workshop.logits(workshop.float32_checkpoint(kind), kind)
+    assert relative_error(found, torch_logits(model, workshop.batch(kind))) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_engine_is_transformers(kind: str, workshop: Workshop) -> None:
+    """With bf16 arithmetic on both sides the roundings fall differently; 1e-2 at most."""
+    checkpoint = workshop.checkpoint(kind, QFormat.NONE)
+    found = workshop.logits(checkpoint, kind, inference_precision="bf16")
+    assert relative_error(found, torch_logits(workshop.plain(kind), workshop.batch(kind))) <= 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
+    """64 greedy tokens of 20 prompts are the same, through paged attention and in-flight batching."""
+    model = as_exported(workshop.plain(kind, torch.float32), kind)
+    prompts = workshop.tokens(kind)[:20]
+    with workshop.open(workshop.float32_checkpoint(kind)) as session:
+        found = session.generate(prompts, SamplingLimits(64), SilentProgress())
+    for prompt, generation in zip(prompts, found, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            whole = model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
+        assert generation.token_ids == whole[0, len(prompt) :].tolist()
+        assert generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("qformat", SIMULATED)
+def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, workshop: Workshop) -> None:
+    """2e-2 relative error, 99 % equal next tokens: f32 arithmetic on both sides, the same scales and codes."""
+    found = workshop.logits(workshop.checkpoint(kind, qformat), kind)
+    expected = torch_logits(workshop.simulated(kind, qformat), workshop.batch(kind))
+    assert relative_error(found, expected) <= 2e-2
+    assert same_top(found, expected) >= 0.99
+
+
+@pytest.mark.parametrize("qformat", SIMULATED)
+def test_bf16_arithmetic_stays_near_the_simulation(qformat: QFormat, workshop: Workshop) -> None:
+    """5e-2 and 97 %: bf16 rounds once more before every quantization."""
+    found = workshop.logits(workshop.checkpoint("llama", qformat), "llama", inference_precision="bf16")
+    expected = torch_logits(workshop.simulated("llama", qformat), workshop.batch("llama"))
+    assert relative_error(found, expected) <= 5e-2
+    assert same_top(found, expected) >= 0.97
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("qformat", "bits"), [(QFormat.INT8_WO, 8), (QFormat.INT4_WO, 4)])
+def test_weight_only_engine_is_the_builders_arithmetic(
+    kind: str, qformat: QFormat, bits: int, workshop: Workshop
+) -> None:
+    """Per output channel: scale amax / 2^(bits-1), round half away from zero, clip, scale kept in bf16."""
+    model = as_exported(workshop.plain(kind).float(), kind)
+    for name, linear in model.named_modules():
+        if isinstance(linear, torch.nn.Linear) and "lm_head" not in name:
+            weight, bound = linear.weight.data, 2 ** (bits - 1)
+            scale = weight.abs().amax(1, keepdim=True) / bound
+            codes = (weight / scale).abs().add(0.5).floor() * weight.sign()
+            linear.weight.data = codes.clamp(-bound, bound - 1) * scale.bfloat16().float()
+    found = workshop.logits(workshop.checkpoint(kind, qformat), kind)
+    assert relative_error(found, torch_logits(model, workshop.batch(kind))) <= 1e-3
+
+
+def test_nvfp4_engine_is_modelopts_kernel(workshop: Workshop) -> None:
+    """ModelOpt simulates NVFP4 on CUDA only; its kernel's arithmetic is repeated here in torch."""
+    folder = workshop.checkpoint("llama", QFormat.NVFP4)
+    model = nvfp4_simulation(workshop.plain("llama").float(), Checkpoint.open(folder))
+    found = workshop.logits(folder, "llama")
+    expected = torch_logits(model, workshop.batch("llama"))
+    assert relative_error(found, expected) <= 2e-2
+    assert same_top(found, expected) >= 0.99
+
+
+@pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])
+def test_an_8_bit_kv_cache_is_in_the_numbers(kv: KvFormat, workshop: Workshop) -> None:
+    """K and V are rounded to the cache's values: close to the 16-bit cache, but not the same."""
+    plain = workshop.logits(workshop.checkpoint("llama", QFormat.NONE), "llama")
+    rounded = workshop.logits(workshop.checkpoint("llama", QFormat.NONE, kv), "llama")
+    assert 1e-4 < relative_error(rounded, plain) < 5e-2
+
+
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ])
+@pytest.mark.parametrize(("kind", "tp", "pp"), [("llama", 2, 1), ("llama", 1, 2), ("gemma", 2, 1)])
+def test_split_checkpoints_give_the_same_engine(
+    kind: str, tp: int, pp: int, qformat: QFormat, workshop: Workshop
+) -> None:
+    """Two ranks or two stages are merged to what one file holds; Gemma's one KV head is on both ranks."""
+    whole = workshop.logits(workshop.checkpoint(kind, qformat), kind)
+    split = workshop.logits(workshop.checkpoint(kind, qformat, tp=tp, pp=pp), kind)
+    np.testing.assert_array_equal(split, whole)
+
+
+def nvfp4_simulation(model: torch.nn.Module, checkpoint: Checkpoint) -> torch.nn.Module:
+    """Put decoded weights into a model and round the input of every linear of its layers."""
+    for layer, block in enumerate(model.model.layers):
+        for module, names in HF_NAMES.items():
+            name = f"transformer.layers.{layer}.{module}"
+            scale = float(checkpoint.tensor(f"{name}.activation_scaling_factor"))
+            weight = torch.from_numpy(dequantize(checkpoint, name))
+            for linear in (block.get_submodule(part) for part in names):
+                linear.weight.data, weight = weight[: linear.out_features], weight[linear.out_features :]
+                linear.register_forward_pre_hook(lambda _, args, scale=scale: (nvfp4_round(args[0], scale),))
+    return model
+
+
+def nvfp4_round(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Blocks of 16 with an E4M3 scale; E2M1 by its seven bounds, ties to the even code."""
+    blocks = x.reshape(-1, 16)
+    block_scale = (blocks.abs().amax(1, keepdim=True) / (6 * scale)).clamp(max=448).to(torch.float8_e4m3fn).float() * scale
+    block_scale = torch.where(block_scale >= 1e-5, block_scale, torch.ones_like(block_scale))
+    magnitude = blocks.abs() / block_scale
+    code = torch.searchsorted(torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), magnitude)
+    code += torch.isin(magnitude, torch.tensor([0.75, 1.75, 3.5])).long()
+    rounded = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])[code]
+    return (rounded * block_scale * blocks.sign()).reshape(x.shape)

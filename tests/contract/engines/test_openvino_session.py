@@ -1,0 +1,159 @@
+"""An open engine: scoring with shared prefixes, generation, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.progress import Advance, SilentProgress
+from pipelines.engines.openvino.session import OpenVinoSession
+from pipelines.engines.port import SamplingLimits
+from tests.contract.engines.conftest import LIMITS, Workshop
+
+Pair = tuple[list[int], list[int]]
+SILENT = SilentProgress()
+
+
+class Counting(SilentProgress):
+    """Remembers how far each task came."""
+
+    def __init__(self) -> None:
+        self.done = 0.0
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        def advance(amount: float) -> None:
+            self.done += amount
+
+        yield advance
+
+
+@pytest.fixture(scope="module", params=["gemma", "llama"])
+def session(request: pytest.FixtureRequest, workshop: Workshop) -> Iterator[OpenVinoSession]:
+    """A float32 engine of each family."""
+    with workshop.open(workshop.float32_checkpoint(request.param)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pairs(session: OpenVinoSession, workshop: Workshop) -> list[Pair]:
+    """Quiz questions with four one-token answers, longer answers, a lone token, and one pair inside another."""
+    kind = "gemma" if session.folder.config.architecture.startswith("Gemma") else "llama"
+    prompts = workshop.tokens(kind)
+    made = [(prompt, [answer]) for prompt in prompts[:6] for answer in (40, 41, 42, 43)]
+    made += [(prompts[0][:30], prompts[0][30:50]), (prompts[0][:30], prompts[0][30:35]), ([5], [7, 8])]
+    greedy = session.generate([prompts[7]], SamplingLimits(5), SILENT)[0].token_ids
+    return [*made, (prompts[7], greedy), (prompts[7], [*greedy[:4], greedy[4] + 1])]
+
+
+def by_hand(session: OpenVinoSession, pair: Pair) -> tuple[float, bool]:
+    """Score a pair from all logits of its sequence."""
+    context, continuation = pair
+    logits = session.logits([*context, *continuation][:-1])[len(context) - 1 :].astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    chosen = logprobs[np.arange(len(continuation)), continuation]
+    return float(chosen.sum()), logits.argmax(axis=1).tolist() == continuation
+
+
+def test_shared_prefixes_change_nothing(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    """All pairs at once, each alone, and from plain logits: the same to 1e-4, in order; twice the same."""
+    together = session.loglikelihood(pairs, SILENT)
+    for pair, found in zip(pairs, together, strict=True):
+        for expected in (session.loglikelihood([pair], SILENT)[0], by_hand(session, pair)):
+            assert found[0] == pytest.approx(expected[0], abs=1e-4)
+            assert found[1] is expected[1]
+    assert session.loglikelihood(pairs, SILENT) == together
+
+
+def test_greedy_continuations_are_recognized(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    """What generation produced scores as greedy; with another last token it does not."""
+    assert [greedy for _, greedy in session.loglikelihood(pairs[-2:], SILENT)] == [True, False]
+
+
+def test_progress_counts_pairs(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    progress = Counting()
+    session.loglikelihood(pairs, progress)
+    assert progress.done == len(pairs)
+
+
+def test_long_contexts_are_cut_into_pieces(session: OpenVinoSession) -> None:
+    """1,000 tokens with an answer of 24; and a batch wider than max_num_tokens = 1,024 allows at once."""
+    tokens = [(7 * i) % 1500 + 100 for i in range(1024)]
+    long = (tokens[:1000], tokens[1000:])
+    others = [(tokens[:300] + tokens[i : i + 500], [9]) for i in (301, 402, 503)]
+    found = session.loglikelihood([long, *others], SILENT)
+    for pair, (score, _) in zip([long, *others], found, strict=True):
+        assert score == pytest.approx(by_hand(session, pair)[0], abs=1e-3)  # up to 24 summed terms
+
+
+def test_stop_tokens_end_and_are_left_out(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    """The third greedy token is made a stop token: what came before it is returned."""
+    prompt, greedy = pairs[-2]
+    stop = greedy[2]
+    generation = session.generate([prompt], SamplingLimits(5, frozenset({stop})), SILENT)[0]
+    assert generation.token_ids == greedy[: greedy.index(stop)]
+    assert generation.finish_reason == "stop"
+
+
+def test_sampling_follows_its_seed(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    prompt = pairs[0][0]
+    drawn = [
+        session.generate([prompt], SamplingLimits(12, temperature=1.5, top_p=0.95, seed=seed), SILENT)[0].token_ids
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_more_prompts_than_the_batch_keep_their_order(session: OpenVinoSession, pairs: list[Pair]) -> None:
+    """20 requests over max_batch_size = 8; each alone gives the same."""
+    prompts, progress = [pairs[4 * (i % 6)][0][: 20 + i] for i in range(20)], Counting()
+    together = session.generate(prompts, SamplingLimits(8), progress)
+    assert progress.done == 20
+    assert together[::7] == [session.generate([prompt], SamplingLimits(8), SILENT)[0] for prompt in prompts[::7]]
+
+
+@pytest.mark.parametrize(
+    ("length", "new_tokens", "message"),
+    [
+        (0, 1, "A prompt has no tokens"),
+        (LIMITS.max_input_len + 1, 1, "513 tokens; the engine was built with max_input_len=512"),
+        (500, 525, "would have 1025 tokens.*max_seq_len=1024"),
+    ],
+)
+def test_requests_beyond_the_limits_are_refused(
+    session: OpenVinoSession, length: int, new_tokens: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        session.generate([[5] * length], SamplingLimits(new_tokens), SILENT)
+
+
+def test_foreign_token_ids_are_refused(session: OpenVinoSession) -> None:
+    with pytest.raises(UserError, match="Token id 999999 is not in the vocabulary"):
+        session.generate([[5, 999999]], SamplingLimits(1), SILENT)
+
+
+def test_empty_continuations_are_refused(session: OpenVinoSession) -> None:
+    with pytest.raises(UserError, match="empty context or continuation"):
+        session.loglikelihood([([5], [])], SILENT)
+
+
+def test_a_kv_cache_too_small_for_one_request_is_refused(workshop: Workshop) -> None:
+    with (
+        workshop.open(workshop.checkpoint("llama", QFormat.NONE), kv_cache_bytes=2**20) as session,
+        pytest.raises(UserError, match=r"kv_cache_bytes=1048576 holds 256 tokens at f32.*max_seq_len=1024"),
+    ):
+        session.generate([[5]], SamplingLimits(1), SILENT)
+
+
+@pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])
+def test_generation_with_an_8_bit_kv_cache_runs(kv: KvFormat, workshop: Workshop) -> None:
+    """Stored as u8 blocks; the first token comes from the prompt alone and is that of the scoring graph."""
+    prompts = workshop.tokens("llama")[:4]
+    with workshop.open(workshop.checkpoint("llama", QFormat.NONE, kv)) as session:
+        first = [generation.token_ids[0] for generation in session.generate(prompts, SamplingLimits(4), SILENT)]
+        assert first == [int(session.logits(prompt)[-1].argmax()) for prompt in prompts]

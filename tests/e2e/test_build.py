@@ -1,0 +1,169 @@
+"""`build`, `evaluate`, `plan`, `verify`, `sweep` on the bundled models, with real parts only."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from pipelines.settings import ZOO
+
+MODEL = ZOO / "models" / "tiny_llama"
+
+
+def artifact(cli, stage, label):
+    """The one artifact of a stage and label."""
+    (found,) = (cli.store / stage).glob(f"{label}-*")
+    return found
+
+
+def test_build_fp8(cli):
+    """The README's first command: real quantization, real engine, its facts on the screen."""
+    text = cli.run("build", "quant=fp8")
+    assert text.startswith("engine: openvino (engine=auto: no NVIDIA GPU here")
+    assert re.search(r"quantize +made .* -> ", text)
+    assert re.search(r"build +made ", text)
+    config = json.loads((artifact(cli, "build", "tiny_gemma-fp8") / "config.json").read_text())
+    assert config["pretrained_config"]["quantization"]["quant_algo"] == "FP8"
+    assert config["build_config"]["max_seq_len"] == 2048
+
+
+def test_a_second_build_does_nothing(cli):
+    before = sorted((path, path.stat().st_mtime_ns) for path in cli.store.rglob("*") if path.is_file())
+    start = time.monotonic()
+    text = cli.run("build", "quant=fp8")
+    assert time.monotonic() - start < 10
+    assert "Nothing to do: every stage is cached." in text
+    after = sorted((path, path.stat().st_mtime_ns) for path in cli.store.rglob("*") if path.is_file())
+    assert [item for item in after if ".hashes" not in item[0].name] == [
+        item for item in before if ".hashes" not in item[0].name
+    ]
+
+
+def test_the_cached_run_imports_nothing_heavy(cli):
+    code = (
+        "import sys; from pipelines.__main__ import main; "
+        f"code = main(['build', 'quant=fp8', 'paths.store={cli.store}']); "
+        "print(sorted({'torch', 'transformers', 'modelopt', 'openvino', 'numpy'} & sys.modules.keys()))"
+    )
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=cli.folder, env=cli.env(), capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_each_run_leaves_log_configuration_and_plan(cli):
+    runs = sorted((cli.folder / "runs").iterdir())
+    assert {"run.log", "config.yaml", "plan.json", "overrides.json"} <= {path.name for path in runs[0].iterdir()}
+    assert "quantize: tiny_gemma-fp8" in (runs[0] / "run.log").read_text()
+
+
+def test_verify_reads_the_checkpoint_back(cli):
+    text = cli.run("verify", "quant=fp8")
+    assert "verified: no fault found" in text
+    assert "GemmaForCausalLM" in text
+
+
+def test_a_changed_limit_rebuilds_the_engine_only(cli):
+    text = cli.run("plan", "quant=fp8", "build.max_batch_size=64")
+    assert re.search(r"cached +quantize +tiny_gemma-fp8", text)
+    assert "why: max_batch_size 2048 -> 64" in text
+
+
+def test_evaluate_beside_the_baseline(cli):
+    text = cli.run("evaluate", "quant=fp8", "eval.limit=5")
+    assert "no measurable loss" in text or "loses accuracy" in text or "gains" in text
+    run = max((cli.folder / "runs").glob("*-evaluate-*"))
+    (row,) = json.loads((run / "accuracy.json").read_text())
+    assert (row["model"], row["format"], row["engine"], row["num_fewshot"]) == ("tiny_gemma", "fp8", "openvino", 5)
+    assert row["baseline_accuracy"] > 0.7
+
+
+def test_sweep_names_a_failed_cell_and_finishes_the_others(cli):
+    """nvfp4 is not for Gemma; the other two cells still get their row."""
+    text = cli.run("sweep", "quant=fp8,nvfp4,int8_wo", "eval.limit=5", code=1)
+    assert re.search(r"failed cells:\n.*quant=nvfp4.*nvfp4 is not supported", text)
+    (folder,) = (cli.folder / "runs" / "sweeps").iterdir()
+    assert [row["format"] for row in json.loads((folder / "accuracy.json").read_text())] == ["fp8", "int8_wo"]
+
+
+@pytest.fixture
+def copy_of_llama(tmp_path):
+    return shutil.copytree(MODEL, tmp_path / "my_llama")
+
+
+def test_a_truncated_file_is_named(cli, copy_of_llama):
+    path = copy_of_llama / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    text = cli.run("build", f"model.path={copy_of_llama}", code=2)
+    assert "model.safetensors" in text
+    assert "Traceback" not in text
+    assert list((cli.store / ".drafts").iterdir()) == []
+
+
+def test_a_changed_artifact_is_refused(cli):
+    """An engine file somebody edited is not used."""
+    folder = artifact(cli, "quantize", "tiny_gemma-int8_wo")
+    path = folder / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace("W8A16", "W4A16"))
+    text = cli.run("build", "quant=int8_wo", code=2)
+    assert "was changed after it was made: config.json has SHA-256" in re.sub(r"\s+", " ", text)
+    path.write_text(whole)
+    cli.run("build", "quant=int8_wo")
+
+
+@pytest.mark.parametrize("stage", ["quantize", "build"])
+def test_a_run_killed_in_any_stage_is_finished_by_the_next(cli, copy_of_llama, stage):
+    words = ["build", f"model.path={copy_of_llama}", "quant=int4_wo"]
+    process = cli.start(*words)
+    for line in process.stdout:
+        if line.startswith(f"{stage}: my_llama"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert re.search(rf"{stage} +(made|cached)", cli.run(*words))
+    shutil.rmtree(cli.store / "quantize" / artifact(cli, "quantize", "my_llama-int4_wo").name)
+    shutil.rmtree(cli.store / "build" / artifact(cli, "build", "my_llama-int4_wo").name)
+
+
+def test_ctrl_c_keeps_what_is_finished(cli, copy_of_llama):
+    process = cli.start("build", f"model.path={copy_of_llama}", "quant=int4_wo")
+    for line in process.stdout:
+        if line.startswith("quantize: made"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, rest
+    assert "Finished stages are kept" in rest
+    assert "Traceback" not in rest
+    assert re.search(r"quantize +cached", cli.run("build", f"model.path={copy_of_llama}", "quant=int4_wo"))
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path):
+    """A store on a file system of 1 MiB; the checkpoint does not fit."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], capture_output=True, check=False)
+    if mount.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        text = cli.run("build", "quant=fp8", f"paths.store={small}/store", code=2)
+        assert "the disk of" in text
+        assert "is full" in re.sub(r"\s+", " ", text)
+        assert list((small / "store" / ".drafts").iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_two_runs_at_once_share_the_work(cli, copy_of_llama):
+    words = ["build", f"model.path={copy_of_llama}", "quant=int8_wo"]
+    processes = [cli.start(*words) for _ in range(2)]
+    texts = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
+    states = [re.search(r"quantize +(made|cached)", text)[1] for text in texts]
+    assert sorted(states) == ["cached", "made"]

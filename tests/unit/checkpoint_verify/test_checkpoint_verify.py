@@ -1,0 +1,225 @@
+"""A sound checkpoint has no faults; every way of breaking one is found and named. Needs numpy only."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+from pipelines.checkpoint.config import CheckpointConfig  # noqa: E402
+from pipelines.checkpoint.describe import describe, render  # noqa: E402
+from pipelines.checkpoint.tensors import TensorFile  # noqa: E402
+from pipelines.checkpoint.verify import Expected, check_tensors, expected_tensors, verify  # noqa: E402
+
+CONFIG = {
+    "architecture": "LlamaForCausalLM",
+    "dtype": "bfloat16",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "head_size": 16,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "rotary_base": 10000.0,
+    "use_parallel_embedding": True,
+    "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+}
+BLOCKS = {
+    "FP8": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    "W4A16_AWQ": {
+        "quant_algo": "W4A16_AWQ",
+        "group_size": 32,
+        "pre_quant_scale": True,
+        "has_zero_point": False,
+        "exclude_modules": ["lm_head"],
+    },
+}
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn, "I8": np.int8}
+CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
+MEASURED = Path(__file__).parent / "measured"
+FC = "transformer.layers.1.mlp.fc"
+
+
+def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Write safetensors; the library's numpy side takes neither bfloat16 nor float8."""
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"".join(tensor.tobytes() for tensor in tensors.values()))
+
+
+def load_file(path: Path) -> dict[str, np.ndarray]:
+    """Read all tensors as copies, so that the file may be written again."""
+    return {name: np.array(tensor) for name, tensor in TensorFile(path).items()}
+
+
+def write(folder: Path, algo: str, **mapping: int) -> Path:
+    """Write a checkpoint full of ones."""
+    split = CONFIG["mapping"] | mapping
+    split["world_size"] = split["tp_size"] * split["pp_size"]
+    raw = CONFIG | {"quantization": BLOCKS[algo], "mapping": split}
+    config = CheckpointConfig.parse(raw)
+    (folder / "config.json").write_text(json.dumps(raw))
+    for rank in range(config.world_size):
+        tensors = {n: np.ones(e.shape).astype(DTYPES[e.dtype]) for n, e in expected_tensors(config, rank).items()}
+        save_file(tensors, folder / f"rank{rank}.safetensors")
+    return folder
+
+
+def change(folder: Path, **changes: object) -> None:
+    """Replace tensors of rank 0; None drops one."""
+    path = folder / "rank0.safetensors"
+    tensors = load_file(path) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def faults_of(folder: Path) -> str:
+    return "\n".join(map(str, verify(folder)))
+
+
+@pytest.mark.parametrize("mapping", [{}, {"tp_size": 2}, {"pp_size": 2}, {"tp_size": 2, "pp_size": 2}])
+@pytest.mark.parametrize("algo", list(BLOCKS))
+def test_a_sound_checkpoint_has_no_faults(algo, mapping, tmp_path) -> None:
+    assert verify(write(tmp_path, algo, **mapping)) == []
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes", "message"),
+    [
+        ("FP8", {f"{FC}.weight": None}, f"lacks '{FC}.weight'.*F8_E4M3\\[128, 64\\]"),
+        ("FP8", {f"{FC}.weights_scaling_factor": None}, f"lacks '{FC}.weights_scaling_factor'"),
+        ("FP8", {f"{FC}.prequant_scaling_factor": np.ones(64, np.float32)}, "prequant_scaling_factor', which does not"),
+        ("FP8", {f"{FC}.weight": np.ones((128, 64), np.int8)}, f"'{FC}.weight' is I8\\[128, 64\\]"),
+        ("FP8", {f"{FC}.weight": np.ones((64, 128)).astype(DTYPES["F8_E4M3"])}, r"is F8_E4M3\[64, 128\].*\[128, 64\]"),
+        (
+            "FP8",
+            {f"{FC}.weights_scaling_factor": np.zeros(1, np.float32)},
+            f"'{FC}.weights_scaling_factor' has the.* 0",
+        ),
+        ("FP8", {f"{FC}.weights_scaling_factor": -np.ones(1, np.float32)}, "has the value -1"),
+        ("FP8", {f"{FC}.activation_scaling_factor": np.full(1, np.nan, np.float32)}, f"'{FC}.act.* holds NaN"),
+        ("FP8", {f"{FC}.weight": np.full((128, 64), np.nan).astype(DTYPES["F8_E4M3"])}, f"'{FC}.weight' holds NaN"),
+        (
+            "FP8",
+            {"transformer.ln_f.weight": np.full(64, np.inf).astype(DTYPES["BF16"])},
+            "ln_f.weight' holds NaN or inf",
+        ),
+        ("FP8", {"lm_head.weight": None}, "lacks 'lm_head.weight'"),
+        (
+            "FP8",
+            {"transformer.layers.0.attention.k_cache_scaling_factor": np.full(1, 2, np.float32)},
+            "kv_cache_scaling_factor' is 1, the scales of K and V are 2 and 1",
+        ),
+        ("W4A16_AWQ", {f"{FC}.weight": np.ones((128, 64), np.int8)}, r"is I8\[128, 64\].*I8\[64, 64\]"),
+        ("W4A16_AWQ", {f"{FC}.weights_scaling_factor": np.ones((128, 1), np.float32)}, r"F32\[128, 1\].*F32\[128, 2\]"),
+        ("W4A16_AWQ", {f"{FC}.prequant_scaling_factor": None}, f"lacks '{FC}.prequant_scaling_factor'"),
+    ],
+)
+def test_a_changed_tensor_is_named(algo, changes, message, tmp_path) -> None:
+    change(write(tmp_path, algo), **changes)
+    assert re.search(message, faults_of(tmp_path))
+    assert len(verify(tmp_path)) == 1
+
+
+def test_a_renamed_tensor_is_missing_and_left_over(tmp_path) -> None:
+    path = write(tmp_path, "FP8") / "rank0.safetensors"
+    tensors = load_file(path)
+    change(tmp_path, **{f"{FC}.weight": None, f"{FC}.weights": tensors[f"{FC}.weight"]})
+    assert f"lacks '{FC}.weight'" in faults_of(tmp_path)
+    assert f"holds '{FC}.weights', which does not belong there" in faults_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"quantization": BLOCKS["FP8"] | {"extra": 1}}, "unknown key 'extra'"),
+        ({"quantization": BLOCKS["FP8"] | {"quant_algo": "FP9"}}, "quant_algo='FP9'"),
+        ({"quantization": BLOCKS["W4A16_AWQ"] | {"pre_quant_scale": False}}, "pre_quant_scale=False"),
+        ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "NVFP4 has group_size=32"),
+        ({"architecture": "QwenForCausalLM"}, "architecture='QwenForCausalLM'"),
+        ({"mapping": {"world_size": 2, "tp_size": 1, "pp_size": 1}}, "world_size=2"),
+        ({"mapping": {"world_size": 3, "tp_size": 1, "pp_size": 3}}, "pp_size=3 does not divide num_hidden_layers=2"),
+        ({"mapping": {"world_size": 3, "tp_size": 3, "pp_size": 1}}, "tp_size=3"),
+        ({"mapping": {"world_size": 2, "tp_size": 2, "pp_size": 1}, "intermediate_size": 129}, "intermediate_size=129"),
+        ({"hidden_size": None}, "no 'hidden_size'"),
+    ],
+)
+def test_a_wrong_configuration_is_named(edit, message, tmp_path) -> None:
+    write(tmp_path, "FP8")
+    raw = json.loads((tmp_path / "config.json").read_text()) | edit
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert message in faults_of(tmp_path)
+
+
+def test_missing_left_over_and_cut_files_are_named(tmp_path) -> None:
+    write(tmp_path, "FP8", tp_size=2)
+    (tmp_path / "rank1.safetensors").rename(tmp_path / "rank7.safetensors")
+    (tmp_path / "quant_cfg.json").write_text("{}")
+    text = faults_of(tmp_path)
+    for part in ("rank1.safetensors is missing", "rank7.safetensors is left over", "quant_cfg.json belongs to"):
+        assert part in text
+    for name in ("rank7.safetensors", "quant_cfg.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "rank1.safetensors").write_bytes((tmp_path / "rank0.safetensors").read_bytes()[:-9])
+    assert "rank1.safetensors is damaged or cut off" in faults_of(tmp_path)
+
+
+def test_no_checkpoint_at_all_is_one_fault(tmp_path) -> None:
+    assert "has no config.json" in faults_of(tmp_path)
+
+
+def test_describe_counts_every_byte(tmp_path) -> None:
+    """Linears of 2 layers: (64+64)*64 qkv + 64*64 dense + 3*64*128 mlp = 36,864 each, one byte per FP8 weight."""
+    facts = describe(write(tmp_path, "FP8"))
+    assert facts["bytes_by_part"]["linears"] == 2 * 36864
+    assert facts["bytes_by_part"]["embedding and head"] == 2 * 100 * 64 * 2
+    assert facts["linears_16bit"] == ["lm_head"]
+    assert sum(facts["bytes_by_dtype"].values()) == sum(facts["bytes_by_part"].values())
+    assert facts["bits_per_weight"] == pytest.approx(8.0, abs=0.02)
+    json.dumps(facts)
+
+
+def test_the_description_fits_eighty_columns(tmp_path) -> None:
+    text = render(describe(write(tmp_path, "W4A16_AWQ")))
+    assert "int4_awq, groups of 32" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+PROBES = [
+    (path.stem, name) for path in sorted(MEASURED.glob("*.json")) for name in json.loads(path.read_text())["runs"]
+]
+_TORCH_CODES = {"bfloat16": "BF16", "float32": "F32", "float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8"}
+
+
+def test_there_are_measured_exports_of_both_versions() -> None:
+    assert {stem for stem, _ in PROBES} == {"modelopt037", "modelopt047"}
+
+
+@pytest.mark.parametrize(("stem", "name"), PROBES)
+def test_measured_exports_obey_the_rules(stem, name) -> None:
+    """Every export of both ModelOpt versions: same names, dtypes and shapes on every rank."""
+    run = json.loads((MEASURED / f"{stem}.json").read_text())["runs"][name]
+    config = CheckpointConfig.parse(run["config"])
+    headers = [
+        {
+            tensor: Expected(_TORCH_CODES[dtype.removeprefix("torch.")], tuple(shape))
+            for tensor, (dtype, shape) in rank.items()
+        }
+        for _, rank in sorted(run["tensors"].items())
+    ]
+    assert len(headers) == config.world_size
+    assert check_tensors(config, headers) == []

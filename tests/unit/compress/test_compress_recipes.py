@@ -1,0 +1,98 @@
+"""One table for both configuration styles of ModelOpt; presets here are cut down to what matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.compress.recipes import PRESETS, modelopt_config
+from pipelines.compress.specs import QuantSpec
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+
+BLOCK = {"num_bits": 4, "block_sizes": {-1: 128, "type": "static"}}
+FP8 = {"num_bits": (4, 3), "axis": None}
+
+
+def old_style(name: str) -> dict[str, Any]:
+    """ModelOpt 0.37: a dict of patterns."""
+    weights: Any = {"W4A8_AWQ_BETA_CFG": [dict(BLOCK), dict(FP8)], "INT4_AWQ_CFG": dict(BLOCK)}.get(name, dict(FP8))
+    entries = {"*weight_quantizer": weights, "*input_quantizer": dict(FP8), "*lm_head*": {"enable": False}}
+    return {"quant_cfg": {**entries, "default": {"enable": False}}, "algorithm": "preset"}
+
+
+def new_style(name: str) -> dict[str, Any]:
+    """ModelOpt 0.47: a list of entries, the last one wins."""
+    old = old_style(name)["quant_cfg"]
+    entries = [
+        {"quantizer_name": "*", "enable": False},
+        {"quantizer_name": "*weight_quantizer", "cfg": old["*weight_quantizer"]},
+        {"quantizer_name": "*input_quantizer", "cfg": old["*input_quantizer"]},
+        {"quantizer_name": "*lm_head*", "enable": False},
+    ]
+    return {"quant_cfg": entries, "algorithm": "preset"}
+
+
+def test_every_calibrated_format_has_a_preset() -> None:
+    assert set(PRESETS) == {qformat for qformat, spec in FORMATS.items() if spec.calibrated}
+
+
+@pytest.mark.parametrize("preset", [old_style, new_style])
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO])
+def test_float_formats_simulate_nothing(qformat, preset) -> None:
+    assert modelopt_config(QuantSpec(qformat), "llama", preset) is None
+
+
+@pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
+def test_the_group_size_reaches_both_styles(qformat) -> None:
+    old = modelopt_config(QuantSpec(qformat, group_size=64), "llama", old_style)
+    new = modelopt_config(QuantSpec(qformat, group_size=64), "llama", new_style)
+    assert old is not None
+    assert new is not None
+    weights = [old["quant_cfg"]["*weight_quantizer"], new["quant_cfg"][1]["cfg"]]
+    for attributes in weights:
+        first = attributes[0] if isinstance(attributes, list) else attributes
+        assert first["block_sizes"] == {-1: 64, "type": "static"}
+
+
+@pytest.mark.parametrize(("kv_cache", "bits"), [(KvFormat.FP8, (4, 3)), (KvFormat.INT8, 8)])
+def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
+    old = modelopt_config(QuantSpec(QFormat.FP8, kv_cache), "llama", old_style)
+    new = modelopt_config(QuantSpec(QFormat.NONE, kv_cache), "llama", new_style)
+    assert old is not None
+    assert new is not None
+    assert old["quant_cfg"]["*[kv]_bmm_quantizer"] == {"num_bits": bits, "axis": None, "enable": True}
+    assert new["quant_cfg"] == [
+        {"quantizer_name": "*", "enable": False},
+        {"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": bits, "axis": None}, "enable": True},
+    ]
+
+
+def test_a_quantized_head_overrides_the_preset() -> None:
+    old = modelopt_config(QuantSpec(QFormat.FP8, quantize_lm_head=True), "llama", old_style)
+    assert old is not None
+    assert "*lm_head*" not in old["quant_cfg"]
+    assert old["quant_cfg"]["*lm_head*weight_quantizer"]["enable"] is True
+
+
+@pytest.mark.parametrize(
+    ("spec", "family", "algorithm"),
+    [
+        (QuantSpec(QFormat.INT8_SQ), "llama", "preset"),
+        (QuantSpec(QFormat.INT8_SQ), "gemma", {"method": "smoothquant", "alpha": 0.5}),
+        (QuantSpec(QFormat.INT8_SQ, smoothquant_alpha=0.0), "gemma", {"method": "smoothquant", "alpha": 0.0}),
+        (QuantSpec(QFormat.W4A8_AWQ), "gemma", {"method": "awq_lite", "alpha_step": 1.0}),
+        (QuantSpec(QFormat.INT4_AWQ), "gemma", "preset"),
+        (QuantSpec(QFormat.INT4_AWQ, awq_alpha_step=0.2), "llama", {"method": "awq_lite", "alpha_step": 0.2}),
+    ],
+)
+def test_gemma_has_exceptions_and_given_values_win(spec, family, algorithm) -> None:
+    config = modelopt_config(spec, family, new_style)
+    assert config is not None
+    assert config["algorithm"] == algorithm
+
+
+def test_the_preset_itself_is_not_changed() -> None:
+    kept = new_style("INT4_AWQ_CFG")
+    modelopt_config(QuantSpec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), "llama", lambda _name: kept)
+    assert kept == new_style("INT4_AWQ_CFG")

@@ -1,0 +1,97 @@
+"""Calibration texts from every kind of file, lazily, with messages that name what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.compress import load_texts
+from pipelines.domain.errors import UserError
+
+ROWS = ["one", "two", "three"]
+
+
+def write(folder: Path, kind: str) -> Path:
+    path = folder / f"data.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
+    elif kind == "json":
+        path.write_text(json.dumps([{"text": row} for row in ROWS]))
+    elif kind == "csv":
+        path.write_text("id,text\n" + "".join(f"{i},{row}\n" for i, row in enumerate(ROWS)))
+    elif kind == "txt":
+        path.write_text("one\n\ntwo\n\n\nthree\n")
+    else:
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.table({"text": ROWS, "id": [1, 2, 3]}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "txt", "parquet"])
+def test_every_kind_of_file_gives_its_texts(kind, tmp_path) -> None:
+    assert list(load_texts(write(tmp_path, kind))) == ROWS
+    assert list(load_texts(tmp_path / f"data.{kind}", size=2)) == ROWS[:2]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_a_missing_column_names_those_that_exist(kind, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"no column 'article'.*Columns: .*text"):
+        load_texts(write(tmp_path, kind), column="article")
+
+
+def test_a_data_set_snapshot_is_read_by_split(tmp_path) -> None:
+    """data/train-0000.jsonl and test/part.jsonl are two splits; other files are not data."""
+    for name, text in (("data/train-00000-of-00002.jsonl", "a"), ("data/train-00001-of-00002.jsonl", "b")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": text}))
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "part.jsonl").write_text(json.dumps({"text": "c"}))
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "x.jsonl").write_text("broken")
+    assert list(load_texts(tmp_path, split="train")) == ["a", "b"]
+    assert list(load_texts(tmp_path)) == ["a", "b", "c"]
+    with pytest.raises(UserError, match="no file of the split 'dev'"):
+        load_texts(tmp_path, split="dev")
+
+
+def test_reading_is_lazy(tmp_path) -> None:
+    """A broken third line does not matter to someone who wants two texts."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": broken\n')
+    assert list(load_texts(path, size=2)) == ["one", "two"]
+    with pytest.raises(UserError, match=r"data\.jsonl, line 3: not JSON"):
+        list(load_texts(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.jsonl", '{"text": ""}\n\n', "holds no text in the column 'text'"),
+        ("data.jsonl", '{"text": 5}\n', "column 'text' holds int"),
+        ("data.jsonl", "[1]\n", "a row must be an object, not list"),
+        ("data.json", '{"text": "a"}', "holds dict, not a list"),
+        ("data.xml", "<a/>", "unknown kind '.xml'"),
+    ],
+)
+def test_bad_content_is_named(name, content, message, tmp_path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_texts(tmp_path / name)
+
+
+def test_nothing_there_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        load_texts(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no data file"):
+        load_texts(tmp_path)
+
+
+def test_a_broken_parquet_file_is_named(tmp_path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "data.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(UserError, match=r"data\.parquet is not a parquet file"):
+        load_texts(tmp_path / "data.parquet")

@@ -1,0 +1,59 @@
+"""Facts of the machine, and which engine they choose."""
+
+import subprocess
+
+import pytest
+
+from pipelines import machine
+from pipelines.flavours import choose
+from pipelines.machine import GpuFacts, Machine, gather, library_versions
+
+MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
+H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
+
+
+def with_gpu(**changes):
+    values = {"cpu_count": 8, "memory_bytes": 2**38, "gpus": (H100,), "no_gpu_reason": "", "platform": "test"}
+    return Machine(**{"has_tensorrt_llm": True, **values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "name", "reason"),
+    [
+        ("auto", MACHINE, "openvino", "engine=auto: no NVIDIA GPU here, nvidia-smi is not installed"),
+        ("auto", with_gpu(has_tensorrt_llm=False), "openvino", "engine=auto: the Python package tensorrt_llm is not"),
+        ("auto", with_gpu(), "openvino", "engine=auto: this version does not build TensorRT engines yet"),
+        ("openvino", with_gpu(), "openvino", "asked for"),
+        ("tensorrt_llm", MACHINE, "tensorrt_llm", "asked for"),
+    ],
+)
+def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
+    flavour = choose(wanted, here)
+    assert flavour.name == name
+    assert flavour.reason.startswith(reason)
+
+
+def test_gpus_are_read_from_nvidia_smi(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    answer = subprocess.CompletedProcess([], 0, "NVIDIA H100 80GB HBM3, 9.0, 81559\nNVIDIA A10, 8.6, 23028\n", "")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: answer)
+    gpus, reason = machine._gpus()
+    assert gpus == (H100, GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20))
+    assert reason == ""
+
+
+def test_a_broken_driver_is_said(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    answer = subprocess.CompletedProcess([], 9, "", "NVIDIA-SMI has failed because it couldn't communicate\n")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: answer)
+    assert machine._gpus() == ((), "nvidia-smi says: NVIDIA-SMI has failed because it couldn't communicate")
+
+
+def test_gather_knows_memory_and_processors():
+    here = gather()
+    assert here.memory_bytes > 2**28
+    assert here.cpu_count >= 1
+
+
+def test_an_absent_library_has_a_version_word():
+    assert library_versions(("no-such-distribution",)) == {"no-such-distribution": "absent"}

@@ -1,0 +1,175 @@
+"""What planning refuses, and what it says; it imports nothing heavy and writes nothing."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pipelines.artifacts import Store
+from pipelines.commands import load
+from pipelines.domain.errors import UserError
+from pipelines.plan import make_plan
+from pipelines.report.console import plan_text
+from tests.unit.core.test_machine import MACHINE
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 768,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "my_llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "model.safetensors").write_bytes(b"only its hash is looked at")
+    return folder
+
+
+def plan(tmp_path, overrides, target="build", machine=MACHINE):
+    return make_plan(load(overrides), target, Store(tmp_path / "store"), machine)
+
+
+def test_stages_in_order(tmp_path, model):
+    made = plan(tmp_path, [f"model.path={model}", "sparsity=sparsegpt_2_4"], "evaluate")
+    assert [step.node.id for step in made.steps] == [
+        "baseline.quantize",
+        "baseline.build",
+        "baseline.evaluate",
+        "sparsify",
+        "quantize",
+        "build",
+        "evaluate",
+    ]
+
+
+def test_the_baseline_is_not_made_twice(tmp_path, model):
+    made = plan(tmp_path, [f"model.path={model}", "quant=none"], "evaluate")
+    assert [step.node.id for step in made.steps] == ["quantize", "build", "evaluate"]
+
+
+def test_hub_parts_are_downloaded_first(tmp_path):
+    made = plan(tmp_path, ["model=gemma_2b", "calibration=cnn_dailymail", "eval=mmlu"], "evaluate")
+    assert [step.node.id for step in made.steps][:2] == ["download", "download.eval"]
+    assert "download.calibration" in [step.node.id for step in made.steps]
+
+
+def test_a_format_without_calibration_fetches_no_text(tmp_path):
+    made = plan(tmp_path, ["model=gemma_2b", "calibration=cnn_dailymail", "quant=int4_wo"])
+    assert [step.node.id for step in made.steps] == ["download", "quantize", "build"]
+
+
+def test_planning_writes_nothing(tmp_path, model):
+    plan(tmp_path, [f"model.path={model}"], "evaluate")
+    assert not (tmp_path / "store").exists()
+
+
+def test_planning_imports_nothing_heavy(tmp_path, model):
+    code = (
+        "import sys; from pipelines.__main__ import main; "
+        f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
+        "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
+        "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["quant=fp8", "hardware=a10"],
+            r"fp8 needs FP8 arithmetic .*this GPU has 8\.6.*qformat=none, int8_sq, int4_awq",
+        ),
+        (["quant=nvfp4", "hardware=h100_sxm"], r"nvfp4 needs FP4 arithmetic .*this GPU has 9\.0"),
+        (["quant=int8_sq", "hardware=b200_sxm"], r"int8_sq is refused by TensorRT-LLM's builder .*10\.0"),
+        (["kv_cache=int8", "kv_cache.enable_block_reuse=true"], r"kv_cache=int8 .* takes away KV-cache reuse"),
+        (["kv_cache=int8", "runtime.enable_chunked_context=true"], r"takes away chunked context"),
+        (["build.tp_size=3"], r"tp_size=3 does not divide num_attention_heads=4"),
+        (["build.pp_size=4"], r"pp_size=4 does not divide num_hidden_layers=2"),
+        (["build.max_num_tokens=512"], r"max_num_tokens=512 is less than max_input_len=1024"),
+        (["build.max_seq_len=4096"], r"max_seq_len=4096 is more than my_llama was made for.*2048 tokens"),
+        (["build.max_input_len=2000", "build.max_seq_len=1500"], r"max_input_len=2000 is more than max_seq_len=1500"),
+        (["build.tokens_per_block=48"], r"tokens_per_block=48 is not a power of two"),
+        (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 cannot be had with engine=openvino"),
+        (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
+        (["engine=tensorrt_llm"], r"engine=tensorrt_llm cannot be built by this version yet.*engine=openvino"),
+        (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
+        (["model=llama_3_8b"], r"is not a llama_3_8b: its num_hidden_layers is 2, model=llama_3_8b says 32"),
+    ],
+)
+def test_impossible_combinations_are_refused(tmp_path, model, overrides, message):
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, [f"model.path={model}", *overrides])
+
+
+def test_what_does_not_fit_the_gpu_is_refused_with_what_would(tmp_path):
+    """Llama 3.1 70B at 16 bit: 131.4 GiB of weights (style guide's worked number)."""
+    big = replace(MACHINE, memory_bytes=2**40)
+    message = r"needs 131\.4 GiB of weights per GPU; one h100_sxm has 74\.5 GiB.*tp_size=2 or quant=int4_awq"
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, ["model=llama_3_1_70b", "quant=none", "hardware=h100_sxm"], machine=big)
+
+
+def test_what_does_not_fit_this_machine_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match=r"llama_3_1_70b needs about .* of memory while quantizing .*this machine has 16"
+    ):
+        plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4"], machine=replace(MACHINE, memory_bytes=2**34))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m: (m / "config.json").unlink(), r"it has no config\.json"),
+        (lambda m: (m / "config.json").write_text("{"), r"config\.json is not valid JSON"),
+        (lambda m: (m / "model.safetensors").unlink(), r"has no \*\.safetensors file"),
+        (
+            lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
+            r"only pickled weights \(pytorch_model\.bin\)",
+        ),
+        (
+            lambda m: (m / "config.json").write_text('{"architectures": ["GPT2"]}'),
+            r"architecture 'GPT2', which is not known",
+        ),
+        (
+            lambda m: (m / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
+            r"has no 'num_attention_heads'",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(tmp_path, model, spoil, message):
+    spoil(model)
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, [f"model.path={model}"])
+
+
+def test_a_store_that_cannot_be_made_is_refused(tmp_path, model):
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(UserError, match=r"paths\.store='.*store' cannot be made: .* is a file"):
+        plan(tmp_path, [f"model.path={model}"])
+
+
+def test_all_faults_are_reported_at_once(tmp_path, model):
+    with pytest.raises(UserError) as caught:
+        plan(
+            tmp_path,
+            [f"model.path={model}", "build.tp_size=3", "quant=nvfp4", "hardware=a10", "build.max_num_tokens=9"],
+        )
+    assert len(caught.value.faults) >= 3
+
+
+def test_the_text_fits_a_terminal_of_80_columns(tmp_path):
+    text = plan_text(plan(tmp_path, ["experiment=gemma_2b_h100_fp8"], "evaluate"))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "on h100_sxm: weights" in text
