@@ -35,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, overrides = words[0], words[1:]
     signal.signal(signal.SIGTERM, _terminate)
+    # OpenMP threads that spin while they wait make a shared machine several times slower; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if name not in commands.COMMANDS:
             raise UserError(

@@ -52,7 +52,7 @@ def check(settings: Settings, shape: ModelShape | None, flavour: Flavour, machin
             pp_size=build.pp_size,
         )
         if settings.sparsity.method != "none":
-            checked.faults += quant_rules.check_sparsity(shape, tp_size=build.tp_size)
+            checked.faults += quant_rules.check_sparsity(shape, method=settings.sparsity.method, tp_size=build.tp_size)
         checked.faults += _host_memory(settings, shape, machine)
     checked.faults += quant_rules.check_kv_features(
         settings.quant.qformat,

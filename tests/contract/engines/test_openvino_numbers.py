@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -92,14 +94,31 @@ def test_weight_only_engine_is_the_builders_arithmetic(
     assert relative_error(found, torch_logits(model, workshop.batch(kind))) <= 1e-3
 
 
-def test_nvfp4_engine_is_modelopts_kernel(workshop: Workshop) -> None:
-    """ModelOpt simulates NVFP4 on CUDA only; its kernel's arithmetic is repeated here in torch."""
-    folder = workshop.checkpoint("llama", QFormat.NVFP4)
-    model = nvfp4_simulation(workshop.plain("llama").float(), Checkpoint.open(folder))
+@pytest.mark.parametrize("qformat", [*SIMULATED, QFormat.NVFP4])
+def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> None:
+    """Decoded weights in torch, inputs rounded in torch: 1e-2, where flipped codes of single values remain.
+
+    For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
+    """
+    folder = workshop.checkpoint("llama", qformat)
+    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
     found = workshop.logits(folder, "llama")
     expected = torch_logits(model, workshop.batch("llama"))
-    assert relative_error(found, expected) <= 2e-2
+    assert relative_error(found, expected) <= 1e-2
     assert same_top(found, expected) >= 0.99
+
+
+def test_nvfp4_with_bf16_arithmetic_is_as_far_as_torch(workshop: Workshop) -> None:
+    """Steps of 2 in 6 make a bf16 rounding another code: torch itself moves by 9 %, the engine by no more than 1.2 x."""
+    folder = workshop.checkpoint("llama", QFormat.NVFP4)
+    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
+    exact = torch_logits(model, workshop.batch("llama"))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) or "norm" in name:
+            module.register_forward_hook(lambda _, args, output: output.bfloat16().float())
+    torch_moved = relative_error(torch_logits(model, workshop.batch("llama")), exact)
+    moved = relative_error(workshop.logits(folder, "llama", inference_precision="bf16"), exact)
+    assert moved <= 1.2 * torch_moved
 
 
 @pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])
@@ -121,23 +140,42 @@ def test_split_checkpoints_give_the_same_engine(
     np.testing.assert_array_equal(split, whole)
 
 
-def nvfp4_simulation(model: torch.nn.Module, checkpoint: Checkpoint) -> torch.nn.Module:
-    """Put decoded weights into a model and round the input of every linear of its layers."""
+def decoded(model: torch.nn.Module, checkpoint: Checkpoint) -> torch.nn.Module:
+    """Put decoded weights into a float32 model and round the input of every linear of its layers."""
     for layer, block in enumerate(model.model.layers):
         for module, names in HF_NAMES.items():
             name = f"transformer.layers.{layer}.{module}"
-            scale = float(checkpoint.tensor(f"{name}.activation_scaling_factor"))
             weight = torch.from_numpy(dequantize(checkpoint, name))
+            round_input = input_rounding(checkpoint, name)
             for linear in (block.get_submodule(part) for part in names):
                 linear.weight.data, weight = weight[: linear.out_features], weight[linear.out_features :]
-                linear.register_forward_pre_hook(lambda _, args, scale=scale: (nvfp4_round(args[0], scale),))
+                linear.register_forward_pre_hook(lambda _, args, rounded=round_input: (rounded(args[0]),))
     return model
+
+
+def input_rounding(checkpoint: Checkpoint, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a format does to an activation, from its definition."""
+
+    def tensor(leaf: str, default: float) -> torch.Tensor:
+        values = checkpoint.tensor(f"{name}.{leaf}") if f"{name}.{leaf}" in checkpoint else np.float32(default)
+        return torch.from_numpy(np.asarray(values, dtype=np.float32))
+
+    prequant, scale = tensor("prequant_scaling_factor", 1), tensor("activation_scaling_factor", 1)
+    rounding: dict[QFormat, Callable[[torch.Tensor], torch.Tensor]] = {
+        QFormat.INT8_SQ: lambda x: (x / scale).round().clamp(-128, 127) * scale,
+        QFormat.FP8: lambda x: (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale,
+        QFormat.NVFP4: lambda x: nvfp4_round(x, float(scale)),
+    }
+    rounding[QFormat.W4A8_AWQ] = rounding[QFormat.FP8]
+    rounded = rounding.get(checkpoint.config.qformat, lambda x: x)
+    return lambda x: rounded(x * prequant)
 
 
 def nvfp4_round(x: torch.Tensor, scale: float) -> torch.Tensor:
     """Blocks of 16 with an E4M3 scale; E2M1 by its seven bounds, ties to the even code."""
     blocks = x.reshape(-1, 16)
-    block_scale = (blocks.abs().amax(1, keepdim=True) / (6 * scale)).clamp(max=448).to(torch.float8_e4m3fn).float() * scale
+    block_scale = (blocks.abs().amax(1, keepdim=True) / (6 * scale)).clamp(max=448)
+    block_scale = block_scale.to(torch.float8_e4m3fn).float() * scale
     block_scale = torch.where(block_scale >= 1e-5, block_scale, torch.ones_like(block_scale))
     magnitude = blocks.abs() / block_scale
     code = torch.searchsorted(torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), magnitude)

@@ -1,0 +1,272 @@
+"""config.json of a TensorRT-LLM checkpoint, as written by ModelOpt and read by trtllm-build.
+
+Fields and defaults: TensorRT-LLM 1.2 `PretrainedConfig` and `QuantConfig` (`modeling_utils.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+DEFAULT_EXCLUDED = ("lm_head", "router", "vocab_embedding", "position_embedding", "block_embedding")
+"""What TensorRT-LLM leaves in 16 bit when `exclude_modules` is absent."""
+
+_KV_FORMATS = {None: KvFormat.AUTO, "FP8": KvFormat.FP8, "INT8": KvFormat.INT8}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The `quantization` block; names and defaults are TensorRT-LLM's.
+
+    Attributes:
+        quant_algo: e.g. "FP8", "W4A16_AWQ"; None is 16 bit.
+        kv_cache_quant_algo: "FP8", "INT8" or None.
+        group_size: input channels per weight scale (AWQ 128, NVFP4 16).
+        smoothquant_val: SmoothQuant alpha.
+        clamp_val: [min, max] for FP8 rowwise, or None.
+        use_meta_recipe: FP8 rowwise as Meta publishes it.
+        has_zero_point: weights have zero points (GPTQ).
+        pre_quant_scale: activations are multiplied before quantization (AWQ).
+        exclude_modules: patterns of modules left in 16 bit, or None for TensorRT-LLM's default.
+        mamba_ssm_cache_dtype: unused here; kept because TensorRT-LLM knows it.
+    """
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    group_size: int = 128
+    smoothquant_val: float = 0.5
+    clamp_val: tuple[float, ...] | None = None
+    use_meta_recipe: bool = False
+    has_zero_point: bool = False
+    pre_quant_scale: bool = False
+    exclude_modules: tuple[str, ...] | None = None
+    mamba_ssm_cache_dtype: str | None = None
+
+    @classmethod
+    def parse(cls, block: Mapping[str, Any], source: str) -> Quantization:
+        """Read the block strictly: TensorRT-LLM refuses unknown keys too.
+
+        Raises:
+            UserError: a key or the KV-cache format is unknown.
+        """
+        known = {f.name for f in fields(cls)}
+        for key in block:
+            if key not in known:
+                raise UserError(
+                    f"{source} has the unknown key '{key}' in its quantization block.",
+                    allowed=f"TensorRT-LLM knows {', '.join(sorted(known))}.",
+                    todo=did_you_mean(key, known),
+                )
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
+        parsed = cls(**values)
+        if parsed.kv_cache_quant_algo not in _KV_FORMATS:
+            raise UserError(
+                f"{source} has kv_cache_quant_algo='{parsed.kv_cache_quant_algo}', which is not known here.",
+                allowed="Known: FP8, INT8, null.",
+            )
+        return parsed
+
+    def excludes(self, module: str) -> bool:
+        """Return whether a module, e.g. "lm_head" or "transformer.layers.0.mlp.fc", stays in 16 bit."""
+        patterns = DEFAULT_EXCLUDED if self.exclude_modules is None else self.exclude_modules
+        return any(fnmatchcase(module, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """config.json of a checkpoint; sizes are those of the whole model, not of one rank.
+
+    Attributes:
+        architecture: Hugging Face class name, e.g. "LlamaForCausalLM".
+        dtype: type of unquantized tensors: "bfloat16", "float16" or "float32".
+        num_hidden_layers: decoder layers.
+        hidden_size: residual stream width.
+        num_attention_heads: query heads.
+        num_key_value_heads: KV heads.
+        head_size: width of one head.
+        intermediate_size: width of the gated MLP.
+        vocab_size: rows of the embedding (AWQ exports pad it to a multiple of 64).
+        max_position_embeddings: longest sequence in tokens.
+        norm_epsilon: of every RMSNorm.
+        hidden_act: "silu", "gelu_pytorch_tanh", ...
+        rotary_base: RoPE theta.
+        rotary_scaling: RoPE scaling block, e.g. Llama 3's, or None.
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline-parallel stages.
+        quantization: how linears and the KV cache are quantized.
+        raw: the whole parsed file.
+    """
+
+    architecture: str
+    dtype: str
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_epsilon: float
+    hidden_act: str
+    rotary_base: float
+    rotary_scaling: Mapping[str, Any] | None
+    tp_size: int
+    pp_size: int
+    quantization: Quantization
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, one safetensors file each: tp * pp."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def qformat(self) -> QFormat:
+        """Our name of the weight format.
+
+        Raises:
+            UserError: `quant_algo` is not one of `pipelines.domain.formats`.
+        """
+        algo = self.quantization.quant_algo
+        if algo not in BY_QUANT_ALGO:
+            raise UserError(
+                f"The checkpoint has quant_algo='{algo}', which is not known here.",
+                allowed=f"Known: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
+            )
+        return BY_QUANT_ALGO[algo]
+
+    @property
+    def kv_format(self) -> KvFormat:
+        """Our name of the KV-cache format."""
+        return _KV_FORMATS[self.quantization.kv_cache_quant_algo]
+
+    @classmethod
+    def load(cls, folder: Path) -> CheckpointConfig:
+        """Read `folder`/config.json.
+
+        Raises:
+            UserError: the file is missing, not JSON, or lacks a field.
+        """
+        path = folder / "config.json"
+        if not path.is_file():
+            raise UserError(
+                f"{folder} has no config.json; it is not a TensorRT-LLM checkpoint folder.",
+                allowed="A checkpoint folder holds config.json and rank0.safetensors, rank1.safetensors, ...",
+            )
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path} is not JSON: {error}.", todo="Export the checkpoint again.") from None
+        return cls.parse(raw, str(path))
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], source: str = "config.json") -> CheckpointConfig:
+        """Read a parsed config.json; also accepts `pretrained_config` of an engine folder.
+
+        Raises:
+            UserError: a field is missing, of the wrong type, or contradicts another.
+        """
+        read = _Reader(raw, source)
+        heads, hidden = read.integer("num_attention_heads"), read.integer("hidden_size")
+        mapping = read.block("mapping")
+        config = cls(
+            architecture=read.text("architecture"),
+            dtype=read.text("dtype"),
+            num_hidden_layers=read.integer("num_hidden_layers"),
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=read.integer("num_key_value_heads", heads),
+            head_size=read.integer("head_size", hidden // heads),
+            intermediate_size=read.integer("intermediate_size", 4 * hidden),
+            vocab_size=read.integer("vocab_size"),
+            max_position_embeddings=read.integer("max_position_embeddings"),
+            norm_epsilon=read.number("norm_epsilon", 1e-5),
+            hidden_act=read.text("hidden_act", "gelu"),
+            # no default: ModelOpt under Transformers 5 loses the value, and a wrong one only shows as bad text
+            rotary_base=read.number("rotary_base"),
+            rotary_scaling=read.block("rotary_scaling") or None,
+            tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
+            pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
+            quantization=Quantization.parse(read.block("quantization"), source),
+            raw=raw,
+        )
+        _check(config, source)
+        return config
+
+
+def _check(config: CheckpointConfig, source: str) -> None:
+    """Refuse values that contradict each other or that nothing downstream can work with."""
+    if config.dtype not in DTYPES:
+        raise UserError(f"{source} has dtype='{config.dtype}'.", allowed=f"Allowed: {', '.join(DTYPES)}.")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{source} has {config.num_attention_heads} attention heads and {config.num_key_value_heads} KV heads.",
+            allowed="The KV heads must divide the attention heads.",
+        )
+    heads, kv_heads, tp_size = config.num_attention_heads, config.num_key_value_heads, config.tp_size
+    if heads % tp_size or (kv_heads % tp_size and tp_size % kv_heads):
+        raise UserError(
+            f"{source} splits {heads} attention heads and {kv_heads} KV heads over tp_size={tp_size} ranks.",
+            allowed="tp_size must divide the attention heads, and divide or be a multiple of the KV heads.",
+        )
+    world = config.raw.get("mapping", {}).get("world_size", config.world_size)
+    cp_size = config.raw.get("mapping", {}).get("cp_size", 1)
+    if world != config.world_size or cp_size != 1:
+        raise UserError(
+            f"{source} maps world_size={world} to tp_size={config.tp_size}, pp_size={config.pp_size},"
+            f" cp_size={cp_size}.",
+            allowed="world_size must be tp_size * pp_size, and cp_size 1.",
+        )
+
+
+class _Reader:
+    """Typed access to a parsed JSON object; every refusal names the file, the key and the value."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
+        self._raw, self._source = raw, source
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, value, "a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def block(self, key: str) -> Mapping[str, Any]:
+        """Return an object; an absent or null one is empty."""
+        value = self._raw.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self._raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise UserError(f"{self._source} has no '{key}'; it is not a complete TensorRT-LLM configuration.")
+        return value
+
+    def _wrong(self, key: str, value: Any, wanted: str) -> UserError:
+        return UserError(f"{self._source} has {key}={value!r}.", allowed=f"It must be {wanted}.")

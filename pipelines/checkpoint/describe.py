@@ -1,0 +1,117 @@
+"""What is in a checkpoint: formats, sizes, and what was left in 16 bit. Reads headers only."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.domain.formats import FORMATS
+from pipelines.domain.units import show_bytes
+
+_WIDTH = 80
+_16BIT = frozenset({"BF16", "F16", "F32"})
+_LINEAR_WEIGHTS = (
+    "attention.qkv.weight",
+    "attention.dense.weight",
+    "mlp.fc.weight",
+    "mlp.gate.weight",
+    "mlp.proj.weight",
+    "lm_head.weight",
+)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return JSON-able facts about a checkpoint folder.
+
+    Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
+    num_hidden_layers, tp_size, pp_size, files ({name: bytes}), total_bytes (of the rank files), bytes_by_dtype,
+    bytes_by_part (linears, scales, embedding and head, norms), linears (how many), linears_16bit (names of those
+    left in 16 bit, layer numbers collapsed), bits_per_weight (of the layers' linears, scales included).
+
+    Raises:
+        UserError: the folder is not a readable checkpoint.
+    """
+    checkpoint = Checkpoint.open(folder)
+    config = checkpoint.config
+    stored = [
+        (name, info.dtype, info.nbytes) for file in checkpoint.rank_headers() for name, info in file.header.items()
+    ]
+    by_dtype: Counter[str] = Counter()
+    by_part: Counter[str] = Counter()
+    for name, dtype, nbytes in stored:
+        by_dtype[dtype] += nbytes
+        by_part[_part(name)] += nbytes
+    return {
+        **_config_facts(config),
+        **_linear_facts(checkpoint),
+        "bits_per_weight": round(8 * (by_part["linears"] + by_part["scales"]) / _linear_params(config), 3),
+        "files": {path.name: path.stat().st_size for path in checkpoint.files},
+        "total_bytes": checkpoint.weight_bytes,
+        "bytes_by_dtype": dict(sorted(by_dtype.items())),
+        "bytes_by_part": dict(sorted(by_part.items())),
+    }
+
+
+def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
+    return {
+        "architecture": config.architecture,
+        "qformat": str(config.qformat),
+        "quant_algo": config.quantization.quant_algo,
+        "kv_cache": str(config.kv_format),
+        "dtype": config.dtype,
+        "group_size": config.quantization.group_size if FORMATS[config.qformat].grouped else None,
+        "num_hidden_layers": config.num_hidden_layers,
+        "tp_size": config.tp_size,
+        "pp_size": config.pp_size,
+    }
+
+
+def _linear_params(config: CheckpointConfig) -> int:
+    """Return the weights of all layers' linears."""
+    q, kv = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
+    per_layer = (q + 2 * kv) * config.hidden_size + q * config.hidden_size
+    return config.num_hidden_layers * (per_layer + 3 * config.hidden_size * config.intermediate_size)
+
+
+def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    linears = [name for name in checkpoint if name.endswith(_LINEAR_WEIGHTS)]
+    plain = [name for name in linears if checkpoint.spec(name).dtype in _16BIT]
+    return {"linears": len(linears), "linears_16bit": sorted({_collapse(name) for name in plain})}
+
+
+def _collapse(name: str) -> str:
+    """Write a weight without its layer number: transformer.layers.3.mlp.fc.weight -> layers.*.mlp.fc."""
+    parts = ["*" if part.isdigit() else part for part in name.removesuffix(".weight").split(".")]
+    return ".".join(parts).removeprefix("transformer.")
+
+
+def _part(name: str) -> str:
+    """Return what a stored tensor is for."""
+    module, _, leaf = name.rpartition(".")
+    if module in ("lm_head", "transformer.vocab_embedding"):
+        return "embedding and head"
+    if leaf.endswith(("scaling_factor", "scaling_factor_2", "per_channel_scale")):
+        return "scales"
+    if module.endswith(("layernorm", "ln_f")):
+        return "norms"
+    return "linears"
+
+
+def render(facts: dict[str, Any]) -> str:
+    """Return the facts of `describe` as plain lines of at most 80 columns."""
+    kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
+    group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
+    split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"
+    lines = [
+        f"{facts['architecture']}, {facts['num_hidden_layers']} layers, {facts['qformat']}{group}{kv}",
+        f"  {show_bytes(facts['total_bytes'])} in {len(facts['files'])} rank file(s), {split}",
+        f"  {facts['bits_per_weight']:.2f} bits per weight of the layers' linears, scales included",
+        *(f"    {part:20} {show_bytes(size):>10}" for part, size in facts["bytes_by_part"].items()),
+    ]
+    plain = ", ".join(facts["linears_16bit"]) or "none"
+    lines += textwrap.wrap(f"left in 16 bit: {plain}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""A TensorRT-LLM checkpoint folder as one set of full-model tensors, whatever tp_size and pp_size it was split for.
+
+Rank files: rank = pp_rank * tp_size + tp_rank. Tensor parallel splits qkv, fc, gate, lm_head and the embedding on
+the output dimension, dense and proj on the input dimension; scales follow; scalars repeat. Each rank's qkv is
+q | k | v of its own heads, and with fewer KV heads than ranks a KV head repeats on neighbouring ranks. Pipeline
+parallel gives each stage its own layers, numbered from 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.domain.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
+
+OUTPUT_SPLIT = ("mlp.fc", "mlp.gate", "lm_head", "transformer.vocab_embedding")
+"""Modules whose output dimension is shared out between tensor-parallel ranks (qkv too, by heads)."""
+INPUT_SPLIT = ("attention.dense", "mlp.proj")
+"""Modules whose input dimension is shared out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Type and size of one full-model tensor, known without reading data.
+
+    Attributes:
+        dtype: safetensors spelling, e.g. "BF16", "F8_E4M3", "I8".
+        shape: dimensions after merging ranks.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """An opened checkpoint: headers are read, tensors are mapped and merged when asked for."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, ranks: list[TensorFile]) -> None:
+        """Use `Checkpoint.open`."""
+        self.folder = folder
+        self.config = config
+        self._ranks = ranks
+        self._places = self._find_tensors()
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read config.json and the header of every rank file.
+
+        Raises:
+            UserError: a file is missing or damaged, or ranks hold different tensors.
+        """
+        config = CheckpointConfig.load(folder)
+        ranks = [TensorFile(folder / f"rank{rank}.safetensors") for rank in range(config.world_size)]
+        return cls(folder, config, ranks)
+
+    @property
+    def files(self) -> list[Path]:
+        """The rank files, in order."""
+        return [file.path for file in self._ranks]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all rank files on disk."""
+        return sum(path.stat().st_size for path in self.files)
+
+    def rank_headers(self) -> list[TensorFile]:
+        """The rank files as they are, for checks that must see the split."""
+        return list(self._ranks)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return dtype and merged shape of a tensor; reads no data.
+
+        Raises:
+            UserError: the checkpoint has no such tensor.
+        """
+        files, stored = self._place(name)
+        infos = [file.header[stored] for file in files]
+        axis = split_axis(name, infos[0].shape)
+        shape = list(infos[0].shape)
+        if axis is not None and len(files) > 1:
+            shape[axis] = sum(info.shape[axis] for info in infos) - self._repeated_rows(name, shape[axis])
+            shape[axis] -= self._padded_rows(name, shape[axis])
+        return TensorSpec(infos[0].dtype, tuple(shape))
+
+    def tensor(self, name: str) -> Array:
+        """Return a full-model tensor; a view on the file when it was not split, else a merged copy.
+
+        Raises:
+            UserError: the checkpoint has no such tensor, or ranks disagree about a shared scale.
+        """
+        import numpy as np
+
+        files, stored = self._place(name)
+        parts = [file[stored] for file in files]
+        axis = split_axis(name, parts[0].shape)
+        if len(parts) == 1:
+            return parts[0]
+        if axis is None:
+            self._check_same(name, parts)
+            return parts[0]
+        if ".attention.qkv." in name:
+            return self._merge_qkv(parts)
+        merged: Array = np.concatenate(parts, axis=axis)
+        return merged[: len(merged) - self._padded_rows(name, len(merged))]
+
+    def _place(self, name: str) -> tuple[list[TensorFile], str]:
+        if name not in self._places:
+            raise UserError(
+                f"{self.folder} has no tensor '{name}'.", todo="Export the checkpoint again; a part of it is missing."
+            )
+        return self._places[name]
+
+    def _find_tensors(self) -> dict[str, tuple[list[TensorFile], str]]:
+        """Map full-model name -> (rank files that hold parts of it, its name inside them)."""
+        tp_size, places, layers_before = self.config.tp_size, {}, 0
+        for stage in range(self.config.pp_size):
+            files = self._ranks[stage * tp_size : (stage + 1) * tp_size]
+            self._check_same_names(files)
+            layers = 0
+            for stored in files[0]:
+                match = _LAYER.fullmatch(stored)
+                layers = max(layers, int(match[1]) + 1) if match else layers
+                name = f"transformer.layers.{layers_before + int(match[1])}.{match[2]}" if match else stored
+                places[name] = (files, stored)
+            layers_before += layers
+        if layers_before != self.config.num_hidden_layers:
+            raise UserError(
+                f"{self.folder} holds {layers_before} layers; its config.json says {self.config.num_hidden_layers}.",
+                todo="Export the checkpoint again.",
+            )
+        return places
+
+    def _check_same_names(self, files: list[TensorFile]) -> None:
+        for file in files[1:]:
+            different = sorted(set(files[0]) ^ set(file))
+            if different:
+                raise UserError(
+                    f"{file.path} and {files[0].path.name} hold different tensors: '{different[0]}' is only in one"
+                    f" of them ({len(different)} differ).",
+                    todo="Export the checkpoint again; rank files of different exports are mixed.",
+                )
+
+    def _check_same(self, name: str, parts: list[Array]) -> None:
+        import numpy as np
+
+        for rank, part in enumerate(parts[1:], start=1):
+            if not np.array_equal(parts[0], part):
+                raise UserError(
+                    f"{self.folder}: '{name}' differs between tensor-parallel ranks 0 and {rank}.",
+                    allowed="It is not split, so every rank must hold the same values.",
+                )
+
+    def _padded_rows(self, name: str, rows: int) -> int:
+        """Rows of zeros that the exporter appended so that the vocabulary divides by tp_size."""
+        is_vocab = name.startswith(("transformer.vocab_embedding.", "lm_head."))
+        return max(rows - self.config.vocab_size, 0) if is_vocab else 0
+
+    @property
+    def _kv_repeat(self) -> int:
+        """Ranks that hold the same KV head."""
+        return max(self.config.tp_size // self.config.num_key_value_heads, 1)
+
+    def _qkv_rows(self, rank_rows: int) -> tuple[int, int]:
+        """Rows of q and of k (= v) in one rank; packed INT4 has two output channels per row."""
+        q_heads = self.config.num_attention_heads // self.config.tp_size
+        kv_heads = max(self.config.num_key_value_heads // self.config.tp_size, 1)
+        head_rows, rest = divmod(rank_rows, q_heads + 2 * kv_heads)
+        if rest:
+            raise UserError(
+                f"{self.folder}: a qkv tensor has {rank_rows} rows per rank, which {q_heads} query and"
+                f" 2 x {kv_heads} KV heads do not divide."
+            )
+        return q_heads * head_rows, kv_heads * head_rows
+
+    def _repeated_rows(self, name: str, rank_rows: int) -> int:
+        """Rows of k and v that are stored more than once over all ranks."""
+        if ".attention.qkv." not in name:
+            return 0
+        _, kv_rows = self._qkv_rows(rank_rows)
+        return 2 * kv_rows * (self.config.tp_size - self.config.tp_size // self._kv_repeat)
+
+    def _merge_qkv(self, parts: list[Array]) -> Array:
+        import numpy as np
+
+        q, kv = self._qkv_rows(len(parts[0]))
+        owners = parts[:: self._kv_repeat]
+        blocks = [part[:q] for part in parts] + [part[q : q + kv] for part in owners]
+        return np.concatenate(blocks + [part[q + kv :] for part in owners], axis=0)
+
+
+def split_axis(name: str, shape: tuple[int, ...]) -> int | None:
+    """Return the dimension on which tensor parallelism splits a tensor, or None when every rank holds all of it.
+
+    Args:
+        name: tensor name; the layer number does not matter.
+        shape: shape of the tensor or of a rank's part; tells a per-tensor scale from a per-channel one.
+    """
+    module, _, leaf = name.rpartition(".")
+    if shape in ((), (1,)):
+        return None
+    if module.endswith(OUTPUT_SPLIT) or module.endswith("attention.qkv"):
+        return 0 if leaf in ("weight", "bias", "weights_scaling_factor", "per_channel_scale") else None
+    if module.endswith(INPUT_SPLIT):
+        if leaf == "weight":
+            return 1
+        if leaf == "weights_scaling_factor":
+            return 1 if len(shape) == 2 else None  # grouped scales follow the input, per-channel ones do not
+        return 0 if leaf == "prequant_scaling_factor" else None
+    return None

@@ -1,0 +1,139 @@
+"""safetensors files as numpy views on a memory map, every dtype a checkpoint uses.
+
+Format (https://github.com/huggingface/safetensors#format): 8 bytes little-endian header length N, N bytes of
+JSON {name: {dtype, shape, data_offsets: [begin, end)}}, then the tensors back to back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""safetensors dtype -> bytes of one element."""
+
+_NUMPY_NAMES = {
+    "F64": "float64", "I64": "int64", "U64": "uint64", "F32": "float32", "I32": "int32", "U32": "uint32",
+    "F16": "float16", "I16": "int16", "U16": "uint16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+_ML_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies in its file.
+
+    Attributes:
+        dtype: safetensors spelling: "F32", "F16", "BF16", "F8_E4M3", "I8", "U8", ...
+        shape: dimensions; () is a scalar.
+        begin: first byte, counted from the start of the file.
+        nbytes: bytes of the tensor.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the numpy (or ml_dtypes) type of a safetensors dtype such as "BF16"."""
+    import numpy as np
+
+    if dtype in _ML_NAMES:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, _ML_NAMES[dtype]))
+    return np.dtype(_NUMPY_NAMES[dtype])
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Read names, dtypes, shapes and places of all tensors; no tensor data is touched.
+
+    Raises:
+        UserError: the file is missing, cut off, or not a safetensors file.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist.", todo="Export the checkpoint again.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise _corrupt(path, f"a header of {length} bytes is announced, the file has {size} bytes")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw)
+    except ValueError as error:
+        raise _corrupt(path, f"the header is not JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise _corrupt(path, f"the header is a {type(header).__name__}, not an object")
+    header.pop("__metadata__", None)
+    return {name: _tensor_info(path, name, entry, 8 + length, size) for name, entry in header.items()}
+
+
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorInfo:
+    """Check one header entry against its own shape and against the file."""
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise _corrupt(path, f"the header entry of '{name}' is {entry!r}") from None
+    if dtype not in ITEM_BYTES:
+        raise UserError(
+            f"{path} holds '{name}' with dtype {dtype}, which is not known here.",
+            allowed=f"Known: {', '.join(ITEM_BYTES)}.",
+        )
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    if begin < 0 or min(shape, default=0) < 0 or end - begin != expected:
+        raise _corrupt(path, f"'{name}' {dtype}{list(shape)} needs {expected} bytes, its entry gives {end - begin}")
+    if data_start + end > file_size:
+        raise _corrupt(path, f"'{name}' ends at byte {data_start + end}, the file has {file_size} bytes")
+    return TensorInfo(dtype, shape, data_start + begin, expected)
+
+
+def _corrupt(path: Path, found: str) -> UserError:
+    return UserError(f"{path} is damaged or cut off: {found}.", todo="Copy or export the file again.")
+
+
+class TensorFile(Mapping[str, "np.ndarray[Any, Any]"]):
+    """One safetensors file; indexing gives read-only numpy views on the memory map, never copies."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.
+
+        Raises:
+            UserError: see `read_header`.
+        """
+        self.path = path
+        self.header = read_header(path)
+        self._map: np.ndarray[Any, Any] | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        info = self.header[name]
+        if self._map is None:
+            self._map = np.memmap(self.path, dtype=np.uint8, mode="r")
+        flat = self._map[info.begin : info.begin + info.nbytes]
+        return flat.view(np.ndarray).view(numpy_dtype(info.dtype)).reshape(info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.header)
+
+    def __len__(self) -> int:
+        return len(self.header)

@@ -1,0 +1,290 @@
+"""Is this checkpoint what trtllm-build expects: files, configuration, and every tensor of every rank.
+
+Rules: TensorRT-LLM 1.2 `modeling_utils.py`, `quantization/mode.py`, `docs/source/legacy/architecture/checkpoint.md`;
+dtypes and shapes of quantized tensors as ModelOpt 0.37.0 and 0.47.0 export them (measured, both the same).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.model_shape import ARCHITECTURES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_AGAIN = "Export the checkpoint again."
+_DTYPE_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_KV_SCALES = ("kv_cache_scaling_factor", "k_cache_scaling_factor", "v_cache_scaling_factor")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One tensor of one rank: dtype in safetensors spelling, and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+Tensors = dict[str, Expected]
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """One linear on one rank: outputs, inputs, dtype of 16-bit tensors, inputs that share a weight scale."""
+
+    out: int
+    width: int
+    dtype: str
+    group: int
+
+
+_LinearRule = Callable[[_Linear], Tensors]
+_ONE = Expected("F32", (1,))
+
+
+def _float(of: _Linear) -> Tensors:
+    return {"weight": Expected(of.dtype, (of.out, of.width))}
+
+
+def _fp8(of: _Linear) -> Tensors:
+    weight = Expected("F8_E4M3", (of.out, of.width))
+    return {"weight": weight, "activation_scaling_factor": _ONE, "weights_scaling_factor": _ONE}
+
+
+def _fp8_rowwise(of: _Linear) -> Tensors:
+    return {"weight": Expected("F8_E4M3", (of.out, of.width)), "per_channel_scale": Expected("F32", (of.out,))}
+
+
+def _int8_sq(of: _Linear) -> Tensors:
+    return {
+        "weight": Expected("I8", (of.out, of.width)),
+        "prequant_scaling_factor": Expected(of.dtype, (of.width,)),
+        "weights_scaling_factor": Expected("F32", (of.out,)),
+        "activation_scaling_factor": _ONE,
+    }
+
+
+def _int4_awq(of: _Linear) -> Tensors:
+    # two neighbouring output channels share a byte
+    return {
+        "weight": Expected("I8", (of.out // 2, of.width)),
+        "weights_scaling_factor": Expected("F32", (of.out, of.width // of.group)),
+        "prequant_scaling_factor": Expected(of.dtype, (of.width,)),
+    }
+
+
+def _w4a8_awq(of: _Linear) -> Tensors:
+    return _int4_awq(of) | {"activation_scaling_factor": _ONE, "weights_scaling_factor_2": _ONE}
+
+
+def _nvfp4(of: _Linear) -> Tensors:
+    # two neighbouring inputs share a byte
+    return {
+        "weight": Expected("U8", (of.out, of.width // 2)),
+        "weights_scaling_factor": Expected("F8_E4M3", (of.out, of.width // of.group)),
+        "weights_scaling_factor_2": Expected("F32", ()),
+        "activation_scaling_factor": Expected("F32", ()),
+    }
+
+
+LINEAR_RULES: dict[str | None, _LinearRule] = {
+    None: _float,
+    "W8A16": _float,  # quantized by the engine build
+    "W4A16": _float,
+    "FP8": _fp8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,
+    "W8A8_SQ_PER_CHANNEL": _int8_sq,
+    "W4A16_AWQ": _int4_awq,
+    "W4A8_AWQ": _w4a8_awq,
+    "NVFP4": _nvfp4,
+}
+"""quant_algo -> the tensors of one linear."""
+
+
+def verify(folder: Path) -> list[Fault]:
+    """Read a checkpoint back and return everything that is wrong with it; an empty list is a good one."""
+    try:
+        config = CheckpointConfig.load(folder)
+    except UserError as error:
+        return list(error.faults)
+    faults = [*_config_faults(config), *_file_faults(folder, config)]
+    if faults:
+        return faults  # without a sound frame, every tensor would be "wrong"
+    ranks = []
+    for rank in range(config.world_size):
+        try:
+            ranks.append(TensorFile(folder / f"rank{rank}.safetensors"))
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        return faults
+    headers = [{name: Expected(i.dtype, i.shape) for name, i in file.header.items()} for file in ranks]
+    faults = check_tensors(config, headers)
+    for number, file in enumerate(ranks):
+        faults += _value_faults(f"rank{number}.safetensors", file)
+    return faults
+
+
+def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
+    """What TensorRT-LLM would refuse or misread in config.json, beyond what reading it has checked."""
+    block = config.quantization
+    if config.architecture not in ARCHITECTURES:
+        yield Fault(
+            f"config.json has architecture='{config.architecture}', which is not known here.",
+            f"Known: {', '.join(ARCHITECTURES)}.",
+        )
+    if block.quant_algo not in LINEAR_RULES:
+        known = ", ".join(str(algo) for algo in LINEAR_RULES)
+        yield Fault(f"config.json has quant_algo='{block.quant_algo}', which is not known here.", f"Known: {known}.")
+    if config.num_hidden_layers % config.pp_size:
+        yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
+    if config.intermediate_size % config.tp_size:
+        yield Fault(f"tp_size={config.tp_size} does not divide intermediate_size={config.intermediate_size}.")
+    if block.quant_algo in ("W4A16_AWQ", "W4A8_AWQ") and (block.has_zero_point or not block.pre_quant_scale):
+        yield Fault(
+            f"quantization of {block.quant_algo} has has_zero_point={block.has_zero_point},"
+            f" pre_quant_scale={block.pre_quant_scale}.",
+            "AWQ has no zero points and does have pre-quantization scales.",
+        )
+    if block.quant_algo == "NVFP4" and block.group_size != 16:
+        yield Fault(f"quantization of NVFP4 has group_size={block.group_size}.", "It is always 16.")
+
+
+def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
+    wanted = {f"rank{rank}.safetensors" for rank in range(config.world_size)}
+    there = {path.name for path in folder.iterdir() if re.fullmatch(r"rank\d+\.safetensors", path.name)}
+    for name in sorted(wanted - there):
+        yield Fault(f"{folder / name} is missing; config.json says world_size={config.world_size}.", todo=_AGAIN)
+    for name in sorted(there - wanted):
+        yield Fault(f"{folder / name} is left over; config.json says world_size={config.world_size}.", todo=_AGAIN)
+    if config.quantization.quant_algo != "MIXED_PRECISION" and (folder / "quant_cfg.json").exists():
+        yield Fault(
+            f"{folder / 'quant_cfg.json'} belongs to MIXED_PRECISION only; quant_algo is"
+            f" {config.quantization.quant_algo}.",
+            todo="Remove the file.",
+        )
+
+
+def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expected]]) -> list[Fault]:
+    """Compare names, dtypes and shapes with the rules.
+
+    Args:
+        config: sound configuration of the checkpoint.
+        ranks: tensors of each rank file, in rank order.
+    """
+    faults = []
+    for rank, found in enumerate(ranks):
+        file, expected = f"rank{rank}.safetensors", expected_tensors(config, rank)
+        for name in sorted(expected.keys() - found.keys()):
+            faults.append(Fault(f"{file} lacks '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
+        for name in sorted(found.keys() - expected.keys()):
+            faults.append(Fault(f"{file} holds '{name}', which does not belong there.", todo=_AGAIN))
+        for name in sorted(expected.keys() & found.keys()):
+            if found[name] != expected[name]:
+                faults.append(Fault(f"{file}: '{name}' is {found[name]}.", f"Expected: {expected[name]}.", _AGAIN))
+    return faults
+
+
+def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
+    """Return every tensor of one rank file. rank = pp_rank * tp_size + tp_rank; layers count from 0 in each stage."""
+    stage, dtype = rank // config.tp_size, _DTYPE_CODES[config.dtype]
+    vocab_rows = -(-config.vocab_size // config.tp_size)  # padded up when it does not divide
+    tensors: Tensors = {}
+    if stage == 0:
+        rows = vocab_rows if config.raw.get("use_parallel_embedding") else config.vocab_size
+        tensors["transformer.vocab_embedding.weight"] = Expected(dtype, (rows, config.hidden_size))
+    layers = config.num_hidden_layers // config.pp_size
+    for number in range(layers):
+        here, everywhere = f"transformer.layers.{number}", f"transformer.layers.{stage * layers + number}"
+        tensors |= {f"{here}.{name}": tensor for name, tensor in _layer_tensors(config, everywhere).items()}
+    if stage == config.pp_size - 1:
+        tensors["transformer.ln_f.weight"] = Expected(dtype, (config.hidden_size,))
+        if not ARCHITECTURES[config.architecture].startswith("gemma"):  # Gemma's head is its embedding
+            tensors |= _linear_tensors(config, "lm_head", "lm_head", vocab_rows, config.hidden_size)
+    return tensors
+
+
+def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
+    """Return a layer's tensors on one rank, named from the layer on; `path` is the layer in the whole model."""
+    hidden, tp_size, dtype = config.hidden_size, config.tp_size, _DTYPE_CODES[config.dtype]
+    q_rows = config.num_attention_heads // tp_size * config.head_size
+    kv_rows = max(config.num_key_value_heads // tp_size, 1) * config.head_size
+    inner = config.intermediate_size // tp_size
+    linears = {
+        "attention.qkv": (q_rows + 2 * kv_rows, hidden),
+        "attention.dense": (hidden, q_rows),
+        "mlp.fc": (inner, hidden),
+        "mlp.gate": (inner, hidden),
+        "mlp.proj": (hidden, inner),
+    }
+    norms = ["input_layernorm", "post_layernorm"]
+    if ARCHITECTURES[config.architecture] == "gemma2":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in norms}
+    for name, (out, width) in linears.items():
+        tensors |= _linear_tensors(config, name, f"{path}.{name}", out, width)
+        if config.raw.get("attn_bias" if name.startswith("attention") else "mlp_bias"):
+            tensors[f"{name}.bias"] = Expected(dtype, (out,))
+    if config.quantization.kv_cache_quant_algo:
+        tensors |= {f"attention.{name}": Expected("F32", (1,)) for name in _KV_SCALES}
+    return tensors
+
+
+def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:
+    block = config.quantization
+    algo = None if block.excludes(path) else block.quant_algo
+    linear = _Linear(out, width, _DTYPE_CODES[config.dtype], block.group_size)
+    return {f"{name}.{leaf}": tensor for leaf, tensor in LINEAR_RULES[algo](linear).items()}
+
+
+def _value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
+    """NaN and infinity anywhere; scales that are not positive; KV scales that do not belong together."""
+    for name, info in tensors.header.items():
+        if info.dtype in _NOT_FINITE and _any_not_finite(tensors[name], info.dtype):
+            yield Fault(f"{file}: '{name}' holds NaN or infinity.", todo=_AGAIN)
+        elif _is_scale(name):
+            # an NVFP4 block of zeros has the scale 0; every other scale divides something
+            smallest, blocks = float(tensors[name].astype("float32").min()), info.dtype == "F8_E4M3"
+            if smallest < 0 or (smallest == 0 and not blocks):
+                yield Fault(f"{file}: the scale '{name}' has the value {smallest:g}.", "Scales are positive.", _AGAIN)
+        if name.endswith(".kv_cache_scaling_factor"):
+            yield from _kv_faults(file, tensors, name.rpartition(".")[0])
+
+
+def _is_scale(name: str) -> bool:
+    return "scaling_factor" in name.rpartition(".")[2] or name.endswith(".per_channel_scale")
+
+
+def _kv_faults(file: str, tensors: TensorFile, module: str) -> Iterator[Fault]:
+    names = [f"{module}.{name}" for name in _KV_SCALES]
+    if all(name in tensors.header for name in names):
+        both, key, value = (float(tensors[name].astype("float32").max()) for name in names)
+        if both != max(key, value):
+            yield Fault(
+                f"{file}: '{names[0]}' is {both:g}, the scales of K and V are {key:g} and {value:g}.",
+                "It is the larger of the two.",
+                _AGAIN,
+            )
+
+
+_NOT_FINITE = {"BF16": ("u2", 0x7F80), "F16": ("u2", 0x7C00), "F32": ("u4", 0x7F800000), "F8_E4M3": ("u1", 0x7F)}
+"""dtype -> (unsigned type of the same size, bits that are all set exactly in NaN and infinity)."""
+
+_CHUNK = 1 << 24  # elements looked at in one go: temporaries stay below 100 MiB
+
+
+def _any_not_finite(array: np.ndarray[Any, Any], dtype: str) -> bool:
+    unsigned, bits = _NOT_FINITE[dtype]
+    flat = array.reshape(-1).view(unsigned)
+    return any(((flat[at : at + _CHUNK] & bits) == bits).any() for at in range(0, flat.size, _CHUNK))

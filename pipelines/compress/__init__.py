@@ -1,0 +1,19 @@
+"""Compression: post-training quantization to a TensorRT-LLM checkpoint, and 2:4 sparsity.
+
+The only door to ModelOpt. Importing this package is cheap: torch, transformers and ModelOpt are
+imported by the work itself.
+"""
+
+from pipelines.compress.api import fake_quantized_model, quantize, sparsify
+from pipelines.compress.specs import CalibrationSpec, QuantSpec, SparsitySpec
+from pipelines.compress.texts import load_texts
+
+__all__ = [
+    "CalibrationSpec",
+    "QuantSpec",
+    "SparsitySpec",
+    "fake_quantized_model",
+    "load_texts",
+    "quantize",
+    "sparsify",
+]

@@ -1,0 +1,147 @@
+"""Texts -> batches of token ids -> the forward passes that ModelOpt calibrates with.
+
+Shapes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipelines.compress.specs import CalibrationSpec
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+
+Forward = Callable[[torch.nn.Module], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSet:
+    """Batches of token ids, int64 [B, T], without padding.
+
+    Attributes:
+        batches: in the order of use.
+        sequences: how many there are in all batches.
+        tokens: how many there are in all batches.
+    """
+
+    batches: tuple[torch.Tensor, ...]
+    sequences: int
+    tokens: int
+
+
+def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, size: int) -> CalibrationSet:
+    """Cut the first `size` texts into sequences of at most `seq_len` tokens and batch those of equal length.
+
+    Padding would count as activations in every statistic, so only sequences of the same length share a batch.
+
+    Raises:
+        UserError: there is no text in `texts`.
+    """
+    kept = (text for text in texts if text.strip())
+    sequences = [
+        ids
+        for text in itertools.islice(kept, size)
+        if (ids := tokenizer(text, truncation=True, max_length=spec.seq_len)["input_ids"])
+    ]
+    if not sequences:
+        raise UserError("The calibration data holds no text.", todo="Give at least one non-empty text.")
+    batches = tuple(torch.tensor(group, dtype=torch.int64) for group in _groups(sequences, spec.batch_size))
+    return CalibrationSet(batches, len(sequences), sum(batch.numel() for batch in batches))
+
+
+def _groups(sequences: Sequence[list[int]], batch_size: int) -> Iterator[list[list[int]]]:
+    """Yield up to `batch_size` sequences of one length at a time, longest first, so that memory peaks early."""
+    by_length = sorted(sequences, key=len, reverse=True)  # stable: texts of one length keep their order
+    for _, same in itertools.groupby(by_length, key=len):
+        rest = list(same)
+        for start in range(0, len(rest), batch_size):
+            yield rest[start : start + batch_size]
+
+
+def forward_passes(data: CalibrationSet, progress: Progress, device: str, *, whole_head: bool = False) -> Forward:
+    """Return the function ModelOpt calls to run the model over all batches.
+
+    AWQ calls it twice; every pass is shown by itself.
+
+    Args:
+        data: what to run.
+        progress: advances by one per batch.
+        device: where the model is.
+        whole_head: run the output head on every position, as calibrating the head needs; otherwise on the
+            last one only, because B x T x V logits are by far the largest tensor.
+
+    Raises:
+        UserError: from the returned function, when an output is not a finite number; names the first layer.
+    """
+    passes = itertools.count(1)
+
+    def forward(model: torch.nn.Module) -> None:
+        title = f"calibrating, pass {next(passes)}"
+        with progress.task(title, len(data.batches), "batches") as advance, torch.no_grad():
+            for batch in data.batches:
+                _run(model, batch.to(device), positions=0 if whole_head else 1)
+                advance(1)
+
+    return forward
+
+
+def _run(model: torch.nn.Module, batch: torch.Tensor, positions: int) -> None:
+    """Run one batch; `positions` counts from the end, 0 is all.
+
+    Raises:
+        UserError: an activation is NaN or infinite; names the first layer.
+    """
+    try:
+        logits = model(input_ids=batch, logits_to_keep=positions).logits
+    except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
+        if layer := _first_broken_layer(model, batch):
+            raise broken_at(layer) from error
+        raise
+    if not torch.isfinite(logits).all():
+        raise broken_at(_first_broken_layer(model, batch) or "lm_head")
+
+
+def _first_broken_layer(model: torch.nn.Module, batch: torch.Tensor) -> str | None:
+    """Run the batch again and return the first module that takes or gives NaN or infinity."""
+    broken: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, *values: Any) -> None:
+            tensors = [value for part in values for value in (part if isinstance(part, tuple) else (part,))]
+            if any(isinstance(t, torch.Tensor) and not torch.isfinite(t).all() for t in tensors):
+                broken.append(layer_of(name))
+
+        return hook
+
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) or not list(module.children()):
+            handles += [module.register_forward_pre_hook(watch(name)), module.register_forward_hook(watch(name))]
+    try:
+        with contextlib.suppress(AssertionError):
+            model(input_ids=batch, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return broken[0] if broken else None
+
+
+def layer_of(name: str) -> str:
+    """Return the module a quantizer belongs to: "...q_proj.input_quantizer" -> "...q_proj"."""
+    parts = name.split(".")
+    at = next((i for i, part in enumerate(parts) if part.endswith("_quantizer")), len(parts))
+    return ".".join(parts[:at])
+
+
+def broken_at(layer: str) -> UserError:
+    """Return the error for NaN or infinity that was first seen at `layer`."""
+    return UserError(
+        f"Calibration met NaN or infinity at the layer '{layer}'.",
+        todo="Use dtype=bfloat16 (float16 overflows in Gemma), or check the model's weights.",
+    )

@@ -1,0 +1,50 @@
+"""Matrix products of 16-bit tensors in float32, where the processor has no 16-bit arithmetic.
+
+Without AMX or AVX512_BF16 a bfloat16 product on a CPU runs at a quarter of float32's speed (24 against 106 GFLOP/s on
+one core of an AVX-512 machine). Both add up in float32, so the result is the same up to the order of the sums. Weights
+are widened one linear at a time; the model itself stays in 16 bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def f32_products() -> Iterator[None]:
+    """Inside this context `torch.nn.functional.linear` widens 16-bit CPU tensors and narrows the result again.
+
+    Does nothing where the processor multiplies bfloat16 itself. Replaces the function for the whole process: not for
+    threads beside each other.
+    """
+    if cpu_has_bf16():
+        yield
+        return
+    plain = functional.linear
+
+    def wide(data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if data.dtype not in _HALVES or data.device.type != "cpu":
+            return plain(data, weight, bias)
+        added = None if bias is None else bias.float()
+        return plain(data.float(), weight.float(), added).to(data.dtype)
+
+    functional.linear = wide
+    try:
+        yield
+    finally:
+        functional.linear = plain
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 itself (Linux: flag amx_bf16 or avx512_bf16; elsewhere no)."""
+    try:
+        return bool({"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split()))
+    except OSError:
+        return False

@@ -1,0 +1,124 @@
+"""The only module that imports ModelOpt. Import it on use: it pulls in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import modelopt
+import modelopt.torch.opt as mto
+import modelopt.torch.quantization as mtq
+import modelopt.torch.sparsity as mts
+import torch
+from modelopt.torch.export import export_tensorrt_llm_checkpoint, torch_to_tensorrt_llm_checkpoint
+
+from pipelines.compress.recipes import Config
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+
+VERSION: str = modelopt.__version__
+
+_DECODER_TYPES = {"gemma": "gemma", "llama": "llama"}
+"""Families that ModelOpt exports without tensorrt_llm installed; Gemma 2 is not among them."""
+
+Forward = Callable[[torch.nn.Module], None]
+
+
+def check_format(qformat: QFormat, device: str) -> None:
+    """Refuse what this ModelOpt cannot do on this device, before anything is calibrated.
+
+    Raises:
+        UserError: NVFP4 without a CUDA device and with a ModelOpt that has no CPU path for it (0.37).
+    """
+    if qformat is QFormat.NVFP4 and device == "cpu" and _version_tuple() < (0, 47):
+        raise UserError(
+            f"qformat=nvfp4 with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
+            allowed="On a CPU, nvfp4 works from nvidia-modelopt 0.47.0 on.",
+            todo="Install a newer nvidia-modelopt, or choose another qformat (fp8, int4_awq, ...).",
+        )
+
+
+def _version_tuple() -> tuple[int, ...]:
+    return tuple(int(part) for part in VERSION.split(".")[:2])
+
+
+def preset(name: str) -> Config:
+    """Return ModelOpt's configuration of this name; the caller copies before changing it."""
+    config: Config = getattr(mtq, name)
+    return config
+
+
+def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.nn.Module:
+    """Insert quantizers, calibrate them with `forward`, and return the same model, now simulating the format."""
+    quantized: torch.nn.Module = mtq.quantize(model, config, forward)
+    return quantized
+
+
+def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+    """Yield (name, quantizer) for every enabled quantizer of the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, mtq.nn.TensorQuantizer) and module.is_enabled:
+            yield name, module
+
+
+def export(
+    model: torch.nn.Module, family: str, dtype: torch.dtype, out_dir: Path, *, tp_size: int, pp_size: int
+) -> None:
+    """Write config.json and rank{r}.safetensors, r = pp_rank * tp_size + tp_rank, as ModelOpt leaves them.
+
+    The vocabulary keeps its size; config.json may name a larger one.
+    """
+    with _vocabulary_unpadded(model):
+        export_tensorrt_llm_checkpoint(
+            model,
+            _DECODER_TYPES[family],
+            dtype,
+            out_dir,
+            inference_tensor_parallel=tp_size,
+            inference_pipeline_parallel=pp_size,
+        )
+
+
+def merge_fused_scales(model: torch.nn.Module, family: str, dtype: torch.dtype) -> None:
+    """Give q/k/v and gate/up the common scales that an export gives them; changes `model` in place.
+
+    An export fuses those linears and lets them share scales. A model that was calibrated but never exported
+    still has one scale each, and would not compute what the checkpoint computes.
+    """
+    with _vocabulary_unpadded(model):
+        ranks = torch_to_tensorrt_llm_checkpoint(
+            model, _DECODER_TYPES[family], dtype, inference_tensor_parallel=1, inference_pipeline_parallel=1
+        )
+        for _ in ranks:
+            pass
+
+
+@contextmanager
+def _vocabulary_unpadded(model: Any) -> Iterator[None]:
+    """Keep the AWQ export from padding the vocabulary to a multiple of 64.
+
+    Only a head quantized with AWQ needs that, and ours never is. The padding breaks with a tied head
+    (AttributeError), and its zero rows win every greedy step in which all real logits are negative.
+    The exporter decides by the size in the configuration, so that size is rounded up meanwhile.
+    """
+    size = model.config.vocab_size
+    model.config.vocab_size = -(-size // 64) * 64
+    try:
+        yield
+    finally:
+        model.config.vocab_size = size
+
+
+def prune_by_magnitude(model: torch.nn.Module, patterns: Iterable[str]) -> None:
+    """Zero the two smallest of four neighbouring inputs in the linears whose names match; in place, for good.
+
+    Args:
+        model: keeps no trace of ModelOpt afterwards.
+        patterns: module names as `fnmatch` patterns; every other linear is left alone.
+    """
+    rules: dict[str, Any] = {"*": None} | {pattern: {} for pattern in patterns}
+    mts.sparsify(model, [("sparse_magnitude", {"nn.Linear": rules, "nn.Conv2d": {"*": None}})])
+    mts.export(model)
+    mto.ModeloptStateManager.remove_state(model)

@@ -1,0 +1,96 @@
+"""Corrections to what ModelOpt exports, so that trtllm-build takes it: config.json only, tensors stay as they are.
+
+Source: TensorRT-LLM 1.2 `quantize_by_modelopt.py` makes the same corrections after its own export; what it does
+not do is said at the place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pipelines.checkpoint.config import Quantization
+from pipelines.compress.specs import QuantSpec
+from pipelines.domain.formats import FORMATS, KvFormat
+
+_KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
+_DEFAULT_ROTARY_BASE = 10000.0
+
+
+def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
+    """Correct `folder`/config.json in place and drop the empty quant_cfg.json of a float export.
+
+    Args:
+        folder: what `modelopt_door.export` wrote.
+        hf_config: config.json of the source model.
+        spec: what was asked for.
+
+    Returns:
+        The corrected configuration.
+    """
+    path = folder / "config.json"
+    config = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if config["quantization"]["quant_algo"] != "MIXED_PRECISION":
+        (folder / "quant_cfg.json").unlink(missing_ok=True)
+    return config
+
+
+def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
+    """Return ModelOpt's configuration with all corrections made."""
+    config = dict(exported)
+    config |= {
+        "architecture": hf_config["architectures"][0],
+        "model_type": hf_config["model_type"],
+        # The exporter's float16 rounds what two engines are compared by; float32 is TensorRT-LLM's own default.
+        "logits_dtype": "float32",
+        # The vocabulary is not padded here (see `modelopt_door.export`), so it is the model's own.
+        "vocab_size": hf_config["vocab_size"],
+        "attn_bias": bool(hf_config.get("attention_bias", False)),
+        "mlp_bias": bool(hf_config.get("mlp_bias", False)),
+        "mapping": _mapping(exported["mapping"]),
+        "quantization": _quantization(exported["quantization"], spec),
+    }
+    return config | _rotary(hf_config)
+
+
+def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary_base and rotary_scaling; ModelOpt misses both in a config written by Transformers 5."""
+    new_style = hf_config.get("rope_parameters") or {}
+    base = new_style.get("rope_theta") or hf_config.get("rope_theta") or _DEFAULT_ROTARY_BASE
+    return {"rotary_base": float(base), "rotary_scaling": rope_scaling(hf_config)}
+
+
+def rope_scaling(hf_config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the RoPE scaling of a Hugging Face configuration, old style or new; None when nothing is scaled."""
+    block = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+    if block.get("rope_type", block.get("type", "default")) == "default":
+        return None
+    return {key: value for key, value in block.items() if key != "rope_theta"}
+
+
+def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
+    tp_size, pp_size = exported["tp_size"], exported["pp_size"]
+    return {
+        **exported,
+        "world_size": tp_size * pp_size,
+        "cp_size": 1,
+        "attn_tp_size": -1,
+        "attn_cp_size": -1,
+    }
+
+
+def _quantization(exported: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
+    """Return the block with known keys only; TensorRT-LLM's dataclass refuses any other."""
+    block = {key: value for key, value in exported.items() if key in _KNOWN_QUANTIZATION_KEYS}
+    if FORMATS[spec.qformat].at_build:
+        block["quant_algo"] = FORMATS[spec.qformat].quant_algo
+    if spec.kv_cache is KvFormat.AUTO:
+        block["kv_cache_quant_algo"] = None
+    if block.get("exclude_modules"):
+        # the exporter writes a Python set, whose order changes from run to run
+        block["exclude_modules"] = sorted(block["exclude_modules"])
+    return block

@@ -1,0 +1,108 @@
+"""Which ModelOpt configuration each of our formats is; the one place that knows ModelOpt's two config styles.
+
+ModelOpt 0.37 keeps `quant_cfg` as a dict {pattern: attributes}, in which "enable" is one of the attributes;
+from 0.4x on it is a list of {quantizer_name, cfg, enable} where later entries win. Both are plain data, so this
+module needs no ModelOpt: the presets are handed in.
+
+Sources: TensorRT-LLM 1.2 `quantize_by_modelopt.py` (preset per qformat, Gemma exceptions); exports measured with
+ModelOpt 0.37.0 and 0.47.0 (INT8 KV cache needs the bmm quantizers, see `_KV_CACHE`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from pipelines.compress.specs import AWQ_FORMATS, QuantSpec
+from pipelines.domain.formats import KvFormat, QFormat
+
+Config = dict[str, Any]
+
+PRESETS: dict[QFormat, str] = {
+    QFormat.FP8: "FP8_DEFAULT_CFG",
+    QFormat.INT8_SQ: "INT8_SMOOTHQUANT_CFG",
+    QFormat.INT4_AWQ: "INT4_AWQ_CFG",
+    QFormat.W4A8_AWQ: "W4A8_AWQ_BETA_CFG",
+    QFormat.NVFP4: "NVFP4_DEFAULT_CFG",
+}
+"""Our format -> attribute of `modelopt.torch.quantization`; formats that are not here are exported as floats."""
+
+# Exports read the KV scales from the bmm quantizers. The older "*output_quantizer" patterns calibrate
+# something else, and the checkpoint then has no KV format at all, without a word.
+_KV_PATTERN = "*[kv]_bmm_quantizer"
+_KV_CACHE: dict[KvFormat, Config] = {
+    KvFormat.FP8: {"num_bits": (4, 3), "axis": None},
+    KvFormat.INT8: {"num_bits": 8, "axis": None},
+}
+
+_LM_HEAD_PATTERN = "*lm_head*"
+_WEIGHTS, _INPUTS = "*weight_quantizer", "*input_quantizer"
+_FP8_TENSOR: Config = {"num_bits": (4, 3), "axis": None}
+
+
+def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config]) -> Config | None:
+    """Return the configuration for `mtq.quantize`, or None when nothing is simulated (16 bit throughout).
+
+    Args:
+        spec: what the user wants.
+        family: "gemma" or "llama"; Gemma has exceptions of its own.
+        preset: gives ModelOpt's configuration of a name from `PRESETS`.
+    """
+    if spec.qformat not in PRESETS and spec.kv_cache is KvFormat.AUTO:
+        return None
+    config = copy.deepcopy(preset(PRESETS[spec.qformat])) if spec.qformat in PRESETS else _all_off(preset)
+    if spec.qformat in AWQ_FORMATS:
+        _set_group_size(config, spec.group_size)
+    if spec.quantize_lm_head:
+        _set(config, "*lm_head*weight_quantizer", _FP8_TENSOR)
+        _set(config, "*lm_head*input_quantizer", _FP8_TENSOR)
+    if spec.kv_cache is not KvFormat.AUTO:
+        _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
+    config["algorithm"] = _algorithm(spec, family, config["algorithm"])
+    return config
+
+
+def _all_off(preset: Callable[[str], Config]) -> Config:
+    """Start from a preset with weights and inputs switched off, for a quantized KV cache alone."""
+    config = copy.deepcopy(preset(PRESETS[QFormat.FP8]))
+    if isinstance(config["quant_cfg"], dict):
+        config["quant_cfg"] = {"default": {"enable": False}}
+    else:
+        config["quant_cfg"] = [{"quantizer_name": "*", "enable": False}]
+    return config
+
+
+def _set(config: Config, pattern: str, attributes: Config) -> None:
+    """Switch the quantizers of a name pattern on with these attributes; the last word wins in both styles."""
+    entries = config["quant_cfg"]
+    if isinstance(entries, dict):
+        if pattern.startswith(_LM_HEAD_PATTERN):
+            entries.pop(_LM_HEAD_PATTERN, None)  # the preset switches the whole head off
+        entries[pattern] = {**attributes, "enable": True}
+    else:
+        entries.append({"quantizer_name": pattern, "cfg": dict(attributes), "enable": True})
+
+
+def _set_group_size(config: Config, group_size: int) -> None:
+    entries = config["quant_cfg"]
+    if isinstance(entries, dict):
+        attributes = entries[_WEIGHTS]
+    else:
+        attributes = next(entry["cfg"] for entry in entries if entry["quantizer_name"] == _WEIGHTS)
+    first = attributes[0] if isinstance(attributes, list) else attributes
+    first["block_sizes"] = {**first["block_sizes"], -1: group_size}
+
+
+def _algorithm(spec: QuantSpec, family: str, default: Any) -> Any:
+    """Return ModelOpt's calibration algorithm, with the parameters given or those Gemma needs."""
+    gemma = family.startswith("gemma")
+    if spec.qformat is QFormat.INT8_SQ:
+        alpha = spec.smoothquant_alpha if spec.smoothquant_alpha is not None else (0.5 if gemma else None)
+        return default if alpha is None else {"method": "smoothquant", "alpha": alpha}
+    if spec.qformat in AWQ_FORMATS:
+        step = spec.awq_alpha_step
+        if step is None and gemma and spec.qformat is QFormat.W4A8_AWQ:
+            step = 1.0
+        return default if step is None else {"method": "awq_lite", "alpha_step": step}
+    return default

@@ -1,0 +1,185 @@
+"""SparseGPT for 2:4: choose the zeros by what they cost in the outputs, and let the other weights make up for them.
+
+Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot" (2023), section 3.
+ModelOpt's `sparsegpt` mode (0.37 and 0.47) keeps only the mask of it and drops the weight update, and holds the
+Hessians of all layers at once (20 GiB for Gemma 2B, whose MLP is 16,384 wide). Here one decoder layer is worked on
+at a time, each on the outputs of the layers pruned before it.
+
+Shapes: n tokens, o output and i input channels; a tensor's name ends in its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipelines.compress.calibration import CalibrationSet, broken_at
+from pipelines.domain.progress import Progress
+
+_BLOCK = 128  # columns whose updates are applied to the rest of the matrix at once; a multiple of 4
+_DAMPING = 0.01  # share of the mean diagonal added to it, as in the paper
+
+_SHARED_INPUT = {
+    "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""Linear whose input is watched -> all linears that get the same input, and so share a Hessian."""
+
+LINEARS = tuple(name for names in _SHARED_INPUT.values() for name in names)
+"""Every linear of a decoder layer of Llama and Gemma, by its Hugging Face name."""
+
+
+@dataclass(slots=True)
+class _LayerInputs:
+    """What one decoder layer is called with, batch by batch."""
+
+    hidden: list[torch.Tensor]
+    others: list[dict[str, Any]]
+
+
+class _FirstLayerReachedError(Exception):
+    """Ends a forward pass once the inputs of the first layer are known."""
+
+
+@torch.no_grad()
+def prune_model(model: Any, data: CalibrationSet, progress: Progress, device: str) -> dict[str, float]:
+    """Prune every linear of every layer in place, first layer first.
+
+    Returns:
+        Per linear (without layer number) the squared error of its outputs on the calibration data, relative to
+        the outputs squared, averaged over layers.
+
+    Raises:
+        UserError: a layer's inputs hold NaN or infinity.
+    """
+    layers = model.model.layers
+    inputs = _first_inputs(model, data, device)
+    errors: dict[str, list[float]] = {name: [] for name in LINEARS}
+    with progress.task("pruning with sparsegpt", len(layers), "layers") as advance:
+        for number, layer in enumerate(layers):
+            hessians = _hessians(layer, inputs, f"model.layers.{number}")
+            for watched, names in _SHARED_INPUT.items():
+                hessian = hessians.pop(watched)
+                factor = inverse_factor(hessian)
+                for name in names:
+                    linear = layer.get_submodule(name)
+                    pruned_oi = prune_2_4(linear.weight, factor)
+                    errors[name].append(_relative_error(linear.weight, pruned_oi, hessian))
+                    linear.weight.copy_(pruned_oi)
+            for i, hidden in enumerate(_outputs(layer, inputs)):
+                inputs.hidden[i] = hidden
+            advance(1)
+    return {name: sum(values) / len(values) for name, values in errors.items()}
+
+
+def _first_inputs(model: Any, data: CalibrationSet, device: str) -> _LayerInputs:
+    inputs = _LayerInputs([], [])
+
+    def catch(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        inputs.hidden.append(args[0] if args else kwargs.pop("hidden_states"))
+        inputs.others.append(kwargs)
+        raise _FirstLayerReachedError
+
+    handle = model.model.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        for batch in data.batches:
+            try:
+                model(input_ids=batch.to(device), use_cache=False)
+            except _FirstLayerReachedError:
+                continue
+    finally:
+        handle.remove()
+    return inputs
+
+
+def _outputs(layer: torch.nn.Module, inputs: _LayerInputs) -> Iterator[torch.Tensor]:
+    for hidden, others in zip(inputs.hidden, inputs.others, strict=True):
+        output = layer(hidden, **others)
+        yield output[0] if isinstance(output, tuple) else output
+
+
+def _hessians(layer: torch.nn.Module, inputs: _LayerInputs, layer_name: str) -> dict[str, torch.Tensor]:
+    """Return X^T X, float32 [I, I], of the inputs of each watched linear."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, args: tuple[torch.Tensor, ...], _output: torch.Tensor) -> None:
+            x_ni = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+            if name not in sums:
+                sums[name] = torch.zeros(x_ni.shape[1], x_ni.shape[1], device=x_ni.device)
+            sums[name].addmm_(x_ni.T, x_ni)
+
+        return hook
+
+    handles = [layer.get_submodule(name).register_forward_hook(watch(name)) for name in _SHARED_INPUT]
+    try:
+        for _ in _outputs(layer, inputs):
+            pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, hessian in sums.items():
+        if not torch.isfinite(hessian.diagonal()).all():
+            raise broken_at(f"{layer_name}.{name}")
+    return sums
+
+
+def inverse_factor(hessian_ii: torch.Tensor) -> torch.Tensor:
+    """Return the upper Cholesky factor U of the damped Hessian's inverse: H^-1 = U^T U.
+
+    Row j of U holds what the paper's step at column j needs: U[j, j]^2 is the inverse's diagonal once the
+    columns before j are fixed.
+    """
+    damped = hessian_ii.clone()
+    diagonal = damped.diagonal()
+    diagonal[diagonal == 0] = 1.0  # an input that is always zero: its weight costs nothing
+    diagonal += _DAMPING * diagonal.mean()
+    # one matrix at a time: Gemma 2B's largest has 16,384 x 16,384 floats, 1 GiB
+    matrix: torch.Tensor = torch.linalg.cholesky(damped)
+    del damped, diagonal
+    matrix = torch.cholesky_inverse(matrix)
+    torch.linalg.cholesky(matrix, upper=True, out=matrix)
+    return matrix
+
+
+def prune_2_4(weight_oi: torch.Tensor, factor_ii: torch.Tensor) -> torch.Tensor:
+    """Return the weights with two of every four neighbouring inputs zero and the others updated, same dtype.
+
+    Args:
+        weight_oi: a linear's weight; I is a multiple of 4.
+        factor_ii: from `inverse_factor`.
+    """
+    work = weight_oi.detach().float().clone()
+    width = work.shape[1]
+    for start in range(0, width, _BLOCK):
+        stop = min(start + _BLOCK, width)
+        block, factor = work[:, start:stop], factor_ii[start:stop, start:stop]
+        errors = torch.zeros_like(block)
+        for j in range(stop - start):
+            if j % 4 == 0:
+                cost = (block[:, j : j + 4] / factor.diagonal()[j : j + 4]) ** 2
+                drop = torch.zeros_like(cost, dtype=torch.bool)
+                drop.scatter_(1, cost.topk(2, dim=1, largest=False).indices, True)
+            kept = block[:, j].masked_fill(drop[:, j % 4], 0.0)
+            errors[:, j] = (block[:, j] - kept) / factor[j, j]
+            block[:, j:] -= torch.outer(errors[:, j], factor[j, j:])
+            block[:, j] = kept
+        work[:, stop:] -= errors @ factor_ii[start:stop, stop:]
+    return work.to(weight_oi.dtype)
+
+
+def _relative_error(before_oi: torch.Tensor, after_oi: torch.Tensor, hessian_ii: torch.Tensor) -> float:
+    """Return |X (W - W')^T|^2 / |X W^T|^2, from the Hessian alone."""
+
+    def energy(weight_oi: torch.Tensor) -> float:
+        return float(((weight_oi @ hessian_ii) * weight_oi).sum())
+
+    before = before_oi.detach().float()
+    whole = energy(before)
+    return energy(before - after_oi.float()) / whole if whole else 0.0

@@ -1,0 +1,137 @@
+"""What to compress to: frozen records, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.formats import KvFormat, QFormat
+
+Dtype = Literal["auto", "bfloat16", "float16"]
+"""Element type of everything that is not quantized; `auto` is the model's own 16-bit type."""
+
+SparsityMethod = Literal["magnitude", "sparsegpt"]
+
+AWQ_FORMATS = frozenset({QFormat.INT4_AWQ, QFormat.W4A8_AWQ})
+AWQ_CALIB_CAP = 32
+"""AWQ searches a scale per channel and gains nothing from more; TensorRT-LLM's quantize.py caps it too."""
+
+NVFP4_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class QuantSpec:
+    """One quantization.
+
+    Attributes:
+        qformat: format of the linears of every layer.
+        kv_cache: element type of the KV cache.
+        group_size: input channels per scale, for the AWQ formats (NVFP4 always has 16).
+        smoothquant_alpha: share of the outliers moved from activations to weights, 0..1, for int8_sq;
+            None is ModelOpt's 1.0, and 0.5 for Gemma as in TensorRT-LLM's quantize.py.
+        awq_alpha_step: step of AWQ's search over 0..1; None is ModelOpt's 0.1, and 1.0 for Gemma with
+            w4a8_awq as in quantize.py.
+        quantize_lm_head: quantize the output head as well; fp8 with a head of its own only.
+    """
+
+    qformat: QFormat
+    kv_cache: KvFormat = KvFormat.AUTO
+    group_size: int = 128
+    smoothquant_alpha: float | None = None
+    awq_alpha_step: float | None = None
+    quantize_lm_head: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a value that would be ignored or make no sense.
+
+        Raises:
+            UserError: all such values at once.
+        """
+        if faults := _quant_faults(self):
+            raise UserError.of(faults)
+
+    @property
+    def scale_group(self) -> int | None:
+        """Input channels that share a weight scale in this format; None where there are no groups."""
+        if self.qformat is QFormat.NVFP4:
+            return NVFP4_GROUP
+        return self.group_size if self.qformat in AWQ_FORMATS else None
+
+
+def _quant_faults(spec: QuantSpec) -> list[Fault]:
+    faults = []
+    alpha, step = spec.smoothquant_alpha, spec.awq_alpha_step
+    if spec.group_size < 1:
+        faults.append(Fault(f"group_size={spec.group_size} is not a group.", "Usual: 128, or 64."))
+    if alpha is not None and spec.qformat is not QFormat.INT8_SQ:
+        faults.append(Fault(f"smoothquant_alpha={alpha} has no meaning for {spec.qformat}.", todo="Leave it out."))
+    elif alpha is not None and not 0 <= alpha <= 1:
+        faults.append(Fault(f"smoothquant_alpha={alpha} is out of range.", "Allowed: 0 to 1."))
+    if step is not None and spec.qformat not in AWQ_FORMATS:
+        faults.append(Fault(f"awq_alpha_step={step} has no meaning for {spec.qformat}.", todo="Leave it out."))
+    elif step is not None and not 0 < step <= 1:
+        faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
+    if spec.quantize_lm_head and spec.qformat is not QFormat.FP8:
+        faults.append(
+            Fault(
+                f"quantize_lm_head=true does not work with {spec.qformat}: a head is quantized in fp8 only.",
+                todo="Set quantize_lm_head=false or qformat=fp8.",
+            )
+        )
+    return faults
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSpec:
+    """How the data for calibration is cut.
+
+    Attributes:
+        size: texts to use; AWQ formats use at most 32 of them (`AWQ_CALIB_CAP`).
+        seq_len: longest sequence, in tokens; longer texts are cut.
+        batch_size: sequences per forward pass; changes speed and memory, not what is measured.
+        seed: for every random choice below.
+    """
+
+    size: int = 512
+    seq_len: int = 512
+    batch_size: int = 1
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below one.
+
+        Raises:
+            UserError: all such sizes at once.
+        """
+        sizes = {"size": self.size, "seq_len": self.seq_len, "batch_size": self.batch_size}
+        faults = [Fault(f"calibration.{k}={v} is too small.", "At least 1.") for k, v in sizes.items() if v < 1]
+        if faults:
+            raise UserError.of(faults)
+
+    def sequences_for(self, qformat: QFormat) -> int:
+        """Return how many texts this format is calibrated with."""
+        return min(self.size, AWQ_CALIB_CAP) if qformat in AWQ_FORMATS else self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SparsitySpec:
+    """2:4 sparsity: of four neighbouring input channels at least two are zero.
+
+    Attributes:
+        method: "magnitude" keeps the two largest of four and needs no data; "sparsegpt" weighs them by
+            how much the layer's inputs make of them (second order), and needs calibration texts.
+    """
+
+    method: SparsityMethod
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown method.
+
+        Raises:
+            UserError: the method is not known.
+        """
+        if self.method not in get_args(SparsityMethod):
+            raise UserError(
+                f"sparsity.method='{self.method}' is not known.", allowed="Choose one of magnitude, sparsegpt."
+            )
