@@ -9,7 +9,7 @@ import resource
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -125,22 +125,30 @@ def _git_commit() -> str:
 
 
 @contextmanager
-def _disk_errors(node: Node, store: Store):  # type: ignore[no-untyped-def]
-    """Say full and read-only disks in a user's words."""
+def _disk_errors(node: Node, store: Store) -> Iterator[None]:
+    """Say full and read-only disks in a user's words, whichever library found out."""
     try:
         yield
-    except OSError as error:
-        if error.errno in DISK_FULL:
+    except Exception as error:
+        place = getattr(error, "filename", None) or store.root
+        if _is(error, DISK_FULL, ("No space left on device", "Disk quota exceeded")):
             raise UserError(
-                f"Stage {node.id} stopped: the disk of {error.filename or store.root} is full.",
+                f"Stage {node.id} stopped: the disk of {place} is full.",
                 todo="Free some space and give the same command again; finished stages are kept.",
             ) from error
-        if error.errno in NO_PERMISSION:
+        if _is(error, NO_PERMISSION, ("Read-only file system",)):
             raise UserError(
-                f"Stage {node.id} stopped: no permission to write {error.filename or store.root}.",
+                f"Stage {node.id} stopped: no permission to write {place}.",
                 todo="Give another folder: paths.store=/some/folder",
             ) from error
         raise
+
+
+def _is(error: Exception, codes: Sequence[int], texts: Sequence[str]) -> bool:
+    """Whether the system said so: as an error number, or inside the text of a native library's own exception."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in codes
+    return any(text in str(error) for text in texts)
 
 
 def _reset_peak_memory() -> None:

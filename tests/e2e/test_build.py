@@ -144,17 +144,17 @@ def test_ctrl_c_keeps_what_is_finished(cli, copy_of_llama):
     assert re.search(r"quantize +cached", cli.run("build", f"model.path={copy_of_llama}", "quant=int4_wo"))
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path):
-    """A store on a file system of 1 MiB; the checkpoint does not fit."""
+@pytest.mark.parametrize(("stage", "size"), [("quantize", "1m"), ("build", "5m")])
+def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path, stage, size):
+    """The store lies on a small file system: the checkpoint, or the engine beside it, does not fit."""
     small = tmp_path / "small"
     small.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], capture_output=True, check=False)
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True, check=False)
     if mount.returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
         text = cli.run("build", "quant=fp8", f"paths.store={small}/store", code=2)
-        assert "the disk of" in text
-        assert "is full" in re.sub(r"\s+", " ", text)
+        assert re.search(rf"Stage {stage} stopped: the disk of \S+ is full", re.sub(r"\s+", " ", text))
         assert list((small / "store" / ".drafts").iterdir()) == []
     finally:
         subprocess.run(["umount", small], check=True)

@@ -73,7 +73,9 @@ class Workshop:
         prompts = list(itertools.chain.from_iterable(reversed(self.tokens(kind))))
         return np.array(prompts[: SEQUENCES * WIDTH], dtype=np.int64).reshape(SEQUENCES, WIDTH)
 
-    def checkpoint(self, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO, *, tp: int = 1, pp: int = 1) -> Path:
+    def checkpoint(
+        self, kind: str, qformat: QFormat, kv: KvFormat = KvFormat.AUTO, *, tp: int = 1, pp: int = 1
+    ) -> Path:
         """Compress a bundled model."""
 
         def make() -> Path:
@@ -86,7 +88,8 @@ class Workshop:
 
     def float32_checkpoint(self, kind: str) -> Path:
         """Return the 16-bit checkpoint with every tensor widened to float32."""
-        return self.once(("float32", kind), lambda: widen(self.checkpoint(kind, QFormat.NONE), self.root / f"f32-{kind}"))
+        narrow, out = self.checkpoint(kind, QFormat.NONE), self.root / f"f32-{kind}"
+        return self.once(("float32", kind), lambda: widen(narrow, out))
 
     def engine(self, checkpoint: Path) -> Path:
         """Build an engine folder."""

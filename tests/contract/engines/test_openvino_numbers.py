@@ -109,13 +109,13 @@ def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> N
 
 
 def test_nvfp4_with_bf16_arithmetic_is_as_far_as_torch(workshop: Workshop) -> None:
-    """Steps of 2 in 6 make a bf16 rounding another code: torch itself moves by 9 %, the engine by no more than 1.2 x."""
+    """A bf16 rounding often is another FP4 code: torch itself moves by 9 %, the engine by no more than 1.2 x that."""
     folder = workshop.checkpoint("llama", QFormat.NVFP4)
     model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
     exact = torch_logits(model, workshop.batch("llama"))
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) or "norm" in name:
-            module.register_forward_hook(lambda _, args, output: output.bfloat16().float())
+            module.register_forward_hook(lambda _module, _args, output: output.bfloat16().float())
     torch_moved = relative_error(torch_logits(model, workshop.batch("llama")), exact)
     moved = relative_error(workshop.logits(folder, "llama", inference_precision="bf16"), exact)
     assert moved <= 1.2 * torch_moved
@@ -158,7 +158,7 @@ def input_rounding(checkpoint: Checkpoint, name: str) -> Callable[[torch.Tensor]
 
     def tensor(leaf: str, default: float) -> torch.Tensor:
         values = checkpoint.tensor(f"{name}.{leaf}") if f"{name}.{leaf}" in checkpoint else np.float32(default)
-        return torch.from_numpy(np.asarray(values, dtype=np.float32))
+        return torch.from_numpy(np.array(values, dtype=np.float32))
 
     prequant, scale = tensor("prequant_scaling_factor", 1), tensor("activation_scaling_factor", 1)
     rounding: dict[QFormat, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,0 +1,34 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.engines import registry
+
+
+def test_an_unknown_engine_is_named() -> None:
+    with pytest.raises(UserError, match=r"engine='openvno' is not known.*Did you mean 'openvino'"):
+        registry.open_engine("openvno")
+
+
+def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint is the command, not a traceback."""
+    monkeypatch.setitem(registry.ENGINES, "absent", ("no_such_package_here:Engine", "make absent"))
+    with pytest.raises(UserError, match=r"needs the Python package 'no_such_package_here'.*To install: make absent"):
+        registry.open_engine("absent")
+
+
+def test_a_broken_module_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the program is not the user's."""
+    monkeypatch.setitem(registry.ENGINES, "broken", ("pipelines.engines.no_such_module:Engine", "make setup"))
+    with pytest.raises(ModuleNotFoundError):
+        registry.open_engine("broken")
+
+
+def test_options_reach_the_engine() -> None:
+    pytest.importorskip("openvino_genai")
+    with pytest.raises(UserError, match=r"inference_precision='f64'.*f32"):
+        registry.open_engine("openvino", inference_precision="f64")
+    assert registry.open_engine("openvino", inference_precision="f32").name == "openvino"

@@ -1,0 +1,66 @@
+"""Which sequences run together: worked by hand."""
+
+from __future__ import annotations
+
+from pipelines.engines.openvino.prefixes import Ask, plan
+
+SHOTS = tuple(range(100, 140))  # 40 tokens that many prompts begin with
+
+
+def test_four_answers_to_one_question_are_one_row() -> None:
+    """One-token answers are only predicted, never run, so the four sequences are the same."""
+    (group,) = plan([([1, 2, 3], [answer]) for answer in (7, 8, 9, 10)])
+    (row,) = group.rows
+    assert row.tokens == (1, 2, 3)
+    assert row.asks == [Ask(pair, 2, (answer,)) for pair, answer in enumerate((7, 8, 9, 10))]
+
+
+def test_a_sequence_inside_another_is_not_run_again() -> None:
+    """(1 2 | 3) runs 1 2; (1 2 | 3 4 5) runs 1 2 3 4, where the first is answered too."""
+    (group,) = plan([([1, 2], [3]), ([1, 2], [3, 4, 5])])
+    (row,) = group.rows
+    assert row.tokens == (1, 2, 3, 4)
+    assert {ask.pair for ask in row.asks} == {0, 1}
+    assert group.shared == 1  # position 1 must be run: its logits predict 3
+
+
+def test_prompts_with_common_shots_share_them() -> None:
+    """Three questions after the same 40 tokens: these are computed once."""
+    (group,) = plan([([*SHOTS, 1, 2], [9]), ([*SHOTS, 3, 4], [9]), ([*SHOTS, 5], [9])])
+    assert (group.shared, len(group.rows)) == (40, 3)
+
+
+def test_unrelated_prompts_stay_apart() -> None:
+    groups = plan([([*SHOTS, 1], [9]), ([*range(200, 240), 1], [9])])
+    assert [len(group.rows) for group in groups] == [1, 1]
+
+
+def test_few_shared_tokens_are_not_worth_an_inference() -> None:
+    """15 common tokens are below the 16 that pay for splitting."""
+    groups = plan([([*SHOTS[:15], 1], [9]), ([*SHOTS[:15], 2], [9])])
+    assert len(groups) == 2
+
+
+def test_a_row_that_would_cost_the_others_more_stays_out() -> None:
+    """Three rows share 40; a fourth shares 16. Joining saves 16 and loses 2 x 24 of what the others share."""
+    long = [([*SHOTS, i], [9]) for i in (1, 2, 3)]
+    groups = plan([*long, ([*SHOTS[:16], 500], [9])])
+    assert sorted((group.shared, len(group.rows)) for group in groups) == [(16, 1), (40, 3)]
+
+
+def test_wanted_positions_are_never_in_the_shared_part() -> None:
+    """The first pair wants the logits at position 9, so only 9 tokens could be shared: too few."""
+    groups = plan([([*SHOTS[:10]], [*SHOTS[10:], 1, 1]), ([*SHOTS, 2], [9])])
+    assert all(group.shared <= row.free for group in groups for row in group.rows)
+    assert len(groups) == 2
+
+
+def test_every_pair_is_asked_once() -> None:
+    pairs = [([*SHOTS[: i % 7 + 1], i % 3], [i % 5, i % 2]) for i in range(50)]
+    asked = [ask.pair for group in plan(pairs) for row in group.rows for ask in row.asks]
+    assert sorted(asked) == list(range(50))
+
+
+def test_a_context_of_one_token_shares_nothing() -> None:
+    (group,) = plan([([5], [7])])
+    assert (group.shared, group.rows[0].tokens) == (0, (5,))

@@ -1,0 +1,59 @@
+"""Rotary frequencies, plain and scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.rope import inverse_frequencies
+
+
+def config(**changes: Any) -> CheckpointConfig:
+    raw: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM", "dtype": "bfloat16", "num_hidden_layers": 1, "hidden_size": 8,
+        "num_attention_heads": 1, "head_size": 8, "vocab_size": 4, "max_position_embeddings": 64,
+        "rotary_base": 10000.0,
+    }  # fmt: skip
+    return CheckpointConfig.parse(raw | changes)
+
+
+def test_plain_frequencies() -> None:
+    """10000^(-2i/8) for i = 0..3: 1, 0.1, 0.01, 0.001."""
+    np.testing.assert_allclose(inverse_frequencies(config()), [1, 0.1, 0.01, 0.001], rtol=1e-6)
+
+
+def test_linear_scaling_divides() -> None:
+    scaled = inverse_frequencies(config(rotary_scaling={"type": "linear", "factor": 4.0}))
+    np.testing.assert_allclose(scaled, [0.25, 0.025, 0.0025, 0.00025], rtol=1e-6)
+
+
+def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
+    """Original context 64 makes 10.2, 1.02, 0.102 and 0.0102 turns; low 1, high 4, factor 8.
+
+    Above 4 turns kept; below 1 divided by 8; 1.0186 turns is 0.0062 of the way from 1 to 4:
+    0.1 * (0.0062 + 0.9938 / 8) = 0.013042.
+    """
+    block = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    block |= {"original_max_position_embeddings": 64}
+    np.testing.assert_allclose(
+        inverse_frequencies(config(rotary_scaling=block)), [1, 0.013042, 0.00125, 0.000125], rtol=1e-4
+    )
+
+
+def test_an_incomplete_llama3_block_is_refused() -> None:
+    with pytest.raises(UserError, match="'llama3' has no 'low_freq_factor'"):
+        inverse_frequencies(config(rotary_scaling={"rope_type": "llama3", "factor": 8.0}))
+
+
+def test_partly_rotated_heads_are_refused() -> None:
+    with pytest.raises(UserError, match=r"rotary_pct=0\.5"):
+        inverse_frequencies(config(rotary_pct=0.5))
+
+
+def test_unknown_scaling_is_refused() -> None:
+    with pytest.raises(UserError, match="type 'longrope'"):
+        inverse_frequencies(config(rotary_scaling={"rope_type": "longrope"}))

@@ -1,0 +1,91 @@
+"""What an open engine decides before it loads anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openvino_genai")
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import (
+    EngineFolder,
+    check_request,
+    kv_block_bytes,
+    kv_precision,
+    properties,
+)
+from pipelines.engines.openvino.session import generation_config
+from pipelines.engines.port import BuildLimits, SamplingLimits
+
+GEMMA_2B = {
+    "architecture": "GemmaForCausalLM", "dtype": "bfloat16", "num_hidden_layers": 18, "hidden_size": 2048,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_size": 256, "vocab_size": 256000,
+    "max_position_embeddings": 8192, "rotary_base": 10000.0,
+}  # fmt: skip
+F32 = OpenVinoOptions(inference_precision="f32")
+
+
+def config(kv: str | None = None) -> CheckpointConfig:
+    return CheckpointConfig.parse(GEMMA_2B | {"quantization": {"kv_cache_quant_algo": kv}})
+
+
+def folder(**limits: Any) -> EngineFolder:
+    return EngineFolder(Path("engine"), config(), BuildLimits(**{**LIMITS, **limits}))
+
+
+LIMITS = {"max_batch_size": 2, "max_input_len": 64, "max_seq_len": 128, "max_num_tokens": 32}
+
+
+def test_kv_block_of_gemma_2b() -> None:
+    """2 * 18 layers * 1 head * 32 tokens * 256 * 4 bytes; at u8 256 + 8 bytes per head and token."""
+    assert kv_block_bytes(config(), "f32") == 1_179_648
+    assert kv_block_bytes(config(), "u8") == 2 * 18 * 32 * 264
+
+
+@pytest.mark.parametrize(("kv", "option", "expected"), [
+    (None, "auto", "f32"), ("FP8", "auto", "u8"), ("INT8", "auto", "u8"), ("FP8", "f16", "f16"),
+])  # fmt: skip
+def test_kv_cache_follows_the_checkpoint(kv: str | None, option: str, expected: str) -> None:
+    options = OpenVinoOptions(inference_precision="f32", kv_cache_precision=option)
+    assert kv_precision(config(kv), options) == expected
+
+
+def test_properties_never_quantize_activations_unasked() -> None:
+    """The plugin's dynamic INT8 activations would change what W4A16 means."""
+    chosen = properties(OpenVinoOptions(inference_precision="bf16", num_threads=3), "u8")
+    assert chosen == {
+        "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "INFERENCE_NUM_THREADS": 3,
+    }  # fmt: skip
+
+
+def test_a_prompt_longer_than_one_iteration_needs_chunking() -> None:
+    """40 tokens do not fit max_num_tokens = 32 at once."""
+    with pytest.raises(UserError, match=r"40 tokens.*max_num_tokens=32.*enable_chunked_context=true"):
+        check_request(folder(), F32, 40, 1)
+    check_request(folder(), OpenVinoOptions(enable_chunked_context=True), 40, 1)
+
+
+def test_sampling_limits_are_translated() -> None:
+    """top_k = 0 leaves genai's own default, which is all; seeds and stop tokens go through."""
+    greedy = generation_config(SamplingLimits(5))
+    assert (greedy.do_sample, greedy.ignore_eos, greedy.max_new_tokens) == (False, True, 5)
+    sampled = generation_config(SamplingLimits(5, frozenset({3, 2}), temperature=0.5, top_k=7, top_p=0.9, seed=11))
+    assert (sampled.do_sample, sampled.top_k, sampled.rng_seed) == (True, 7, 11)
+    assert (sampled.ignore_eos, sampled.stop_token_ids, sampled.eos_token_id) == (False, {2, 3}, 2)
+
+
+def test_an_engine_folder_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.xml").touch()
+    build = LIMITS | {"kv_cache_type": "PAGED", "plugin_config": {}}
+    raw = {"pretrained_config": GEMMA_2B, "build_config": build, "engine": {"flavour": "openvino"}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    loaded = EngineFolder.load(tmp_path)
+    assert loaded.limits == BuildLimits(**LIMITS)
+    assert loaded.config.head_size == 256
