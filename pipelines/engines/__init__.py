@@ -1,0 +1,1 @@
+"""Engines: one port, several flavours behind it."""

@@ -1,0 +1,103 @@
+"""Checkpoint -> engine folder: openvino_model.xml, openvino_model.bin, config.json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.domain.units import MIB
+from pipelines.engines.openvino.graph import GraphBuilder
+from pipelines.engines.port import BuildLimits, EngineFacts
+
+MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvino"
+
+
+def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
+    """Build an engine folder from a checkpoint folder.
+
+    Weights go from the checkpoint's memory map to the file one by one; what is held in memory is the re-packed
+    INT4 weights (their size in the file) and float32 scales.
+
+    Raises:
+        UserError: the checkpoint is damaged or of a kind this engine does not build, or the limits contradict it.
+    """
+    opened = Checkpoint.open(checkpoint)
+    check_limits(limits, opened.config.max_position_embeddings)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with progress.task("building the OpenVINO graph", opened.config.num_hidden_layers, "layers") as advance:
+        builder = GraphBuilder(opened, advance)
+        model = builder.build()
+    constants = constant_types(model)
+    _save(model, out_dir / MODEL_FILE)
+    description = describe(opened.config.raw, limits, constants)
+    (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
+    return EngineFacts(engine_bytes=size, details=description["engine"])
+
+
+def _save(model: ov.Model, path: Path) -> None:
+    """Write the graph and its weights.
+
+    Raises:
+        OSError: the disk is full; OpenVINO's own error ("iostream error") does not say so.
+    """
+    try:
+        # compress_to_fp16 would round the float32 scales and norms
+        ov.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        if shutil.disk_usage(path.parent).free < MIB:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+
+
+def describe(pretrained: Any, limits: BuildLimits, constants: dict[str, int]) -> dict[str, Any]:
+    """Return config.json in the shape of a TensorRT-LLM engine folder, plus the key `engine`."""
+    return {
+        "version": ov.get_version(),
+        "pretrained_config": dict(pretrained),
+        "build_config": {**asdict(limits), "kv_cache_type": "PAGED", "plugin_config": {}},
+        "engine": {"flavour": FLAVOUR, "openvino_version": ov.get_version(), "weight_elements": constants},
+    }
+
+
+def constant_types(model: ov.Model) -> dict[str, int]:
+    """Return how many constant elements of each type the graph holds, e.g. {"i4": 1024}."""
+    counts: Counter[str] = Counter()
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant":
+            size = 1
+            for dim in node.get_output_shape(0):
+                size *= int(dim)
+            counts[node.get_output_element_type(0).get_type_name()] += size
+    return dict(counts)
+
+
+def check_limits(limits: BuildLimits, max_positions: int) -> None:
+    """Refuse limits no run could honour.
+
+    Raises:
+        UserError: naming the limit.
+    """
+    if limits.max_beam_width != 1:
+        raise UserError(
+            f"engine=openvino has no beam search; max_beam_width={limits.max_beam_width} was given.",
+            allowed="max_beam_width=1.",
+        )
+    if limits.max_seq_len > max_positions:
+        raise UserError(
+            f"max_seq_len={limits.max_seq_len} is more than the model's {max_positions} positions.",
+            todo=f"Set max_seq_len={max_positions} or less.",
+        )
+    if limits.max_input_len > limits.max_seq_len:
+        raise UserError(f"max_input_len={limits.max_input_len} is more than max_seq_len={limits.max_seq_len}.")

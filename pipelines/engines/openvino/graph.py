@@ -1,0 +1,279 @@
+"""The decoder of Gemma and Llama as an OpenVINO graph, made from a TensorRT-LLM checkpoint.
+
+Inputs: input_ids [B, T], attention_mask [B, P + T], position_ids [B, T], beam_idx [B], all i64 but beam_idx (i32).
+Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of the P past tokens, [B, KV heads, P,
+head size]; `beam_idx` gathers their batch rows, so a state of batch 1 can be spread over a batch.
+
+openvino_genai turns exactly this pattern (ReadValue, Gather, Concat, broadcast to query heads, SDPA, Assign) into
+paged attention. Linears carry Hugging Face module names, which LoRA adapters are matched by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+from openvino.op.util import Variable, VariableInfo
+
+from pipelines.checkpoint.dequantize import check_weight_dtype
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.tensors import numpy_dtype
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.engines.openvino.activations import quantized_input, same_input
+from pipelines.engines.openvino.rope import inverse_frequencies
+from pipelines.engines.openvino.rounding import to_fp8, to_int8
+from pipelines.engines.openvino.weights import WeightStore
+
+ARCHITECTURES = ("GemmaForCausalLM", "LlamaForCausalLM")
+_LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj", "lm_head")
+_NOT_BUILT = ("residual_mlp", "qk_layernorm", "inter_layernorms", "attn_logit_softcapping", "final_logit_softcapping")
+
+_ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
+    "silu": lambda x: op.swish(x),
+    "gelu": lambda x: op.gelu(x, "erf"),
+    "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Graph inputs and what every layer derives from them.
+
+    Attributes:
+        beam_idx: [B].
+        batch: scalar-in-a-vector [1], the batch size.
+        mask: additive [B, 1, T, P + T].
+        cos: [B, 1, T, head size]; sin likewise.
+    """
+
+    beam_idx: ov.Node
+    batch: ov.Node
+    mask: ov.Node
+    cos: ov.Node
+    sin: ov.Node
+
+
+class GraphBuilder:
+    """Builds the graph of one checkpoint; keep it alive until the model is saved (it owns constant buffers)."""
+
+    def __init__(self, checkpoint: Checkpoint, layer_done: Callable[[float], None]) -> None:
+        """Check that the model is one this builder knows.
+
+        Args:
+            checkpoint: an open checkpoint.
+            layer_done: called with 1 after each decoder layer.
+
+        Raises:
+            UserError: the architecture, the activation function or an attention feature is not built here.
+        """
+        self._checkpoint, self._config = checkpoint, checkpoint.config
+        self._store = WeightStore(checkpoint)
+        self._layer_done = layer_done
+        self._sinks: list[ov.Node] = []
+        self._variables: list[Variable] = []
+        check_supported(checkpoint)
+
+    def build(self) -> ov.Model:
+        """Return the stateful model; see the head of the module for its inputs and output."""
+        ids = _input("input_ids", [-1, -1], ov.Type.i64)
+        attention_mask = _input("attention_mask", [-1, -1], ov.Type.i64)
+        position_ids = _input("position_ids", [-1, -1], ov.Type.i64)
+        beam_idx = _input("beam_idx", [-1], ov.Type.i32)
+        cos, sin = self._rotary(position_ids)
+        shared = _Inputs(beam_idx, _dims(ids, 0), _causal_mask(ids, attention_mask), cos, sin)
+        embedding = self._store.stored("transformer.vocab_embedding.weight")
+        hidden = self._embed(embedding, ids)
+        for layer in range(self._config.num_hidden_layers):
+            hidden = self._decoder_layer(layer, hidden, shared)
+            self._layer_done(1)
+        hidden = self._norm("transformer.ln_f", hidden)
+        logits = op.result(self._head(embedding, hidden))
+        logits.get_output_tensor(0).set_names({"logits"})
+        inputs = [ids, attention_mask, position_ids, beam_idx]
+        return ov.Model([logits], self._sinks, inputs, self._variables, "language_model")
+
+    def _embed(self, embedding: ov.Node, ids: ov.Node) -> ov.Node:
+        hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
+        if self._config.architecture == "GemmaForCausalLM":
+            # Gemma scales by sqrt(hidden) rounded to the model's own type
+            normalizer = np.array(self._config.hidden_size**0.5).astype(_model_dtype(self._config.dtype))
+            hidden = op.multiply(hidden, normalizer.astype(np.float32))
+        return hidden
+
+    def _head(self, embedding: ov.Node, hidden: ov.Node) -> ov.Node:
+        if "lm_head.weight" in self._checkpoint:
+            return self._linear("lm_head", "lm_head", quantized_input(self._store, "lm_head", hidden))
+        product = op.matmul(hidden, op.convert(embedding, "f32"), transpose_a=False, transpose_b=True)
+        return _named(product, "lm_head")
+
+    def _decoder_layer(self, layer: int, hidden: ov.Node, shared: _Inputs) -> ov.Node:
+        ours, theirs = f"transformer.layers.{layer}", f"model.layers.{layer}"
+        normed = self._norm(f"{ours}.input_layernorm", hidden)
+        hidden = op.add(hidden, self._attention(layer, normed, shared))
+        normed = self._norm(f"{ours}.post_layernorm", hidden)
+        gate_in = quantized_input(self._store, f"{ours}.mlp.fc", normed)
+        shares = same_input(self._store, f"{ours}.mlp.fc", f"{ours}.mlp.gate")
+        up_in = gate_in if shares else quantized_input(self._store, f"{ours}.mlp.gate", normed)
+        gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
+        up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
+        product = op.multiply(_ACTS[self._config.hidden_act](gate), up)
+        down_in = quantized_input(self._store, f"{ours}.mlp.proj", product)
+        return op.add(hidden, self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in))
+
+    def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
+        config, ours = self._config, f"transformer.layers.{layer}.attention"
+        theirs = f"model.layers.{layer}.self_attn"
+        x = quantized_input(self._store, f"{ours}.qkv", x)
+        q_rows, kv_rows = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
+        q, k, v = (
+            self._heads(self._linear(f"{ours}.qkv", f"{theirs}.{part}_proj", x, slice(start, start + size)))
+            for part, start, size in (("q", 0, q_rows), ("k", q_rows, kv_rows), ("v", q_rows + kv_rows, kv_rows))
+        )
+        q, k = _rotate(q, shared), _rotate(k, shared)
+        k = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", self._kv_rounded(ours, k), shared)
+        v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", self._kv_rounded(ours, v), shared)
+        scale = op.constant(np.float32(config.head_size**-0.5))
+        attended = op.scaled_dot_product_attention(q, self._repeated(k), self._repeated(v), shared.mask, scale)
+        merged = op.transpose(attended, np.array([0, 2, 1, 3], dtype=np.int64))
+        merged = op.reshape(merged, np.array([0, 0, q_rows], dtype=np.int64), special_zero=True)
+        return self._linear(f"{ours}.dense", f"{theirs}.o_proj", quantized_input(self._store, f"{ours}.dense", merged))
+
+    def _linear(self, module: str, name: str, x: ov.Node, rows: slice = slice(None)) -> ov.Node:
+        product = op.matmul(x, self._store.weight(module, rows), transpose_a=False, transpose_b=True)
+        product = _named(product, name)
+        if f"{module}.bias" in self._checkpoint:
+            product = op.add(product, self._store.float32(f"{module}.bias")[rows])
+        return product
+
+    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+        """RMSNorm; the checkpoint holds Gemma's weight as 1 + w already."""
+        squares = op.reduce_mean(op.power(x, np.float32(2)), np.array([-1], dtype=np.int64), keep_dims=True)
+        root = op.sqrt(op.add(squares, np.float32(self._config.norm_epsilon)))
+        normed = op.multiply(x, op.divide(np.float32(1), root))
+        return op.multiply(normed, self._store.float32(f"{name}.weight"))
+
+    def _rotary(self, position_ids: ov.Node) -> tuple[ov.Node, ov.Node]:
+        frequencies = op.constant(inverse_frequencies(self._config).reshape(1, 1, -1))
+        positions = op.convert(op.unsqueeze(position_ids, np.int64(2)), "f32")
+        angles = op.unsqueeze(op.matmul(positions, frequencies, False, False), np.int64(1))
+        both = op.concat([angles, angles], -1)
+        return op.cos(both), op.sin(both)
+
+    def _heads(self, x: ov.Node) -> ov.Node:
+        """[B, T, heads * head size] -> [B, heads, T, head size]."""
+        split = op.reshape(x, np.array([0, 0, -1, self._config.head_size], dtype=np.int64), special_zero=True)
+        return op.transpose(split, np.array([0, 2, 1, 3], dtype=np.int64))
+
+    def _kv_rounded(self, attention: str, x: ov.Node) -> ov.Node:
+        """Round K or V to the 8-bit cache's values: the one scale the GPU engine uses for both."""
+        quantizers = {KvFormat.FP8: to_fp8, KvFormat.INT8: to_int8}
+        quantize = quantizers.get(self._config.kv_format)
+        return quantize(x, self._store.scalar(f"{attention}.kv_cache_scaling_factor")) if quantize else x
+
+    def _cached(self, name: str, new: ov.Node, shared: _Inputs) -> ov.Node:
+        """Append to a Variable and return past + new, [B, KV heads, P + T, head size]."""
+        kv_heads, size = self._config.num_key_value_heads, self._config.head_size
+        info = VariableInfo()
+        info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, kv_heads, -1, size]), ov.Type.f32, name
+        variable = Variable(info)
+        empty_shape = op.concat([shared.batch, np.array([kv_heads, 0, size], dtype=np.int64)], 0)
+        past = op.read_value(op.broadcast(np.float32(0), empty_shape), variable)
+        joined = op.concat([op.gather(past, shared.beam_idx, np.int64(0)), new], 2)
+        self._sinks.append(op.assign(joined, variable))
+        self._variables.append(variable)
+        return joined
+
+    def _repeated(self, x: ov.Node) -> ov.Node:
+        """Give each query head its KV head: [B, KV, S, D] -> [B, heads, S, D]."""
+        kv_heads = self._config.num_key_value_heads
+        repeats = self._config.num_attention_heads // kv_heads
+        if repeats == 1:
+            return x
+        ones = np.array([1, 1, repeats, 1, 1], dtype=np.int64)
+        spread = op.broadcast(op.unsqueeze(x, np.int64(2)), op.constant(ones), broadcast_spec="BIDIRECTIONAL")
+        shape = np.array([0, kv_heads * repeats, -1, self._config.head_size], dtype=np.int64)
+        return op.reshape(spread, shape, special_zero=True)
+
+
+def check_supported(checkpoint: Checkpoint) -> None:
+    """Refuse models whose arithmetic this graph does not have.
+
+    Raises:
+        UserError: naming the feature and its value.
+    """
+    config = checkpoint.config
+    if config.architecture not in ARCHITECTURES:
+        raise UserError(
+            f"engine=openvino does not build {config.architecture}.",
+            allowed=f"It builds {', '.join(ARCHITECTURES)}.",
+            todo="Use engine=tensorrt_llm for this model.",
+        )
+    if config.hidden_act not in _ACTS:
+        raise UserError(
+            f"engine=openvino does not know hidden_act='{config.hidden_act}'.", allowed=f"Known: {', '.join(_ACTS)}."
+        )
+    for key in _NOT_BUILT:
+        if config.raw.get(key):
+            raise UserError(f"engine=openvino does not build {key}={config.raw[key]}.")
+    if config.raw.get("position_embedding_type", "rope_gpt_neox") != "rope_gpt_neox":
+        raise UserError(
+            f"engine=openvino does not build position_embedding_type='{config.raw['position_embedding_type']}'.",
+            allowed="It builds rope_gpt_neox.",
+        )
+    if config.qformat is QFormat.NONE or FORMATS[config.qformat].at_build:
+        return
+    for name in checkpoint:
+        module, _, leaf = name.rpartition(".")
+        if leaf == "weight" and module.endswith(_LINEARS) and not config.quantization.excludes(module):
+            check_weight_dtype(checkpoint, module)
+
+
+def _input(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
+    parameter = op.parameter(ov.PartialShape(shape), element_type)
+    parameter.set_friendly_name(name)  # paged attention finds inputs by friendly name, not by tensor name
+    parameter.get_output_tensor(0).set_names({name})
+    return parameter
+
+
+def _named(node: ov.Node, name: str) -> ov.Node:
+    node.set_friendly_name(name)
+    return node
+
+
+def _dims(node: ov.Node, axis: int) -> ov.Node:
+    """Size of one dimension as a vector of length 1, i64."""
+    return op.gather(op.shape_of(node), np.array([axis], dtype=np.int64), np.int64(0))
+
+
+def _model_dtype(dtype: str) -> np.dtype[np.generic]:
+    return numpy_dtype({"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype])
+
+
+def _rotate(x: ov.Node, shared: _Inputs) -> ov.Node:
+    """Rotate channel pairs (i, i + D/2) by their angle (GPT-NeoX order): x cos + (-x2, x1) sin."""
+    half = x.get_output_partial_shape(0)[3].get_length() // 2
+    first, second = (_channels(x, start, start + half) for start in (0, half))
+    turned = op.concat([op.multiply(second, np.full((1, 1, 1, 1), -1, dtype=np.float32)), first], -1)
+    return op.add(op.multiply(x, shared.cos), op.multiply(turned, shared.sin))
+
+
+def _channels(x: ov.Node, start: int, stop: int) -> ov.Node:
+    """Return channels start:stop of the last dimension."""
+    bounds = (np.array([value], dtype=np.int64) for value in (start, stop, 1, 3))
+    return op.slice(x, *bounds)
+
+
+def _causal_mask(ids: ov.Node, attention_mask: ov.Node) -> ov.Node:
+    """0 where a token may look, -inf-like where not: later tokens and padding."""
+    tokens, total = _dims(ids, 1), _dims(attention_mask, 1)
+    zero, one = np.int64(0), np.int64(1)
+    column = op.range(zero, op.squeeze(total, zero), one, "i64")
+    row = op.add(op.range(zero, op.squeeze(tokens, zero), one, "i64"), op.subtract(total, tokens))
+    causal = op.less_equal(op.unsqueeze(column, zero), op.unsqueeze(row, one))
+    real = op.unsqueeze(op.not_equal(attention_mask, zero), np.array([1, 2], dtype=np.int64))
+    visible = op.logical_and(real, op.unsqueeze(causal, np.array([0, 1], dtype=np.int64)))
+    return op.select(visible, np.float32(0), np.float32(np.finfo(np.float32).min))

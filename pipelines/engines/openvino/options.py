@@ -1,0 +1,53 @@
+"""How the OpenVINO engine runs; nothing here changes what is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.units import GIB
+
+PRECISIONS = ("auto", "f32", "bf16")
+KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoOptions:
+    """Run-time options.
+
+    Attributes:
+        inference_precision: type of the arithmetic between quantized products; "auto" is bf16 where the CPU has
+            native bf16 (AMX or AVX512_BF16) and f32 elsewhere, where emulated bf16 is about 50 times slower.
+        num_threads: threads of the CPU plugin; None is all physical cores.
+        kv_cache_precision: storage of the paged KV cache; "auto" is u8 for a checkpoint with an 8-bit KV cache and
+            the inference precision otherwise.
+        kv_cache_bytes: size of the paged KV cache.
+        enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
+        enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
+    """
+
+    inference_precision: str = "auto"
+    num_threads: int | None = None
+    kv_cache_precision: str = "auto"
+    kv_cache_bytes: int = GIB
+    enable_prefix_caching: bool = True
+    enable_chunked_context: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words and sizes at once.
+
+        Raises:
+            UserError: naming the option, the value and what is allowed.
+        """
+        for name, known in (("inference_precision", PRECISIONS), ("kv_cache_precision", KV_PRECISIONS)):
+            given = getattr(self, name)
+            if given not in known:
+                raise UserError(
+                    f"engine.{name}='{given}' is not known.",
+                    allowed=f"Choose one of {', '.join(known)}.",
+                    todo=did_you_mean(given, known),
+                )
+        for name in ("num_threads", "kv_cache_bytes"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise UserError(f"engine.{name}={given} is not possible.", allowed="It must be at least 1.")

@@ -1,0 +1,99 @@
+"""Which token sequences to run together, so that what they share is computed once (pure Python)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+MIN_SHARED_TOKENS = 16
+"""A split into prefix and rest costs one more inference; below this many saved tokens it does not pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One pair's wish: the scores of `targets`, the first of which is predicted at position `start`.
+
+    Attributes:
+        pair: index of the pair.
+        start: position whose logits predict targets[0].
+        targets: token ids of the continuation.
+    """
+
+    pair: int
+    start: int
+    targets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence to run and the wishes it serves."""
+
+    tokens: tuple[int, ...]
+    asks: list[Ask] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        """Leading tokens whose logits nobody wants."""
+        return min(ask.start for ask in self.asks)
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows that share their first `shared` tokens."""
+
+    shared: int
+    rows: list[Row]
+
+
+def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Group]:
+    """Turn (context, continuation) pairs into groups of rows with a common prefix.
+
+    Pairs whose sequences are equal, or one the beginning of another, become one row: the four one-token answers of
+    a question cost one row. The last token of a continuation is only predicted, never run.
+    """
+    rows: dict[tuple[int, ...], Row] = {}
+    for index, (context, continuation) in enumerate(pairs):
+        tokens = (*context, *continuation)[:-1]
+        row = rows.setdefault(tokens, Row(tokens))
+        row.asks.append(Ask(index, len(context) - 1, tuple(continuation)))
+    return list(_grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)])))
+
+
+def _without_prefixes(ordered: list[Row]) -> list[Row]:
+    """Hand the wishes of a row to the next one when that only continues it."""
+    kept: list[Row] = []
+    for row, following in zip(ordered, [*ordered[1:], None], strict=True):
+        if following is not None and following.tokens[: len(row.tokens)] == row.tokens:
+            following.asks.extend(row.asks)
+        else:
+            kept.append(row)
+    return kept
+
+
+def _grouped(ordered: list[Row]) -> Iterator[Group]:
+    """Join neighbours while it saves tokens.
+
+    n rows that share p tokens cost p + sum(length - p). A further row lowers p to q; it saves its own q tokens and
+    loses (n - 1)(p - q) that the others no longer share.
+    """
+    group: Group | None = None
+    for row in ordered:
+        if group is not None:
+            shared = min(group.shared, row.free, _common(group.rows[-1].tokens, row.tokens))
+            lost = (len(group.rows) - 1) * (group.shared - shared)
+            if shared - lost >= MIN_SHARED_TOKENS:
+                group.shared = shared
+                group.rows.append(row)
+                continue
+            yield group
+        group = Group(row.free, [row])
+    if group is not None:
+        yield group
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many leading tokens are equal."""
+    for position, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return position
+    return min(len(first), len(second))

@@ -1,0 +1,167 @@
+"""Log probabilities of given tokens: the engine's graph run statefully, with prefixes computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from pipelines.engines.openvino.build import MODEL_FILE
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.prefixes import Group, Row, plan
+from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
+
+Array = np.ndarray[Any, Any]
+Position = tuple[int, int]
+"""(row of the batch, column) whose logits are wanted."""
+
+MAX_LOGITS = 2**26
+"""Logits held at once, 256 MiB of float32."""
+
+
+class Scorer:
+    """A compiled stateful model. Rounding differs between batch shapes by about 1e-6 in f32.
+
+    Formats that quantize activations may turn such a difference into another code, so for them one pair alone and
+    the same pair in a batch agree to about 1e-3 only.
+    """
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
+        """Load and compile.
+
+        The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
+        """
+        core = ov.Core()
+        model = _with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
+        self._compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
+        self._request = self._compiled.create_infer_request()
+        self._limits = folder.limits
+        self._max_logits_rows = max(1, MAX_LOGITS // folder.config.vocab_size)
+
+    def score(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], done: Callable[[float], None]
+    ) -> list[tuple[float, bool]]:
+        """Return per pair the summed log probability of the continuation and whether greedy decoding gives it.
+
+        Args:
+            pairs: (context, continuation) token ids, both non-empty.
+            done: called with the number of finished pairs.
+        """
+        scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+        for group in plan(pairs):
+            batches = self._batches(group)
+            self._start(group.rows[0].tokens[: group.shared])
+            saved = self._save() if len(batches) > 1 else None
+            for index, batch in enumerate(batches):
+                if saved is not None and index:
+                    self._restore(saved)
+                self._score_batch(batch, group.shared, scores)
+                done(sum(len(row.asks) for row in batch))
+        return scores
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Return the logits after every token, float32 [T, V]."""
+        self._request.reset_state()
+        wanted = [(0, column) for column in range(len(tokens))]
+        found = self._feed(np.array([tokens], dtype=np.int64), 0, wanted)
+        return np.stack([found[position] for position in wanted])
+
+    def _batches(self, group: Group) -> list[list[Row]]:
+        """Cut a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
+        batches: list[list[Row]] = []
+        for row in sorted(group.rows, key=lambda row: len(row.tokens)):
+            rest = len(row.tokens) - group.shared
+            full = not batches or len(batches[-1]) >= self._limits.max_batch_size
+            if full or (len(batches[-1]) + 1) * rest > self._limits.max_num_tokens:
+                batches.append([])
+            batches[-1].append(row)
+        return batches
+
+    def _start(self, prefix: Sequence[int]) -> None:
+        self._request.reset_state()
+        if prefix:
+            self._feed(np.array([prefix], dtype=np.int64), 0, [])
+
+    def _score_batch(self, batch: list[Row], shared: int, scores: list[tuple[float, bool]]) -> None:
+        width = max(len(row.tokens) for row in batch) - shared
+        tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so nothing looks at it
+        for index, row in enumerate(batch):
+            tokens[index, : len(row.tokens) - shared] = row.tokens[shared:]
+        wanted = [
+            (index, ask.start - shared + offset)
+            for index, row in enumerate(batch)
+            for ask in row.asks
+            for offset in range(len(ask.targets))
+        ]
+        found = self._feed(tokens, shared, wanted)
+        for index, row in enumerate(batch):
+            for ask in row.asks:
+                rows = np.stack([found[index, ask.start - shared + i] for i in range(len(ask.targets))])
+                scores[ask.pair] = _score(rows, np.array(ask.targets))
+
+    def _feed(self, tokens: Array, past: int, wanted: list[Position]) -> dict[Position, Array]:
+        """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is spread over the batch.
+
+        Returns:
+            logits [V] of each wanted (row, column).
+        """
+        batch, width = tokens.shape
+        size = max(1, self._limits.max_num_tokens // batch)
+        if wanted:
+            size = max(1, min(size, self._max_logits_rows // batch))
+        found: dict[Position, Array] = {}
+        for start in range(0, width, size):
+            piece = tokens[:, start : start + size]
+            here = sorted({p for p in wanted if start <= p[1] < start + piece.shape[1]})
+            flat = [row * piece.shape[1] + column - start for row, column in here]
+            rows = np.arange(batch) if start or past == 0 else np.zeros(batch)
+            logits = self._infer(piece, past + start, rows, flat)
+            found.update(zip(here, logits, strict=False))
+        return found
+
+    def _infer(self, piece: Array, past: int, beam_idx: Array, flat: list[int]) -> Array:
+        batch, width = piece.shape
+        inputs = {
+            "input_ids": piece,
+            "attention_mask": np.ones((batch, past + width), dtype=np.int64),
+            "position_ids": np.tile(np.arange(past, past + width, dtype=np.int64), (batch, 1)),
+            "beam_idx": beam_idx.astype(np.int32),
+            "logit_rows": np.array(flat or [0], dtype=np.int64),
+        }
+        result = self._request.infer(inputs)["logits"]
+        return np.array(result[: len(flat)], dtype=np.float32)
+
+    def _save(self) -> list[Array]:
+        return [np.array(state.state.data, copy=True) for state in self._request.query_state()]
+
+    def _restore(self, saved: list[Array]) -> None:
+        self._request.reset_state()
+        for state, values in zip(self._request.query_state(), saved, strict=True):
+            state.state = ov.Tensor(values)
+
+
+def _with_chosen_logits(model: ov.Model) -> ov.Model:
+    """Add the input `logit_rows` [N]: the head runs on these rows of [B * T] only and gives logits [N, V]."""
+    head = next(node for node in model.get_ops() if node.get_friendly_name() == "lm_head")
+    hidden = head.input_value(0)
+    size = hidden.get_partial_shape()[2].get_length()
+    chosen = op.parameter([-1], ov.Type.i64)
+    chosen.set_friendly_name("logit_rows")
+    chosen.get_output_tensor(0).set_names({"logit_rows"})
+    flat = op.reshape(hidden, np.array([-1, size], dtype=np.int64), special_zero=False)
+    head.input(0).replace_source_output(op.gather(flat, chosen, np.int64(0)).output(0))
+    model.add_parameters([chosen])
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def _score(logits: Array, targets: Array) -> tuple[float, bool]:
+    """Sum log softmax(logits [N, V]) at targets [N]; in float64, as 256,000 terms are added."""
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=1)
+    norm = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
+    chosen = wide[np.arange(len(targets)), targets]
+    return float((chosen - norm).sum()), bool((wide.argmax(axis=1) == targets).all())

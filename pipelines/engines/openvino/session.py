@@ -1,0 +1,135 @@
+"""A loaded OpenVINO engine: generation with in-flight batching, and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, open_pipeline
+from pipelines.engines.openvino.scoring import Scorer
+from pipelines.engines.port import Generation, SamplingLimits, TokenIds
+
+
+class OpenVinoSession:
+    """Answers requests. Generation and scoring each load the model when first used; both then stay loaded."""
+
+    def __init__(self, engine_dir: Path, options: OpenVinoOptions) -> None:
+        """Read the engine's description.
+
+        Raises:
+            UserError: the folder is not a complete OpenVINO engine.
+        """
+        self.folder = EngineFolder.load(engine_dir)
+        self._options = options
+        self._pipeline: genai.ContinuousBatchingPipeline | None = None
+        self._scorer: Scorer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pipeline, self._scorer = None, None
+
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
+        """See `port.Session.generate`; the engine schedules all prompts together.
+
+        Raises:
+            UserError: a prompt is longer than the engine was built for.
+        """
+        for prompt in prompts:
+            self._check_tokens(prompt)
+            check_request(self.folder, self._options, len(prompt), limits.max_new_tokens)
+        if self._pipeline is None:
+            self._pipeline = open_pipeline(self.folder, self._options)
+        config = generation_config(limits)
+        handles = [
+            self._pipeline.add_request(index, ov.Tensor(np.array([prompt], dtype=np.int64)), config)
+            for index, prompt in enumerate(prompts)
+        ]
+        self._run(self._pipeline, handles, progress)
+        return [_generation(handle, limits) for handle in handles]
+
+    def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
+        """See `port.Session.loglikelihood`; shared prefixes are computed once.
+
+        Only max_seq_len bounds a pair: long contexts are run in pieces of max_num_tokens.
+
+        Raises:
+            UserError: a pair is empty or longer than the engine was built for.
+        """
+        for context, continuation in pairs:
+            if not context or not continuation:
+                raise UserError("A pair to score has an empty context or continuation.")
+            self._check_tokens([*context, *continuation])
+            check_length(self.folder, len(context) + len(continuation))
+        with progress.task("scoring", len(pairs), "pairs") as advance:
+            return self._scoring().score(pairs, advance)
+
+    def logits(self, tokens: TokenIds) -> np.ndarray[Any, Any]:
+        """Return the logits after every token, float32 [T, V]."""
+        self._check_tokens(tokens)
+        check_length(self.folder, len(tokens))
+        return self._scoring().logits(tokens)
+
+    def _scoring(self) -> Scorer:
+        if self._scorer is None:
+            self._scorer = Scorer(self.folder, self._options)
+        return self._scorer
+
+    def _run(
+        self, pipeline: genai.ContinuousBatchingPipeline, handles: list[genai.GenerationHandle], progress: Progress
+    ) -> None:
+        running = list(handles)
+        with progress.task("generating", len(handles), "requests") as advance:
+            while pipeline.has_non_finished_requests():
+                pipeline.step()
+                still = [handle for handle in running if handle.get_status() == genai.GenerationStatus.RUNNING]
+                if len(still) < len(running):
+                    advance(len(running) - len(still))
+                running = still
+
+    def _check_tokens(self, tokens: TokenIds) -> None:
+        vocab = self.folder.config.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise UserError(f"Token id {wrong} is not in the vocabulary of {vocab}; is it another model's tokenizer?")
+
+
+def generation_config(limits: SamplingLimits) -> genai.GenerationConfig:
+    """Translate sampling limits.
+
+    genai always wants an end token: without stop tokens it is told to ignore the one it gets.
+    """
+    config = genai.GenerationConfig()
+    config.max_new_tokens = limits.max_new_tokens
+    config.eos_token_id = min(limits.stop_token_ids, default=0)
+    config.stop_token_ids = set(limits.stop_token_ids) or {0}
+    config.ignore_eos = not limits.stop_token_ids
+    config.do_sample = limits.temperature > 0
+    if config.do_sample:
+        config.temperature, config.top_p, config.rng_seed = limits.temperature, limits.top_p, limits.seed
+        if limits.top_k:
+            config.top_k = limits.top_k
+    return config
+
+
+def _generation(handle: genai.GenerationHandle, limits: SamplingLimits) -> Generation:
+    if handle.get_status() == genai.GenerationStatus.IGNORED:
+        raise UserError("The KV cache is too small for a request.", todo="Raise engine.kv_cache_bytes.")
+    output = handle.read_all()[0]
+    tokens = list(output.generated_ids)
+    stopped = output.finish_reason == genai.GenerationFinishReason.STOP
+    if stopped and tokens and tokens[-1] in limits.stop_token_ids:
+        tokens.pop()
+    return Generation(tokens, "stop" if stopped else "length")
