@@ -39,8 +39,8 @@ test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-L
 	@scripts/test_modelopt_037.sh
 
 check: $(READY) ## ruff, mypy, import contracts, links in the docs
-	$(PYTHON) -m ruff check pipelines eval tests
-	$(PYTHON) -m ruff format --check pipelines eval tests
+	$(PYTHON) -m ruff check pipelines eval tests scripts
+	$(PYTHON) -m ruff format --check pipelines eval tests scripts
 	$(PYTHON) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PYTHON) -m tests.docs_links
@@ -62,8 +62,8 @@ help: ## This text
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
-	python3 -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	@python3 -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
 	@touch $@
 
 # A target that does not exist: name the nearest one.

@@ -126,15 +126,15 @@ def main() -> None:
     for path in sorted((work / "artifacts").glob("*/*/manifest.json")):
         made = json.loads(path.read_text())
         peak, size = made["peak_memory_bytes"] / 2**30, sum(f["size"] for f in made["files"].values()) / 2**30
-        sys.stdout.write(
-            f"{made['stage']:10} {made['label']:28} {made['seconds']:8.1f} s  peak {peak:5.1f} GiB  {size:5.2f} GiB on disk\n"
-        )
+        what = f"{made['stage']:10} {made['label']:28}"
+        sys.stdout.write(f"{what} {made['seconds']:8.1f} s  peak {peak:5.1f} GiB  {size:5.2f} GiB on disk\n")
     rates: dict[str, list[float]] = {qformat: [] for qformat in FORMATS}
     for _ in range(3):
         for qformat, engine in engines.items():
             rate, peak_bytes = speed(engine, 3)
             rates[qformat].append(rate)
-            sys.stdout.write(f"{time.strftime('%X')} {qformat:10} {rate:6.2f} tokens/s  peak {peak_bytes / 2**30:.1f} GiB\n")
+            memory = f"peak {peak_bytes / 2**30:.1f} GiB"
+            sys.stdout.write(f"{time.strftime('%X')} {qformat:10} {rate:6.2f} tokens/s  {memory}\n")
     base = statistics.median(rates["none"])
     for qformat, found in rates.items():
         median = statistics.median(found)

@@ -149,7 +149,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(cli, tmp_path, stage, size):
     """The store lies on a small file system: the checkpoint, or the engine beside it, does not fit."""
     small = tmp_path / "small"
     small.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True, check=False)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small]
+    mount = subprocess.run(command, capture_output=True, check=False)
     if mount.returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
