@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.artifacts import Store
 from pipelines.compose import compose_config, to_raw
+from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
 from pipelines.machine import gather
 from pipelines.plan import Plan, Target, make_plan
@@ -25,38 +26,39 @@ class Command:
 
 def load(overrides: Sequence[str]) -> Settings:
     """Overrides -> judged settings."""
-    return validate(to_raw(compose_config(overrides)))
+    return validate(raw_config(overrides))
 
 
-def _plan_for(overrides: Sequence[str], target: Target) -> tuple[Plan, Store]:
-    settings = load(overrides)
+def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
     store = Store(settings.paths.store)
     return make_plan(settings, target, store, gather()), store
 
 
-def build(overrides: Sequence[str]) -> int:
-    """Model -> engine."""
+def _run(target: Target, overrides: Sequence[str]) -> int:
     from pipelines.session import run_target
 
-    plan, store = _plan_for(overrides, "build")
-    run_target("build", plan, store, overrides)
+    raw = raw_config(overrides)
+    plan, store = _plan_for(validate(raw), target)
+    run_target(target, plan, store, overrides)
+    remember(overrides, raw)
     return 0
+
+
+def build(overrides: Sequence[str]) -> int:
+    """Model -> engine."""
+    return _run("build", overrides)
 
 
 def evaluate(overrides: Sequence[str]) -> int:
     """Model -> engine -> accuracy beside the 16-bit baseline."""
-    from pipelines.session import run_target
-
-    plan, store = _plan_for(overrides, "evaluate")
-    run_target("evaluate", plan, store, overrides)
-    return 0
+    return _run("evaluate", overrides)
 
 
 def plan(overrides: Sequence[str]) -> int:
     """Say what would run, and why; write nothing."""
     from pipelines.report.console import plan_text
 
-    made, _ = _plan_for(overrides, "evaluate")
+    made, _ = _plan_for(load(overrides), "evaluate")
     sys.stdout.write(plan_text(made))
     return 0
 
