@@ -42,7 +42,7 @@ check: $(READY) ## ruff, mypy, import contracts, links in the docs
 	$(PYTHON) -m ruff check pipelines eval tests scripts
 	$(PYTHON) -m ruff format --check pipelines eval tests scripts
 	$(PYTHON) -m mypy
-	$(VENV)/bin/lint-imports
+	$(dir $(PYTHON))lint-imports
 	$(PYTHON) -m tests.docs_links
 
 golden: $(READY) ## Rewrite the golden files; read the diff
