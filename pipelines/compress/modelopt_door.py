@@ -34,7 +34,7 @@ def check_format(qformat: QFormat, device: str) -> None:
     """
     if qformat is QFormat.NVFP4 and device == "cpu" and _version_tuple() < (0, 47):
         raise UserError(
-            f"qformat=nvfp4 with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
+            f"quant=nvfp4 with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
             allowed="On a CPU, nvfp4 works from nvidia-modelopt 0.47.0 on.",
             todo="Install a newer nvidia-modelopt, or choose another qformat (fp8, int4_awq, ...).",
         )

@@ -51,9 +51,16 @@ class _MutedStream(io.TextIOBase):
     def mute(self) -> None:
         self._owner = threading.get_ident()
 
-    def __getattr__(self, name: str) -> Any:
-        # isatty, encoding, fileno, ...: what a terminal library asks before it draws
-        return getattr(self._real, name)
+    # What a terminal library asks before it draws; the base class would answer for itself.
+    def isatty(self) -> bool:
+        return self._real.isatty()
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._real.encoding
 
 
 class Muted:

@@ -76,7 +76,7 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
         faults.append(
             Fault(
                 f"quantize_lm_head=true does not work with {spec.qformat}: a head is quantized in fp8 only.",
-                todo="Set quantize_lm_head=false or qformat=fp8.",
+                todo="Set quantize_lm_head=false or quant=fp8.",
             )
         )
     return faults

@@ -30,7 +30,7 @@ def check_hardware(qformat: QFormat, kv_format: KvFormat, sm: float, family: str
         ]
     faults = []
     if reason := _format_fault(qformat, sm, family):
-        faults.append(Fault(f"qformat={qformat} {reason}.", _list("qformat", formats_for(sm, family), sm)))
+        faults.append(Fault(f"quant={qformat} {reason}.", _list("quant", formats_for(sm, family), sm)))
     if reason := _kv_fault(kv_format, sm):
         faults.append(Fault(f"kv_cache={kv_format} {reason}.", _list("kv_cache", kv_formats_for(sm), sm)))
     return faults
@@ -94,12 +94,10 @@ def check_kv_features(
     wanted = [name for name, on in (("KV-cache reuse", kv_reuse), ("chunked context", chunked_context)) if on]
     if not wanted:
         return []
-    with_fp8 = (
-        "kv_cache=fp8" if fp8_context_attention(qformat) else f"kv_cache=fp8 with qformat={_fp8_attention_list()}"
-    )
+    with_fp8 = "kv_cache=fp8" if fp8_context_attention(qformat) else f"kv_cache=fp8 with quant={_fp8_attention_list()}"
     return [
         Fault(
-            f"kv_cache={kv_format} with qformat={qformat} takes away {' and '.join(wanted)}: TensorRT-LLM's builder"
+            f"kv_cache={kv_format} with quant={qformat} takes away {' and '.join(wanted)}: TensorRT-LLM's builder"
             " switches paged context attention off.",
             f"They work with kv_cache=auto, or {with_fp8}.",
             "Change kv_cache, or switch the features off.",

@@ -99,7 +99,7 @@ def _family_faults(shape: ModelShape, qformat: QFormat, pp_size: int) -> Iterato
         )
     if shape.family.startswith("gemma") and qformat is QFormat.NVFP4:
         yield Fault(
-            f"qformat=nvfp4 is not supported for {shape.architecture} by TensorRT-LLM.",
+            f"quant=nvfp4 is not supported for {shape.architecture} by TensorRT-LLM.",
             "NVFP4 is for Llama.",
             "Choose fp8 or int4_awq.",
         )
@@ -130,10 +130,10 @@ def _split_faults(shape: ModelShape, qformat: QFormat, tp_size: int, pp_size: in
         )
     if qformat is QFormat.INT8_SQ and tp_size > kv_heads:
         yield Fault(
-            f"qformat=int8_sq with tp_size={tp_size} needs copies of the {kv_heads} KV head(s), which ModelOpt cannot"
+            f"quant=int8_sq with tp_size={tp_size} needs copies of the {kv_heads} KV head(s), which ModelOpt cannot"
             " make of weights with one scale per channel.",
             f"tp_size up to {kv_heads} works, and so do other formats.",
-            "Lower tp_size or choose another qformat.",
+            "Lower tp_size or choose another format.",
         )
     if shape.num_hidden_layers % pp_size:
         yield Fault(
@@ -155,7 +155,7 @@ def _group_faults(shape: ModelShape, qformat: QFormat, group_size: int, tp_size:
     for name, width in _rank_inputs(shape, tp_size):
         if width % group:
             yield Fault(
-                f"qformat={qformat} has groups of {group} inputs, which do not divide the {width} inputs of {name}"
+                f"quant={qformat} has groups of {group} inputs, which do not divide the {width} inputs of {name}"
                 + _per_rank(name, tp_size)
                 + ".",
                 _working_groups(shape, qformat, tp_size),
@@ -165,8 +165,8 @@ def _group_faults(shape: ModelShape, qformat: QFormat, group_size: int, tp_size:
         odd = [f"{name} ({rows})" for name, rows in _rank_outputs(shape, tp_size) if rows % 2]
         if odd:
             yield Fault(
-                f"qformat={qformat} packs two output channels into a byte; odd: {', '.join(odd)}.",
-                todo="Choose another qformat or tp_size.",
+                f"quant={qformat} packs two output channels into a byte; odd: {', '.join(odd)}.",
+                todo="Choose another format or tp_size.",
             )
 
 
@@ -178,7 +178,7 @@ def _head_faults(shape: ModelShape, qformat: QFormat, quantize_lm_head: bool) ->
     """
     if quantize_lm_head and qformat is not QFormat.FP8:
         yield Fault(
-            f"quantize_lm_head=true does not work with qformat={qformat}.",
+            f"quantize_lm_head=true does not work with quant={qformat}.",
             "It works with fp8.",
             "Set quantize_lm_head=false.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
@@ -71,3 +72,15 @@ def test_a_log_handler_on_the_muted_stream_does_not_loop(capsys) -> None:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
     assert capsys.readouterr().out == "log: chatter\n"
+
+
+def test_a_terminal_stays_a_terminal_while_muted(monkeypatch):
+    """Otherwise progress bars fall back to lines for log files."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with muted():
+        assert sys.stderr.isatty()

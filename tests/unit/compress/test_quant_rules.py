@@ -125,5 +125,5 @@ def test_some_kv_formats_take_features_away(qformat, kv_cache, loses) -> None:
     assert bool(faults) is loses
     assert check_kv_features(qformat, kv_cache) == []
     if loses:
-        assert f"kv_cache={kv_cache} with qformat={qformat}" in only(faults)
+        assert f"kv_cache={kv_cache} with quant={qformat}" in only(faults)
         assert "KV-cache reuse and chunked context" in only(faults)

@@ -89,7 +89,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
     [
         (
             ["quant=fp8", "hardware=a10"],
-            r"fp8 needs FP8 arithmetic .*this GPU has 8\.6.*qformat=none, int8_sq, int4_awq",
+            r"fp8 needs FP8 arithmetic .*this GPU has 8\.6.*quant=none, int8_sq, int4_awq",
         ),
         (["quant=nvfp4", "hardware=h100_sxm"], r"nvfp4 needs FP4 arithmetic .*this GPU has 9\.0"),
         (["quant=int8_sq", "hardware=b200_sxm"], r"int8_sq is refused by TensorRT-LLM's builder .*10\.0"),
