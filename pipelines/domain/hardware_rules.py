@@ -91,16 +91,21 @@ def check_kv_features(
     """
     if kv_format is KvFormat.AUTO or (kv_format is KvFormat.FP8 and fp8_context_attention(qformat)):
         return []
-    wanted = [name for name, on in (("KV-cache reuse", kv_reuse), ("chunked context", chunked_context)) if on]
+    asked = (
+        ("KV-cache reuse", kv_reuse, "kv_cache.enable_block_reuse=false"),
+        ("chunked context", chunked_context, "runtime.enable_chunked_context=false"),
+    )
+    wanted = [name for name, on, _ in asked if on]
     if not wanted:
         return []
+    without = " ".join(off for _, on, off in asked if on)
     with_fp8 = "kv_cache=fp8" if fp8_context_attention(qformat) else f"kv_cache=fp8 with quant={_fp8_attention_list()}"
     return [
         Fault(
             f"kv_cache={kv_format} with quant={qformat} takes away {' and '.join(wanted)}: TensorRT-LLM's builder"
             " switches paged context attention off.",
             f"They work with kv_cache=auto, or {with_fp8}.",
-            "Change kv_cache, or switch the features off.",
+            f"Change kv_cache, or do without: {without}",
         )
     ]
 
