@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Cli:
         return [sys.executable, "-m", "pipelines", words[0], f"paths.store={self.store}", *words[1:]]
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "OMP_NUM_THREADS": "2", **self.environment}
+        return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "OMP_NUM_THREADS": "1", **self.environment}
 
     def run(self, *words: str, code: int = 0, timeout: float = 600) -> str:
         """Run to the end, check the exit code, return standard output and error."""
@@ -43,6 +44,7 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored when started in the background
         )
 
 

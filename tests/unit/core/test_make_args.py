@@ -1,5 +1,6 @@
 """Overrides typed after a make target reach Hydra unchanged."""
 
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,9 @@ def test_real_make_hands_over_every_word(tmp_path):
     makefile = tmp_path / "Makefile"
     program = "import os, sys; from pipelines.make_args import overrides_from; print(overrides_from(os.environ))"
     makefile.write_text(f"build:\n\t@{sys.executable} -c '{program}'\n")
-    done = subprocess.run(["make", "-f", makefile, "build", *TYPED, "-j2"], capture_output=True, text=True, check=True)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # we may run in a make
+    words = ["make", "-f", makefile, "build", *TYPED, "-j2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=outer)
     assert done.stdout.strip() == str(TYPED)
 
 
