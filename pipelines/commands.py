@@ -39,7 +39,7 @@ def _run(target: Target, overrides: Sequence[str]) -> int:
 
     raw = raw_config(overrides)
     plan, store = _plan_for(validate(raw), target)
-    run_target(target, plan, store, overrides)
+    run_target(plan, store, overrides)
     remember(overrides, raw)
     return 0
 

@@ -63,6 +63,7 @@ class Plan:
     """Everything a run needs to know before it starts."""
 
     settings: Settings
+    target: Target
     machine: Machine
     flavour: Flavour
     shape: ModelShape | None
@@ -103,7 +104,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    return Plan(settings, machine, flavour, shape, steps, checked.notes, checked.warnings)
+    return Plan(settings, target, machine, flavour, shape, steps, checked.notes, checked.warnings)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -107,7 +107,7 @@ def _waiting(node: Node) -> Callable[[], None]:
 def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
     """What a manifest needs so that the run can be repeated."""
     return {
-        "repeat": shlex.join(["python", "-m", "pipelines", "build", *overrides]),
+        "repeat": shlex.join(["python", "-m", "pipelines", plan.target, *overrides]),
         "settings": plan.settings.model_dump(mode="json"),
         "pipelines_version": __version__,
         "git_commit": _git_commit(),

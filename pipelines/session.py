@@ -16,19 +16,19 @@ from pipelines import runner
 from pipelines.artifacts import Store, write_json
 from pipelines.compose import relative_to_cwd
 from pipelines.domain.errors import UserError
-from pipelines.plan import Plan, Target
+from pipelines.plan import Plan
 from pipelines.report import console
 from pipelines.screen import ScreenProgress, say
 from pipelines.settings import Settings
 
 
-def run_target(target: Target, plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:
     """Run a plan inside a run folder of its own and print the result.
 
     Returns:
         one outcome per step.
     """
-    with run_folder(target, plan.settings, overrides) as folder:
+    with run_folder(plan.target, plan.settings, overrides) as folder:
         say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
         for line in (*plan.notes, *(f"warning: {text}" for text in plan.warnings)):
             say(line)
@@ -36,7 +36,7 @@ def run_target(target: Target, plan: Plan, store: Store, overrides: Sequence[str
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
         say(console.outcome_table(outcomes))
-        if target == "evaluate":
+        if plan.target == "evaluate":
             table = console.accuracy_table(outcomes)
             write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)

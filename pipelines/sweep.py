@@ -65,7 +65,7 @@ def _cell(config: Any) -> None:
     try:
         settings = validate(to_raw(config))
         store = Store(settings.paths.store)
-        outcomes = run_target("evaluate", make_plan(settings, "evaluate", store, gather()), store, overrides)
+        outcomes = run_target(make_plan(settings, "evaluate", store, gather()), store, overrides)
         done = {outcome.node.id: str(outcome.artifact.path) for outcome in outcomes}
         cell |= {"after": done["evaluate"], "baseline": done.get("baseline.evaluate", done["evaluate"])}
     except UserError as error:

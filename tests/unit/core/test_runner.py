@@ -56,7 +56,7 @@ def plan_of(store, *stages):
         found.append(Node(stage.name, stage, "label", {"given": before}))
         before = stage.name
     settings = load(["engine=openvino"])
-    return Plan(settings, MACHINE, choose("openvino", MACHINE), None, _resolve(found, store), ())
+    return Plan(settings, "build", MACHINE, choose("openvino", MACHINE), None, _resolve(found, store), ())
 
 
 def execute(store, *stages):
