@@ -100,7 +100,7 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingLimits
 from pipelines.engines.registry import open_engine
 
-with open_engine("openvino").open(Path(sys.argv[1])) as session:
+with open_engine("openvino", kv_cache_bytes=96 * 2**20).open(Path(sys.argv[1])) as session:
     prompts = [list(range(10, 42))]
     session.generate(prompts, SamplingLimits(2), SilentProgress())
     for _ in range(int(sys.argv[2])):
