@@ -1,9 +1,12 @@
-"""Settings -> Plan: which stages run, which are cached, and why. No torch, no writing, no network."""
+"""Settings -> Plan: which stages run, which are cached, and why.
+
+No torch, no network; remembers the hashes of files it read, writes nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +72,6 @@ class Plan:
     shape: ModelShape | None
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
-    warnings: tuple[str, ...] = field(default=())
 
     @property
     def is_done(self) -> bool:
@@ -104,7 +106,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    return Plan(settings, target, machine, flavour, shape, steps, checked.notes, checked.warnings)
+    return Plan(settings, target, machine, flavour, shape, steps, checked.notes)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -256,8 +258,8 @@ def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
             digests[name] = artifact.digest
         else:
             waits.append(f"{name} is made by {given} first")
-    past = [m for m in store.history(node.stage.name) if m["label"] == node.label] if waits else []
     if waits:
+        past = [m for m in store.history(node.stage.name) if m["label"] == node.label]
         return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
     key, parts = node_key(node, digests)
     if artifact := store.find(node.stage.name, key):

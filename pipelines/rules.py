@@ -27,12 +27,10 @@ class Checked:
 
     Attributes:
         faults: the run is refused.
-        warnings: it runs, but the user should know.
         notes: what fits where.
     """
 
     faults: list[Fault] = field(default_factory=list)
-    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

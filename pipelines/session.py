@@ -30,8 +30,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
     """
     with run_folder(plan.target, plan.settings, overrides) as folder:
         say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
-        for line in (*plan.notes, *(f"warning: {text}" for text in plan.warnings)):
-            say(line)
+        for note in plan.notes:
+            say(note)
         write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()

@@ -31,7 +31,6 @@ def plan_text(plan: Plan) -> str:
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
-    lines += [_wrap(f"warning: {text}") for text in plan.warnings]
     lines.append("")
     width = max(len(step.node.id) for step in plan.steps)
     for step in plan.steps:
