@@ -1,0 +1,200 @@
+"""The result of a benchmark, as it is stored and as the report reads it. Units: seconds, tokens; ms only in names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+SCHEMA = 1
+RESULT = "benchmark.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One metric over the requests of a window. Percentiles interpolate linearly between neighbours (numpy's default).
+
+    All values are None when `count` is 0.
+    """
+
+    count: int
+    mean: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits a request must meet to count for goodput; None is no limit. Milliseconds.
+
+    Attributes:
+        name: where they come from, e.g. "mlperf_llama2_70b", or "given".
+    """
+
+    name: str = "none"
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a window of requests says.
+
+    Attributes:
+        window_s: length of the measured window.
+        requests: finished without error in the window.
+        errors: failed, by kind.
+        requests_per_s: finished requests / window.
+        output_tokens_per_s: output tokens / window; "system" throughput.
+        total_tokens_per_s: input and output tokens / window.
+        goodput_per_s: requests per second that met every limit; None when no limit was given.
+        isl: input tokens per request.
+        osl: output tokens per request.
+        ttft_s: time to first token.
+        itl_s: per-request mean inter-token latency, the first token excluded (= TPOT of NIM, genai-perf, MLPerf).
+        token_gap_s: gaps between neighbouring responses, pooled over all requests (vLLM's "ITL").
+        e2e_s: time to the last token.
+    """
+
+    window_s: float
+    requests: int
+    errors: Mapping[str, int]
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    goodput_per_s: float | None
+    isl: Distribution
+    osl: Distribution
+    ttft_s: Distribution
+    itl_s: Distribution
+    token_gap_s: Distribution
+    e2e_s: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """Whether the load generator itself was the limit.
+
+    Attributes:
+        bottleneck: the numbers of this level say more about the client than about the server.
+        reason: why, for people; empty otherwise.
+        facts: what it was judged by, e.g. {"send_lag_p99_ms": 0.3, "loop_lag_p99_ms": 0.2, "cpu_share": 0.4}.
+    """
+
+    bottleneck: bool
+    reason: str
+    facts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load put on the server.
+
+    Attributes:
+        arrival: "closed", "constant", "poisson", "gamma", "burst" or "trace".
+        concurrency: requests kept in flight (closed loop), else None.
+        request_rate: requests per second asked for (open loop), else None.
+        summary: of the measured window.
+        client: was the client the limit.
+        server: counters of the same window from the server: queue and compute seconds, KV blocks, versions.
+        requests_file: name of the file with one record per request, beside the result.
+        complete: False when it was cut short.
+        reason: why it was cut short.
+    """
+
+    arrival: str
+    concurrency: int | None
+    request_rate: float | None
+    summary: Summary
+    client: ClientHealth
+    server: Mapping[str, Any]
+    requests_file: str
+    complete: bool = True
+    reason: str = ""
+
+    @property
+    def load(self) -> str:
+        """The load in words: "concurrency 16", "4 requests/s (poisson)"."""
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        if self.request_rate is not None:
+            return f"{self.request_rate:g} requests/s ({self.arrival})"
+        return "all at once" if self.arrival == "burst" else "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkResult:
+    """All levels of one benchmark of one server.
+
+    Attributes:
+        model: label of the model.
+        precision: compression in one word, e.g. "int4_awq", "fp8-kv_fp8".
+        engine: what executes it, e.g. "openvino"; "unknown" for a server somewhere.
+        tp_size: tensor parallel ranks.
+        world_size: tp x pp; throughput per GPU divides by it.
+        workload: name and the settings of the lengths, prompts and arrival.
+        protocol: warm-up, window, counts, whether the start burst is in the window.
+        server: url, model name, server version and model versions.
+        machine: where the client ran (and the server, on loopback).
+        versions: of the libraries that made the numbers.
+        measured_at: ISO time, UTC.
+        slo: limits for goodput.
+        levels: in the order measured.
+        complete: False when it was interrupted or the server died.
+        reason: why.
+        schema: of this file.
+    """
+
+    model: str
+    precision: str
+    engine: str
+    tp_size: int
+    world_size: int
+    workload: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    server: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    measured_at: str
+    slo: Slo
+    levels: tuple[Level, ...]
+    complete: bool = True
+    reason: str = ""
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str = RESULT) -> BenchmarkResult:
+        """Read what `to_json` wrote.
+
+        Raises:
+            UserError: it is of another version, or a field is missing or unknown.
+        """
+        if data.get("schema") != SCHEMA:
+            raise UserError(
+                f"{source} has schema {data.get('schema')!r}; this version reads {SCHEMA}.", todo="Measure again."
+            )
+        try:
+            levels = tuple(_level(level) for level in data["levels"])
+            return cls(**{**data, "slo": Slo(**data["slo"]), "levels": levels})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{source} is not a benchmark result: {error}.") from None
+
+
+_DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Distribution")
+
+
+def _level(data: Mapping[str, Any]) -> Level:
+    summary = dict(data["summary"])
+    summary |= {name: Distribution(**summary[name]) for name in _DISTRIBUTIONS}
+    return Level(**{**data, "summary": Summary(**summary), "client": ClientHealth(**data["client"])})

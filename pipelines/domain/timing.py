@@ -1,0 +1,83 @@
+"""What happened to one request: the record that the load generator and the simulator both produce.
+
+All stamps are nanoseconds since the start of the run on one monotonic clock. Metric definitions follow NVIDIA NIM,
+genai-perf and trtllm-bench: TTFT to the first non-empty response; ITL = TPOT = (E2E - TTFT) / (OSL - 1), without the
+first token, undefined for fewer than two output tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """One request.
+
+    Attributes:
+        index: position in the load, from 0.
+        intended_ns: when it should have left. Latencies count from here, so that waiting in a slow client or behind a
+            slow server is not hidden (coordinated omission). In a closed loop it is `sent_ns`.
+        sent_ns: when it really left.
+        first_token_ns: when the first non-empty response came; None when none came.
+        end_ns: when the last response, or the error, came.
+        isl: input tokens as the engine counts them.
+        osl: output tokens received.
+        chunk_ns: arrival of every non-empty response, ascending; empty when it was not streamed.
+        error: kind of error ("timeout", "rejected", "connection", ...), None when it finished.
+    """
+
+    index: int
+    intended_ns: int
+    sent_ns: int
+    first_token_ns: int | None
+    end_ns: int
+    isl: int
+    osl: int
+    chunk_ns: tuple[int, ...] = ()
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it finished without an error."""
+        return self.error is None
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Time to first token."""
+        return None if self.first_token_ns is None else self.first_token_ns - self.intended_ns
+
+    @property
+    def e2e_ns(self) -> int:
+        """Time to the last response."""
+        return self.end_ns - self.intended_ns
+
+    @property
+    def itl_ns(self) -> float | None:
+        """Mean time between output tokens, the first excluded; None below two output tokens or without streaming."""
+        if self.first_token_ns is None or self.osl < 2 or not self.chunk_ns:
+            return None
+        return (self.chunk_ns[-1] - self.first_token_ns) / (self.osl - 1)
+
+
+_COLUMNS = tuple(field.name for field in fields(RequestTiming))
+
+
+def to_columns(timings: Iterable[RequestTiming]) -> dict[str, list[Any]]:
+    """Records as one list per field, the compact form results are kept in."""
+    rows = list(timings)
+    return {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+
+
+def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[RequestTiming]:
+    """Read what `to_columns` wrote.
+
+    Raises:
+        ValueError: a column is missing or of another length.
+    """
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise ValueError(f"request records lack the columns {', '.join(missing)}")
+    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
+    return [RequestTiming(*row[:7], chunk_ns=tuple(row[7]), error=row[8]) for row in rows]
