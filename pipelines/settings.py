@@ -6,22 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.group import Group, Positive
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ZOO = Path(__file__).resolve().parent / "zoo"
-
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Group(BaseModel):
-    """Base of all groups: frozen, strict about unknown keys and about types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ShapeSettings(Group):
