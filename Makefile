@@ -11,10 +11,22 @@ RUN = @$(PYTHON) -m pipelines --from-make
 .DEFAULT_GOAL := help
 
 ## Run (add key=value to override any setting)
-.PHONY: build evaluate sweep plan config verify
+.PHONY: all build evaluate repository serve benchmark report compare sweep plan config verify
+all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
+	$(RUN) $@
 build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
 	$(RUN) $@
 evaluate: $(READY) ## Build, then accuracy beside the 16-bit baseline
+	$(RUN) $@
+repository: $(READY) ## Engine -> Triton model repository, a folder that can be copied
+	$(RUN) $@
+serve: $(READY) ## tritonserver in the foreground; Ctrl-C drains it
+	$(RUN) $@
+benchmark: $(READY) ## Serve and measure TTFT, ITL, E2E and throughput; benchmark.url=host:8001 for a server elsewhere
+	$(RUN) $@
+report: $(READY) ## Markdown and one HTML file from what was made and measured
+	$(RUN) $@
+compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
 	$(RUN) $@
 sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int8_sq,int4_awq
 	$(RUN) $@
@@ -39,8 +51,8 @@ test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-L
 	@scripts/test_modelopt_037.sh
 
 check: $(READY) ## ruff, mypy, import contracts, links in the docs
-	$(PYTHON) -m ruff check pipelines eval tests scripts
-	$(PYTHON) -m ruff format --check pipelines eval tests scripts
+	$(PYTHON) -m ruff check pipelines eval triton_repo tests scripts
+	$(PYTHON) -m ruff format --check pipelines eval triton_repo tests scripts
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 	$(PYTHON) -m tests.docs_links
@@ -54,7 +66,7 @@ zoo: $(READY) ## Make the bundled models and questions again (about an hour)
 
 clean: ## Remove caches and logs of runs; never the artifacts
 	rm -rf runs .composed .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
-	find pipelines eval tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pipelines eval triton_repo tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This text
 	@awk 'BEGIN {FS = ":.*## "} /^## / {printf "\n%s\n", substr($$0, 4)} \
@@ -63,7 +75,7 @@ help: ## This text
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
 	@python3 -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,dev]'
 	@touch $@
 
 # A target that does not exist: name the nearest one.
