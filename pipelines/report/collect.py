@@ -1,0 +1,229 @@
+"""Store -> ReportData: for every format the artifacts that belong together by digest, and what is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from eval.compare import loss_rows
+from eval.results import EvalResult
+from pipelines.artifacts import Store
+from pipelines.domain.benchmark import RESULT as BENCHMARK
+from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.timing import RequestTiming, from_columns
+from pipelines.report.data import BASELINE, Accuracy, FormatReport, Piece, ReportData, Run
+from pipelines.report.shelf import STAGES, Shelf
+from pipelines.report.workloads import group_runs, run_key
+
+EVALUATION = "evaluation.json"
+Label = tuple[str, str]
+"""Model and variant."""
+
+_HEADS = ("benchmark", "evaluate", "repository", "build", "quantize")
+"""Which stage's newest artifact says what a format's chain is."""
+
+
+def collect(store: Store, model: str | None = None, variants: Sequence[str] | None = None) -> ReportData:
+    """Gather everything a report says.
+
+    Args:
+        store: read only; the artifacts' large files need not be there.
+        model: label of one model; None is every model of the store.
+        variants: formats in the order to show; None is every format of the store, the baseline first.
+
+    Raises:
+        UserError: nothing of the sort is there, or a manifest or result is broken.
+    """
+    shelf = Shelf(store)
+    by_label = _by_label(shelf)
+    labels = _choose(by_label, model, variants, store)
+    results = {
+        piece.place: _benchmark(shelf, piece) for label in labels for piece in _stage(by_label[label], BENCHMARK)
+    }
+    evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
+    formats = tuple(_format(shelf, label, by_label[label], results, evaluations) for label in labels)
+    return ReportData(formats, group_runs(formats))
+
+
+def _stage(pieces: Iterable[Piece], stage: str) -> list[Piece]:
+    return [piece for piece in pieces if piece.stage == stage]
+
+
+def _by_label(shelf: Shelf) -> dict[Label, list[Piece]]:
+    """Artifacts by model and variant, newest first; shared ones (downloads) are reached through their digests."""
+    found: dict[Label, list[Piece]] = {}
+    for piece in shelf.pieces:
+        if piece.stage in _HEADS and (label := _label(piece)):
+            found.setdefault(label, []).append(piece)
+    return found
+
+
+def _label(piece: Piece) -> Label | None:
+    """Model and variant: as an evaluation says itself, else the label without the model's name."""
+    if piece.stage == "evaluate":
+        return str(piece.settings["model"]), str(piece.settings["variant"])
+    for key in ("variant", "precision"):
+        if piece.settings.get("model") and piece.settings.get(key):
+            return str(piece.settings["model"]), str(piece.settings[key])
+    if piece.model and piece.label.startswith(f"{piece.model}-"):
+        return piece.model, piece.label.removeprefix(f"{piece.model}-")
+    model, _, variant = piece.label.rpartition("-")
+    return (model, variant) if model else None
+
+
+def _choose(
+    by_label: Mapping[Label, list[Piece]], model: str | None, variants: Sequence[str] | None, store: Store
+) -> list[Label]:
+    """The formats asked for, in order, or all with the baselines first."""
+    if not by_label:
+        raise UserError(
+            f"There is nothing to report in {store.root}: it holds no finished artifact.",
+            todo="Make something first, e.g. `make evaluate quant=fp8`, or give another: paths.store=/some/folder",
+        )
+    models = sorted({label[0] for label in by_label})
+    if model is not None and model not in models:
+        raise UserError(
+            f"There is nothing of the model '{model}' in {store.root}.",
+            allowed=f"It holds {', '.join(models)}.",
+            todo=did_you_mean(model, models),
+        )
+    chosen = [label for label in by_label if model in (None, label[0])]
+    if variants is None:
+        return sorted(chosen, key=lambda label: (label[0], label[1] != BASELINE, label[1]))
+    known = sorted({label[1] for label in chosen})
+    if missing := [variant for variant in dict.fromkeys(variants) if variant not in known]:
+        raise UserError(
+            f"There is no artifact of the format {', '.join(missing)} of {model or 'any model'} in {store.root}.",
+            allowed=f"It holds {', '.join(known)}.",
+            todo=f"Make it: make evaluate quant={missing[0]}",
+        )
+    order = list(dict.fromkeys(variants))
+    return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))
+
+
+def _format(
+    shelf: Shelf,
+    label: Label,
+    pieces: list[Piece],
+    results: Mapping[str, BenchmarkResult],
+    evaluations: Mapping[str, EvalResult],
+) -> FormatReport:
+    """Choose what belongs together: the newest benchmark of our own engine decides, else the newest evaluation, ..."""
+    head = _head(shelf, pieces)
+    chain = {piece.place: piece for piece in shelf.chain(head)}
+    engines = _engines(shelf, head)
+    for stage in ("repository", "evaluate"):
+        of_engine = [p for p in _stage(pieces, stage) if engines & {source.digest for source in p.inputs}]
+        if of_engine and not _stage(chain.values(), stage):
+            chain[of_engine[0].place] = of_engine[0]
+    evaluated = _stage(chain.values(), "evaluate")
+    runs, repeated = _runs(shelf, _stage(pieces, "benchmark"), results)
+    places = {*chain, *(run.piece.place for run in runs), *repeated}
+    left_out = tuple(
+        f"{piece.place} ({piece.created}): not of the engine shown here"
+        if piece.stage != "benchmark"
+        else f"{piece.place} ({piece.created}): a newer benchmark of the same workload is shown"
+        for piece in pieces
+        if piece.place not in places
+    )
+    return FormatReport(
+        model=label[0],
+        variant=label[1],
+        chain=tuple(sorted(chain.values(), key=lambda piece: STAGES.index(piece.stage))),
+        accuracy=_accuracy(evaluated[0], evaluations, shelf) if evaluated else None,
+        runs=runs,
+        missing=_missing(label, pieces, bool(evaluated), runs),
+        left_out=left_out,
+    )
+
+
+def _head(shelf: Shelf, pieces: list[Piece]) -> Piece:
+    ours = [p for p in _stage(pieces, "benchmark") if _engines(shelf, p)]
+    if ours:
+        return ours[0]
+    return next(found[0] for stage in (*_HEADS[1:], "benchmark") if (found := _stage(pieces, stage)))
+
+
+def _missing(label: Label, pieces: list[Piece], evaluated: bool, runs: tuple[Run, ...]) -> tuple[str, ...]:
+    model, variant = label
+    missing = []
+    if not evaluated:
+        other = _stage(pieces, "evaluate")
+        why = f" (there is one of another engine build: {other[0].place})" if other else ""
+        missing.append(f"Accuracy of {model} {variant} was not measured on this engine{why}.")
+    if not runs:
+        missing.append(f"No benchmark of {model} {variant} yet.")
+    return tuple(missing)
+
+
+def _benchmark(shelf: Shelf, piece: Piece) -> BenchmarkResult:
+    return BenchmarkResult.from_json(shelf.read_json(piece, BENCHMARK), f"{shelf.root / piece.place / BENCHMARK}")
+
+
+def _runs(
+    shelf: Shelf, pieces: list[Piece], results: Mapping[str, BenchmarkResult]
+) -> tuple[tuple[Run, ...], set[str]]:
+    """Newest run of each workload, with the earlier ones of the same engine as its repeats; and the repeats' places."""
+    by_key: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_key.setdefault(run_key(results[piece.place]), []).append(piece)
+    runs, repeated = [], set()
+    for same in by_key.values():
+        newest, *older = same
+        again = [piece for piece in older if _engines(shelf, piece) == _engines(shelf, newest)]
+        repeated |= {piece.place for piece in again}
+        result = results[newest.place]
+        runs.append(
+            Run(newest, result, _requests(shelf, newest, result), tuple(results[piece.place] for piece in again))
+        )
+    return tuple(runs), repeated
+
+
+def _engines(shelf: Shelf, piece: Piece) -> set[str]:
+    """Digests of the engines an artifact is or was made from, of this store or from outside."""
+    chain = shelf.chain(piece)
+    built = {item.digest for item in chain if item.stage == "build"}
+    return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
+
+
+def _requests(shelf: Shelf, piece: Piece, result: BenchmarkResult) -> dict[str, tuple[RequestTiming, ...]]:
+    found = {}
+    for name in [level.requests_file for level in result.levels if level.requests_file]:
+        try:
+            found[name] = tuple(from_columns(shelf.read_json(piece, name)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{shelf.root / piece.place / name} holds no request records: {error}.") from None
+    return found
+
+
+def _evaluations(shelf: Shelf, by_label: Mapping[Label, list[Piece]], models: Iterable[str]) -> dict[str, EvalResult]:
+    """Every evaluation of the models, by place."""
+    return {
+        piece.place: EvalResult.from_json(
+            shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}"
+        )
+        for label, pieces in by_label.items()
+        if label[0] in models
+        for piece in _stage(pieces, "evaluate")
+    }
+
+
+def _evaluation(shelf: Shelf, piece: Piece) -> EvalResult:
+    return EvalResult.from_json(shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}")
+
+
+def _accuracy(piece: Piece, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
+    """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
+    result = evaluations[piece.place]
+    if result.qformat == BASELINE:
+        return Accuracy(piece, result, None, None)
+    for other in shelf.of("evaluate"):
+        baseline = evaluations.get(other.place)
+        if baseline and baseline.qformat == BASELINE and _pairs(baseline, result):
+            return Accuracy(piece, result, loss_rows(baseline, [result])[0], other.place)
+    return Accuracy(piece, result, None, None, "no 16-bit baseline answered the same questions on the same engine")
+
+
+def _pairs(baseline: EvalResult, result: EvalResult) -> bool:
+    same = ("model", "engine", "task", "num_fewshot", "limit", "prompts_sha256")
+    return all(getattr(baseline, name) == getattr(result, name) for name in same)

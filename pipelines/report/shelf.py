@@ -1,0 +1,141 @@
+"""The store as a report sees it: every manifest once, found by digest; files checked when read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from pipelines.artifacts import KEY_LENGTH, MANIFEST, Store
+from pipelines.domain.errors import UserError
+from pipelines.report.data import Input, Piece
+
+STAGES = ("download", "sparsify", "quantize", "build", "evaluate", "repository", "benchmark")
+"""In the order they depend on each other."""
+
+
+class Shelf:
+    """All artifacts of a store, newest first."""
+
+    def __init__(self, store: Store) -> None:
+        """Read every manifest.
+
+        Raises:
+            UserError: one is not readable, or of another version.
+        """
+        self.root = store.root
+        manifests = [manifest for stage in STAGES for manifest in store.history(stage)]
+        places = {place: manifest for manifest in manifests if (place := _place(manifest, store.root))}
+        self._files: dict[str, Mapping[str, Any]] = {place: m["files"] for place, m in places.items()}
+        by_digest: dict[str, list[str]] = {}
+        for place, manifest in places.items():
+            by_digest.setdefault(str(manifest["digest"]), []).append(place)
+        self.pieces = tuple(_piece(place, manifest, by_digest) for place, manifest in places.items())
+        self._by_place = {piece.place: piece for piece in self.pieces}
+
+    def of(self, stage: str) -> list[Piece]:
+        """Artifacts of a stage, newest first."""
+        return [piece for piece in self.pieces if piece.stage == stage]
+
+    def chain(self, piece: Piece) -> tuple[Piece, ...]:
+        """An artifact and everything of the store it was made from, sources first."""
+        found: dict[str, Piece] = {}
+
+        def walk(at: Piece) -> None:
+            for source in at.inputs:
+                if source.in_store and source.source not in found:
+                    walk(self._by_place[source.source])
+            found[at.place] = at
+
+        walk(piece)
+        return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
+
+    def read_json(self, piece: Piece, name: str) -> Any:
+        """A JSON file of an artifact, `.gz` or not, checked against the manifest's SHA-256.
+
+        Raises:
+            UserError: it is missing, changed, or not JSON.
+        """
+        path = self.root / piece.place / name
+        entry = self._files[piece.place].get(name)
+        if entry is None:
+            raise UserError(f"{self.root / piece.place} has no {name} in its {MANIFEST}.", todo=_again(piece))
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}.", todo=_again(piece)) from None
+        if hashlib.sha256(raw).hexdigest() != entry["sha256"]:
+            raise UserError(f"{path} was changed after it was made.", todo=_again(piece))
+        try:
+            return json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
+        except (ValueError, OSError, EOFError) as error:
+            raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(piece)) from None
+
+
+def _again(piece: Piece) -> str:
+    return f"Remove the folder {piece.place} of the store and make it again: {piece.repeat}"
+
+
+def _place(manifest: Mapping[str, Any], root: Path) -> str:
+    """Folder of an artifact below the store, as `Store.commit` names it."""
+    try:
+        return f"{manifest['stage']}/{manifest['label']}-{manifest['key'][:KEY_LENGTH]}"
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"A {MANIFEST} under {root} has no {error}.", todo="Remove that folder, or report from another store."
+        ) from None
+
+
+def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> Piece:
+    try:
+        made_from = manifest["made_from"]
+        paths = manifest["input_paths"]
+        return Piece(
+            stage=str(manifest["stage"]),
+            label=str(manifest["label"]),
+            place=place,
+            digest=str(manifest["digest"]),
+            created=str(manifest["created"]),
+            seconds=float(manifest["seconds"]),
+            peak_memory_bytes=manifest.get("peak_memory_bytes"),
+            repeat=str(manifest["repeat"]),
+            version=str(manifest["pipelines_version"]),
+            commit=str(manifest["git_commit"]),
+            machine=manifest["machine"],
+            libraries=made_from["libraries"],
+            settings=made_from["settings"],
+            facts=manifest["facts"],
+            inputs=tuple(
+                _input(name, digest, str(paths.get(name, "")), by_digest)
+                for name, digest in made_from["inputs"].items()
+            ),
+            model=_model_label(manifest),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{place}/{MANIFEST} is not a manifest of this version: {error}.",
+            todo="Remove that folder of the store and make it again.",
+        ) from None
+
+
+def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]) -> Input:
+    """Name an input: the artifact with this content, the recorded one of equals, else the recorded folder."""
+    parts = PurePath(path).parts
+    recorded = "/".join(parts[-2:])
+    equals = by_digest.get(digest, [])
+    if equals:
+        return Input(name, digest, recorded if recorded in equals else equals[0], in_store=True)
+    return Input(name, digest, parts[-1] if parts else "unknown", in_store=False)
+
+
+def _model_label(manifest: Mapping[str, Any]) -> str | None:
+    """The model's label as the settings name it, see `pipelines.settings.ModelSettings.label`."""
+    model = manifest["settings"].get("model")
+    if not model:
+        return None  # a benchmark of a server somewhere has no model of ours
+    if model.get("path"):
+        return PurePath(model["path"]).name
+    return str(model["hub_id"]).replace("/", "--") if model["name"] == "hub" else str(model["name"])

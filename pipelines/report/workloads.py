@@ -1,0 +1,64 @@
+"""Which benchmarks may stand in one table: the same load, on the same kind of deployment and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipelines.artifacts import canonical
+from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.report.data import FormatReport, Run, Workload
+
+_MACHINE = ("platform", "cpu_count", "cpu", "memory_bytes", "gpus")
+"""Facts that make two machines different; the rest (load, names) changes from run to run."""
+
+
+def run_key(result: BenchmarkResult) -> str:
+    """Text that is equal for runs of one format that may be compared or replace each other."""
+    return canonical(
+        {
+            "model": result.model,
+            "engine": result.engine,
+            "tp": result.tp_size,
+            "world": result.world_size,
+            "workload": dict(result.workload),
+            "arrivals": sorted({level.arrival for level in result.levels}),
+            "machine": machine_facts(result.machine),
+        }
+    )
+
+
+def machine_facts(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a machine matters for a comparison."""
+    return {name: machine[name] for name in _MACHINE if name in machine}
+
+
+def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
+    """Runs under their own workload, one per format, the workload measured last first."""
+    groups: dict[str, list[Run]] = {}
+    for item in formats:
+        for run in item.runs:
+            groups.setdefault(run_key(run.result), []).append(run)
+    ordered = sorted(groups.values(), key=lambda runs: max(run.piece.created for run in runs), reverse=True)
+    titles = _titles(ordered)
+    return tuple(
+        Workload(title, runs[0].result.model, tuple(runs)) for title, runs in zip(titles, ordered, strict=True)
+    )
+
+
+def _titles(groups: list[list[Run]]) -> list[str]:
+    """Names of the workloads, with what tells equal names apart."""
+    names = [str(runs[0].result.workload.get("name", "workload")) for runs in groups]
+    titles = []
+    for name, runs in zip(names, groups, strict=True):
+        result, same = runs[0].result, names.count(name) > 1
+        tail = f" ({result.model}, {result.engine}, TP {result.tp_size}, {result.measured_at})" if same else ""
+        titles.append(name + tail)
+    return titles
+
+
+def spread(run: Run, load: str) -> tuple[float, float] | None:
+    """Least and greatest output tokens/s of a load over repeated runs; None when it was measured once."""
+    results = (run.result, *run.repeats)
+    rates = [level.summary.output_tokens_per_s for r in results for level in r.levels if level.load == load]
+    return (min(rates), max(rates)) if len(rates) > 1 else None
