@@ -49,13 +49,14 @@ class Summary:
 
     Attributes:
         window_s: length of the measured window.
-        requests: finished without error in the window.
-        errors: failed, by kind.
+        requests: finished without error inside the window; what the rates count.
+        errors: failed, by kind, of the requests that were due inside the window.
         requests_per_s: finished requests / window.
         output_tokens_per_s: output tokens / window; "system" throughput.
         total_tokens_per_s: input and output tokens / window.
         goodput_per_s: requests per second that met every limit; None when no limit was given.
-        isl: input tokens per request.
+        isl: input tokens per request; this and all below are of the requests that were due inside the window, each
+            followed to its end.
         osl: output tokens per request.
         ttft_s: time to first token.
         itl_s: per-request mean inter-token latency, the first token excluded (= TPOT of NIM, genai-perf, MLPerf).
@@ -107,6 +108,7 @@ class Level:
         requests_file: name of the file with one record per request, beside the result.
         complete: False when it was cut short.
         reason: why it was cut short.
+        notes: what a reader should know, e.g. that the queue grew all the time.
     """
 
     arrival: str
@@ -118,6 +120,7 @@ class Level:
     requests_file: str
     complete: bool = True
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def load(self) -> str:
@@ -197,4 +200,5 @@ _DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Di
 def _level(data: Mapping[str, Any]) -> Level:
     summary = dict(data["summary"])
     summary |= {name: Distribution(**summary[name]) for name in _DISTRIBUTIONS}
-    return Level(**{**data, "summary": Summary(**summary), "client": ClientHealth(**data["client"])})
+    inner = {"summary": Summary(**summary), "client": ClientHealth(**data["client"])}
+    return Level(**{**data, **inner, "notes": tuple(data.get("notes", ()))})

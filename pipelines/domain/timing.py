@@ -80,4 +80,4 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[RequestTiming]:
     if missing := [name for name in _COLUMNS if name not in columns]:
         raise ValueError(f"request records lack the columns {', '.join(missing)}")
     rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-    return [RequestTiming(*row[:7], chunk_ns=tuple(row[7]), error=row[8]) for row in rows]
+    return [RequestTiming(*first, chunk_ns=tuple(chunks), error=error) for *first, chunks, error in rows]  # type: ignore[misc]
