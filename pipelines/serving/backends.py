@@ -1,0 +1,61 @@
+"""A backend directory for the wheel's server: its python backend with the stub for this Python beside it.
+
+The wheel keeps the two apart, and site-packages is not ours to write into. The copy (3 MB) is kept in the user's cache
+folder under the wheel's version and the Python version; a temporary folder serves where that cannot be written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pipelines.serving.locate import PYTHON, Wheel
+
+
+def backend_directory(wheel: Wheel) -> Path:
+    """The folder to give as --backend-directory; made on first use, safe when several processes do so at once."""
+    source = wheel.root / "backends" / "python"
+    stamp = (wheel.stub.stat().st_size, (source / "libtriton_python.so").stat().st_size)
+    name = f"triton-backends-{wheel.version}-py{PYTHON}-{stamp[0]}-{stamp[1]}"
+    for parent in (cache_home(), Path(tempfile.gettempdir()) / f"trtllm-pipelines-{os.getuid()}"):
+        try:
+            return _prepared(parent / name, source, wheel.stub)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def cache_home() -> Path:
+    """Where this user's caches are (XDG Base Directory specification), our own folder in it."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    return base / "trtllm-pipelines"
+
+
+def _prepared(folder: Path, source: Path, stub: Path) -> Path:
+    """Copy aside and rename once, so that a folder in its place is whole."""
+    if folder.is_dir():
+        _refuse_foreign(folder)
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_foreign(folder.parent)
+    aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    try:
+        shutil.copytree(source, aside / "python", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(stub, aside / "python")
+        aside.chmod(0o755)
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # another process was quicker when it is there
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Never run programs out of a folder that somebody else made."""
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")

@@ -1,0 +1,156 @@
+"""The command lines that start a server: pure functions of what was decided before.
+
+One process serves a CPU or one GPU. More GPUs: leader mode starts one tritonserver per rank under mpirun, of which
+rank 0 loads every model and answers; orchestrator mode starts one, whose backend spawns the ranks. Both follow NVIDIA's
+scripts/launch_triton_server.py (tensorrtllm_backend); they need GPUs and are checked here by their text only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.serving.settings import ServingSettings
+
+# What a stranger could break with: shared memory of this machine, loading and unloading models, log files, traces.
+CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"
+NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run.
+
+    Attributes:
+        command: program and arguments.
+        env: variables it needs on top of the environment.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How many GPUs serve one model and who starts their processes.
+
+    Attributes:
+        world_size: tensor parallel x pipeline parallel.
+        mode: "leader" or "orchestrator".
+        models: what the ranks above 0 load in leader mode.
+        oversubscribe: more ranks than cores, as mpirun counts them.
+    """
+
+    world_size: int = 1
+    mode: str = "leader"
+    models: Sequence[str] = ("tensorrt_llm",)
+    oversubscribe: bool = False
+
+
+def server_command(
+    binary: Path,
+    repository: Path,
+    settings: ServingSettings,
+    ports: Mapping[str, int],
+    *,
+    shm_prefix: str,
+    backends: Path | None = None,
+    ranks: Ranks = Ranks(),
+) -> Launch:
+    """How tritonserver is started.
+
+    Args:
+        binary: tritonserver.
+        repository: absolute folder of the models.
+        settings: address, time limits, verbosity.
+        ports: http_port, grpc_port, metrics_port.
+        shm_prefix: first part of the names of the python backend's shared memory.
+        backends: a backend directory; None leaves the server its own.
+        ranks: processes of a model on several GPUs.
+    """
+    common = _common_flags(repository, settings, ports, backends)
+    orchestrator = ranks.mode == "orchestrator"
+    if ranks.world_size == 1 or orchestrator:
+        pools = _orchestrator_pools(ranks.world_size) if orchestrator else []
+        command = [str(binary), *common, _shm_flag(shm_prefix), *_verbose(settings), *pools]
+        return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"} if orchestrator else {})
+    command = ["mpirun", "--allow-run-as-root", *(["--oversubscribe"] if ranks.oversubscribe else [])]
+    for rank in range(ranks.world_size):
+        command += ["-n", "1", str(binary), *common, _shm_flag(f"{shm_prefix}{rank}_")]
+        command += _verbose(settings) if rank == 0 else _one_model(ranks.models)
+        command.append(":")
+    return Launch(tuple(command), {})
+
+
+def nvidia_frontend_command(
+    repository: Path,
+    settings: ServingSettings,
+    ports: Mapping[str, int],
+    *,
+    tokenizer: Path,
+    main: Path = NVIDIA_FRONTEND,
+) -> Launch:
+    """How NVIDIA's own OpenAI frontend is started; it is tritonserver and frontend in one process.
+
+    For TensorRT-LLM it needs orchestrator mode. The container's python3 runs it, not this project's.
+    """
+    command = [
+        "python3", str(main),
+        f"--model-repository={repository}",
+        f"--tokenizer={tokenizer}",
+        "--backend=tensorrtllm",
+        f"--host={settings.host}",
+        f"--openai-port={ports['openai_port']}",
+        "--enable-kserve-frontends",
+        f"--kserve-http-port={ports['http_port']}",
+        f"--kserve-grpc-port={ports['grpc_port']}",
+        f"--tritonserver-log-verbose-level={settings.log_verbose}",
+    ]  # fmt: skip
+    return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"})
+
+
+def _common_flags(
+    repository: Path, settings: ServingSettings, ports: Mapping[str, int], backends: Path | None
+) -> list[str]:
+    flags = [
+        f"--model-repository={repository}",
+        *([f"--backend-directory={backends}"] if backends else []),
+        f"--http-address={settings.host}",
+        f"--grpc-address={settings.host}",
+        f"--metrics-address={settings.host}",
+        f"--http-port={ports['http_port']}",
+        f"--grpc-port={ports['grpc_port']}",
+        f"--metrics-port={ports['metrics_port']}",
+        "--allow-metrics=true",
+        # Our configurations are complete; without the flag every python model starts a second time just to be asked.
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={settings.drain_timeout_s}",
+    ]
+    if not settings.loopback:
+        key = secrets.token_hex(16)  # told to nobody, so the endpoints are closed
+        flags += [f"{flag}={CLOSED_TO_STRANGERS}:admin-key={key}" for flag in RESTRICTING_FLAGS]
+    return flags
+
+
+RESTRICTING_FLAGS = ("--http-restricted-api", "--grpc-restricted-protocol")
+
+
+def _shm_flag(prefix: str) -> str:
+    return f"--backend-config=python,shm-region-prefix-name={prefix}"
+
+
+def _verbose(settings: ServingSettings) -> list[str]:
+    return [f"--log-verbose={settings.log_verbose}"] if settings.log_verbose else []
+
+
+def _one_model(models: Sequence[str]) -> list[str]:
+    """Ranks above 0 only help with the engine."""
+    return ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
+
+
+def _orchestrator_pools(gpus: int) -> list[str]:
+    """The spawned ranks need the memory; the process in front touches no GPU."""
+    pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(gpus)]
+    return ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]

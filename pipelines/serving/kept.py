@@ -1,0 +1,106 @@
+"""A child process that cannot outlive us, see keeper.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+KEEPER = Path(__file__).with_name("keeper.py")
+
+
+class KeptProcess:
+    """One command with everything it starts.
+
+    Attributes:
+        pid: process id of the command itself, not of its keeper.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_file: Path, shm_prefix: str = ""
+    ) -> None:
+        read_fd, write_fd = os.pipe()
+        keeper = [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(write_fd), shm_prefix, *command]
+        try:
+            with log_file.open("ab") as log:
+                self._keeper = subprocess.Popen(
+                    keeper,
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[write_fd],
+                )
+        finally:
+            os.close(write_fd)
+        with os.fdopen(read_fd) as answer:
+            self.pid = int(answer.readline() or 0)
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._keeper.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end and return the exit code; None when `timeout_s` passed first."""
+        try:
+            return self._keeper.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def terminate(self) -> None:
+        """Ask the command to end in its own time."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the command and everything it started, now; returns when all are gone."""
+        self._send(signal.SIGQUIT)
+        if self.wait(10) is None:
+            self._keeper.kill()  # the kernel then kills the command (PR_SET_PDEATHSIG)
+            self._keeper.wait()
+
+    def stop(self, timeout_s: float) -> int:
+        """Ask, wait up to `timeout_s`, then kill; a second Ctrl-C meanwhile kills at once.
+
+        Returns:
+            The exit code, negative for a signal.
+        """
+        try:
+            self.terminate()
+            self.wait(timeout_s)
+        finally:
+            if self.poll() is None:
+                self.kill()
+        return int(self._keeper.returncode)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._keeper.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.send_signal(number)
+
+
+def describe_exit(code: int) -> str:
+    """Say an exit code: 1 -> "exit code 1", -9 -> "killed by SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}" + (" (by hand, or by the kernel when memory ran out)" if code == -signal.SIGKILL else "")
+
+
+def sleep_until_exit(process: KeptProcess, seconds: float) -> int | None:
+    """Sleep, but wake when the process ends; its exit code or None."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        code = process.wait(min(left, 0.5))
+        if code is not None:
+            return code
+    return process.poll()

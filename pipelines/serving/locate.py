@@ -1,0 +1,146 @@
+"""Finds tritonserver: a given path, NVIDIA's container, PATH, or the one inside the nvidia-pytriton wheel.
+
+Quick enough for planning: nothing of the wheel is imported, nothing is written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.serving.settings import ServingSettings
+
+CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+INSTALL = "Install the one that needs no GPU: make setup"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """The server inside the nvidia-pytriton wheel.
+
+    Attributes:
+        root: its `pytriton/tritonserver` folder.
+        libs: the libraries the wheel brings along.
+        version: of the wheel.
+    """
+
+    root: Path
+    libs: Path
+    version: str
+
+    @property
+    def binary(self) -> Path:
+        """The server itself."""
+        return self.root / "bin" / "tritonserver"
+
+    @property
+    def stub(self) -> Path:
+        """The python backend's process for this Python."""
+        return self.root / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A server that can be started.
+
+    Attributes:
+        binary: the server.
+        wheel: where it comes from when it is not a system installation.
+        env: variables to set; the python backend finds our packages through PATH, it ignores PYTHONPATH.
+    """
+
+    binary: Path
+    wheel: Wheel | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def locate(settings: ServingSettings) -> Located:
+    """Find the server.
+
+    Raises:
+        UserError: there is none, or it cannot work in this environment; says what to install.
+    """
+    found = _search(settings)
+    if isinstance(found, Fault):
+        raise UserError.of([found])
+    return found
+
+
+def why_no_server(settings: ServingSettings) -> Fault | None:
+    """Why no server could be started here, or None when one can; for planning."""
+    found = _search(settings)
+    return found if isinstance(found, Fault) else None
+
+
+def _search(settings: ServingSettings) -> Located | Fault:
+    """Look in order; a path that was given is never replaced by another one."""
+    if settings.tritonserver is not None:
+        given = settings.tritonserver.expanduser().absolute()
+        if not (given.is_file() and os.access(given, os.X_OK)):
+            return Fault(
+                f"serving.tritonserver='{settings.tritonserver}' is not a program that can be run.",
+                todo="Give the path of tritonserver, or leave it out to take the one that is installed.",
+            )
+        return Located(given, env=_env())
+    on_path = shutil.which("tritonserver")
+    for binary in (CONTAINER_BINARY, Path(on_path) if on_path else None):
+        if binary and binary.is_file():
+            return Located(binary, env=_env())
+    wheel = find_wheel()
+    if wheel is None:
+        return Fault(
+            f"tritonserver is not installed: not at {CONTAINER_BINARY}, not on PATH, "
+            "and the Python package 'nvidia-pytriton' is missing.",
+            todo=f"{INSTALL}, or run inside NVIDIA's Triton container, or set serving.tritonserver=PATH.",
+        )
+    return _wheel_fault(wheel) or Located(wheel.binary, wheel, _env(wheel.libs))
+
+
+def find_wheel() -> Wheel | None:
+    """The server inside nvidia-pytriton, without importing the package."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.origin:
+        return None
+    package = Path(spec.origin).parent
+    try:
+        version = metadata.version("nvidia-pytriton")
+    except metadata.PackageNotFoundError:
+        return None
+    wheel = Wheel(package / "tritonserver", package.parent / "nvidia_pytriton.libs", version)
+    return wheel if wheel.binary.is_file() else None
+
+
+def _wheel_fault(wheel: Wheel) -> Fault | None:
+    """What keeps the wheel's server from working with this Python and its packages."""
+    if not wheel.stub.is_file():
+        known = sorted(path.name for path in (wheel.root / "python_backend_stubs").iterdir())
+        return Fault(
+            f"The tritonserver of nvidia-pytriton {wheel.version} has no python backend for Python {PYTHON}.",
+            f"It has them for {', '.join(known)}.",
+        )
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        return Fault(
+            f"numpy {numpy} is installed; the python backend of nvidia-pytriton {wheel.version} crashes with numpy 2.",
+            "It works with numpy 1.26.",
+            "Install it again with this project's constraints: make setup",
+        )
+    return None
+
+
+def _env(libs: Path | None = None) -> dict[str, str]:
+    """This Python first on PATH; libpython and the wheel's libraries for the loader."""
+    variables = {"PATH": os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])}
+    if libs is not None:
+        folders = [str(libs), str(sysconfig.get_config_var("LIBDIR") or ""), os.environ.get("LD_LIBRARY_PATH", "")]
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if folder)
+    return variables

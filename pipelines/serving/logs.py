@@ -1,0 +1,88 @@
+"""What tritonserver's log says, without its tables: which model loads, which failed and why, which port was taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
+LOADING = re.compile(r'"loading: (?P<model>[^":]+):')
+FAILED = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.*?)\"?$")
+BAD_CONFIG = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<text>.*?)\"?$")
+PORT_TAKEN = re.compile(
+    r"failed to start (?P<service>\w+) service: .*Socket '[^']*?:(?P<port>\d+)' already in use", re.IGNORECASE
+)
+METRICS_STARTED = re.compile(r"Started Metrics Service at")
+EXCEPTION = re.compile(
+    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)", re.DOTALL
+)
+PLACE = re.compile(r"^\s*(?P<file>\S+)\((?P<line>\d+)\): \w+", re.MULTILINE)
+STATUS = re.compile(r"^(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): ")
+# Our own errors and Triton's say everything in their text; of the others the kind is half of what is said.
+SELF_EXPLAINING = ("UserError", "TritonModelException")
+# A machine without GPU draws these from every tritonserver; none of them is a fault.
+HARMLESS = re.compile(
+    r"NVML|DCGM|[Pp]inned|CUDA memory pool|CudaDriverHelper|Non-graceful termination|failed to load all models"
+    r"|Timeout \d+: Found|^[+|]"
+)
+ERROR_LINE = re.compile(r"^(?:E\d{4} [\d:.]+\s+\d+ [\w.]+:\d+\]|error:)\s*(?P<text>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """One model that did not load.
+
+    Attributes:
+        model: its name.
+        reason: the innermost message.
+        place: "model.py:6" of where it was raised, or empty.
+    """
+
+    model: str
+    reason: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"model '{self.model}' does not load: {self.reason}" + (f" ({self.place})" if self.place else "")
+
+
+def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
+    """Every model that failed by itself, once; models that only depend on one of them are left out."""
+    found: dict[str, LoadFailure] = {}
+    for line in lines:
+        match = FAILED.search(line) or BAD_CONFIG.search(line)
+        if match:
+            model = match["model"].rstrip("/").rpartition("/")[2]
+            found.setdefault(model, _failure(model, match["text"]))
+    first = [failure for failure in found.values() if "depends on" not in failure.reason]
+    return first or list(found.values())
+
+
+def _failure(model: str, logged: str) -> LoadFailure:
+    """Take the status, the traceback and the exception's class out of a logged text."""
+    text = STATUS.sub("", logged.replace("\\n", "\n").replace('\\"', '"'))
+    message, _, trace = text.partition("\n\nAt:\n")
+    places = PLACE.findall(trace)
+    match = EXCEPTION.match(message.strip())
+    if match:
+        kind = match["kind"].rpartition(".")[2]
+        message = match["text"] if kind in SELF_EXPLAINING else f"{kind}: {match['text']}"
+    reason = " ".join(message.split()) or "no reason given"
+    return LoadFailure(model, reason, f"{places[0][0].rpartition('/')[2]}:{places[0][1]}" if places else "")
+
+
+def taken_port(lines: Iterable[str]) -> int | None:
+    """The port somebody else took between our look and the server's, or None."""
+    for line in lines:
+        match = PORT_TAKEN.search(line)
+        if match:
+            return int(match["port"])
+    return None
+
+
+def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
+    """The last error lines that mean something; the last lines of any kind when there is none."""
+    kept = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
+    errors = [match["text"].strip('"') for line in kept if (match := ERROR_LINE.match(line))]
+    return (errors or kept)[-count:]

@@ -1,0 +1,78 @@
+"""Ports: the given ones, the usual ones, or any free ones."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Mapping
+
+from pipelines.domain.errors import UserError
+from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+
+# Below the range from which Linux takes ports for outgoing connections (32768 and up), so that none of those takes one
+# of ours while the models load.
+FREE_RANGE = (20000, 32000)
+Ports = Mapping[str, int]
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:
+    """Decide every port.
+
+    Args:
+        settings: `None` means free to choose.
+        usual: take the usual port where it is free to choose and not in use.
+
+    Returns:
+        Setting's name -> port, for http_port, grpc_port, metrics_port and, with `openai`, openai_port.
+
+    Raises:
+        UserError: a given port is in use or given twice, or the address is not one of this machine.
+    """
+    names = [name for name in USUAL_PORTS if name != "openai_port" or settings.openai]
+    if not is_free(settings.host, 0):
+        raise UserError(
+            f"serving.host='{settings.host}' is not an address of this machine.",
+            allowed="127.0.0.1 is always one, 0.0.0.0 stands for all of them.",
+        )
+    chosen: dict[str, int] = {}
+    for name in names:
+        given = getattr(settings, name)
+        if given is not None:
+            _check_given(settings.host, name, given, chosen)
+            chosen[name] = given
+    for name in names:
+        if name not in chosen:
+            chosen[name] = _choose(settings.host, USUAL_PORTS[name] if usual else None, chosen)
+    return {name: chosen[name] for name in names}
+
+
+def _check_given(host: str, name: str, port: int, chosen: Ports) -> None:
+    for other, taken in chosen.items():
+        if taken == port:
+            raise UserError(f"serving.{name}={port} is also serving.{other}.", todo="Give every service its own port.")
+    if not is_free(host, port):
+        raise UserError(
+            f"serving.{name}={port} cannot be used: something already listens on {host}:{port}, "
+            "or it needs more rights (below 1024).",
+            todo=f"End that program, or take any free port: serving.{name}=null",
+        )
+
+
+def _choose(host: str, usual: int | None, chosen: Ports) -> int:
+    candidates = [] if usual is None else [usual]
+    candidates += [random.randint(*FREE_RANGE) for _ in range(200)]
+    for port in candidates:
+        if port not in chosen.values() and is_free(host, port):
+            return port
+    raise UserError(f"No free port found on {host} between {FREE_RANGE[0]} and {FREE_RANGE[1]}.")

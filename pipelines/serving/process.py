@@ -1,0 +1,272 @@
+"""One running tritonserver: started, awaited, watched, drained."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.domain.units import show_seconds
+from pipelines.serving import logs
+from pipelines.serving.backends import backend_directory
+from pipelines.serving.command import Launch, Ranks, server_command
+from pipelines.serving.kept import KeptProcess, describe_exit
+from pipelines.serving.loading import LoadWatch, loading_now
+from pipelines.serving.locate import locate
+from pipelines.serving.ports import choose_ports
+from pipelines.serving.repository import Repository, read_repository
+from pipelines.serving.settings import ServingSettings
+from pipelines.serving.shared_memory import own_prefix, remove_leftovers
+
+ATTEMPTS = 3  # starts, when a free port was taken before the server could bind it
+POLL_S = 0.05
+EXIT_GRACE_S = 10.0  # what unloading models may take on top of the drain
+_number = itertools.count()
+
+
+class ServerFailedError(UserError):
+    """The server ended, or never became ready; carries the useful part of its log."""
+
+
+class TritonServer:
+    """A tritonserver that runs as long as the `with` block does.
+
+    Attributes:
+        repository: what it serves.
+        host: address for clients on this machine.
+        ports: http_port, grpc_port, metrics_port (and openai_port when settings ask for it).
+        log_file: everything the server and its models print.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        settings: ServingSettings,
+        *,
+        progress: Progress | None = None,
+        log_file: Path | None = None,
+        usual_ports: bool = False,
+    ) -> None:
+        """Prepare; nothing is started before the `with` block.
+
+        Args:
+            repository: folder of the models.
+            settings: address, ports, limits.
+            progress: where loading is shown.
+            log_file: where the log goes; None is a temporary file, removed when all went well.
+            usual_ports: prefer 8000, 8001 and 8002 where the settings leave a port open.
+        """
+        self.repository: Repository = read_repository(repository)
+        self.settings = settings
+        self.host = settings.local_host
+        self.ports: dict[str, int] = {}
+        self._progress = progress or SilentProgress()
+        self._usual_ports = usual_ports
+        self._temporary_log = log_file is None
+        self.log_file = log_file.absolute() if log_file else _temporary_log()
+        self._process: KeptProcess | None = None
+        self._log_start = 0
+
+    @property
+    def http_url(self) -> str:
+        """http://127.0.0.1:8000."""
+        return f"http://{self.host}:{self.ports['http_port']}"
+
+    @property
+    def grpc_url(self) -> str:
+        """127.0.0.1:8001, the form tritonclient takes."""
+        return f"{self.host}:{self.ports['grpc_port']}"
+
+    @property
+    def metrics_url(self) -> str:
+        """http://127.0.0.1:8002/metrics."""
+        return f"http://{self.host}:{self.ports['metrics_port']}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver."""
+        return self._running.pid
+
+    @property
+    def _running(self) -> KeptProcess:
+        if self._process is None:
+            raise RuntimeError("the server is used outside its with block")
+        return self._process
+
+    def __enter__(self) -> TritonServer:
+        """Start and wait until it answers.
+
+        Raises:
+            UserError: no server here, a port in use, a model that does not load (names it and why).
+        """
+        remove_leftovers()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._start()
+                self._wait_until_ready()
+                return self
+            except _PortTakenError as error:
+                self._abort()
+                if attempt == ATTEMPTS or getattr(self.settings, error.setting) is not None:
+                    raise self._port_fault(error) from None
+            except BaseException:
+                self._abort()
+                raise
+        raise AssertionError("unreachable")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drain; a second Ctrl-C during it kills at once."""
+        failed = self._process is not None and self._process.poll() is not None
+        self.stop()
+        if self._temporary_log and not failed:
+            self.log_file.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Let running requests finish (drain_timeout_s), then end it; harmless when it has ended."""
+        if self._process is not None:
+            self._process.stop(self.settings.drain_timeout_s + EXIT_GRACE_S)
+
+    def kill(self) -> None:
+        """End it now, requests or not."""
+        if self._process is not None:
+            self._process.kill()
+
+    def poll(self) -> int | None:
+        """Exit code when it has ended (negative: signal), None while it runs."""
+        return self._running.poll()
+
+    def check(self) -> None:
+        """Raise what ended the server, if something did.
+
+        Raises:
+            ServerFailedError: it has ended; with the exit code, the last useful lines and the log's place.
+        """
+        code = self._running.poll()
+        if code is not None:
+            raise self._death(code, "ended while it was in use")
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for its end; the exit code, or None after `timeout_s`."""
+        return self._running.wait(timeout_s)
+
+    def log_lines(self) -> list[str]:
+        """The log of this start so far."""
+        with self.log_file.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace").splitlines()
+
+    def _start(self) -> None:
+        located = locate(self.settings)
+        self.ports = choose_ports(self.settings, usual=self._usual_ports)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        prefix = own_prefix(next(_number))
+        launch: Launch = server_command(
+            located.binary,
+            self.repository.path,
+            self.settings,
+            self.ports,
+            shm_prefix=prefix,
+            backends=backend_directory(located.wheel) if located.wheel else None,
+            ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
+        )
+        self._process = KeptProcess(
+            launch.command,
+            env={**os.environ, **located.env, **launch.env},
+            cwd=self.repository.path,
+            log_file=self.log_file,
+            shm_prefix=prefix,
+        )
+
+    def _wait_until_ready(self) -> None:
+        limit, begin = float(self.settings.startup_timeout_s), time.monotonic()
+        count = len(self.repository.models)
+        with self._progress.task("loading models", count, "models") as advance:
+            watch = LoadWatch(advance, self._progress, limit)
+            while (elapsed := time.monotonic() - begin) < limit:
+                lines = self.log_lines()
+                watch.update(lines, elapsed)
+                if self._answers(lines):
+                    return
+                code = self._running.wait(POLL_S)
+                if code is not None:
+                    raise self._startup_failure(code)
+        raise self._too_slow(limit)
+
+    def _answers(self, lines: list[str]) -> bool:
+        """Whether our server, not another one on the same port, says that it is ready.
+
+        The metrics service is the last to start, and a service whose port is taken ends the server a moment after it
+        has told that it started; therefore the second look.
+        """
+        if not any(logs.METRICS_STARTED.search(line) for line in lines) or not self._ready():
+            return False
+        return self._running.wait(POLL_S) is None
+
+    def _ready(self) -> bool:
+        connection = http.client.HTTPConnection(self.host, self.ports["http_port"], timeout=5)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def _startup_failure(self, code: int) -> Exception:
+        """Why it ended before it was ready."""
+        lines = self.log_lines()
+        port = logs.taken_port(lines)
+        if port is not None:
+            return _PortTakenError(next(name for name, number in self.ports.items() if number == port))
+        failures = logs.load_failures(lines)
+        if not failures:
+            return self._death(code, "did not start")
+        faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
+        faults[-1] = Fault(faults[-1].message, todo=f"Log: {self.log_file}")
+        return ServerFailedError.of(faults)
+
+    def _death(self, code: int, what: str) -> ServerFailedError:
+        said = " | ".join(logs.useful_lines(self.log_lines()))
+        said = f" It said: {said}" if said else ""
+        return ServerFailedError(f"tritonserver {what}: {describe_exit(code)}.{said}", todo=f"Log: {self.log_file}")
+
+    def _too_slow(self, limit: float) -> ServerFailedError:
+        waiting = ", ".join(loading_now(self.log_lines())) or "none"
+        return ServerFailedError(
+            f"tritonserver was not ready after {show_seconds(limit)}; still loading: {waiting}.",
+            todo=f"Give it longer with serving.startup_timeout_s, or see what it does. Log: {self.log_file}",
+        )
+
+    def _port_fault(self, error: _PortTakenError) -> UserError:
+        return UserError(
+            f"serving.{error.setting}={self.ports[error.setting]} was taken by another program during the start.",
+            todo=f"Take any free port: serving.{error.setting}=null",
+        )
+
+    def _abort(self) -> None:
+        """End a start that did not succeed; nothing is being answered, so nothing is drained."""
+        if self._process is not None:
+            self._process.kill()
+
+
+class _PortTakenError(Exception):
+    """Somebody bound the port between our look and the server's."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(setting)
+        self.setting = setting
+
+
+def _temporary_log() -> Path:
+    handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
+    os.close(handle)
+    return Path(name)

@@ -1,0 +1,83 @@
+"""What the serving side needs to know about a model repository before it starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+DESCRIPTION = "repository.json"
+BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One model repository.
+
+    Attributes:
+        path: its folder, absolute.
+        models: names of its models, sorted.
+        label: what it calls itself: the model's name, and the name that OpenAI clients ask for.
+        gpu: whether it runs on TensorRT-LLM's own backend.
+        world_size: how many GPUs (ranks) that takes.
+    """
+
+    path: Path
+    models: tuple[str, ...]
+    label: str
+    gpu: bool
+    world_size: int
+
+    @property
+    def tokenizer(self) -> Path:
+        """The Hugging Face tokenizer folder."""
+        return self.path / "preprocessing" / "1" / "tokenizer"
+
+
+def read_repository(folder: Path) -> Repository:
+    """Look at a folder.
+
+    Raises:
+        UserError: it does not exist or holds no model.
+    """
+    path = folder.expanduser().absolute()
+    if not path.is_dir():
+        raise UserError(f"The model repository '{folder}' does not exist.", todo="Make one: make repository")
+    models = tuple(sorted(child.parent.name for child in path.glob("*/config.pbtxt")))
+    if not models:
+        raise UserError(
+            f"'{folder}' is not a model repository: no folder in it has a config.pbtxt.",
+            allowed="A model repository has one folder per model: <model>/config.pbtxt and <model>/1/.",
+            todo="Make one: make repository",
+        )
+    described = _description(path)
+    return Repository(
+        path=path,
+        models=models,
+        label=str(described.get("label") or path.name),
+        gpu=_backend(path) == "tensorrtllm",
+        world_size=int(described.get("world_size") or 1),
+    )
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """What the repository was made from; a hand-made one need not say."""
+    file = path / DESCRIPTION
+    if not file.is_file():
+        return {}
+    try:
+        described = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}.", todo="Make the repository again.") from None
+    return described if isinstance(described, dict) else {}
+
+
+def _backend(path: Path) -> str:
+    """The backend that the `tensorrt_llm` model names, or an empty string."""
+    config = path / "tensorrt_llm" / "config.pbtxt"
+    match = BACKEND.search(config.read_text()) if config.is_file() else None
+    return match[1] if match else ""

@@ -1,0 +1,41 @@
+"""Names of the python backend's regions in /dev/shm, and removal of those whose owner is dead.
+
+The keeper removes a server's regions when it ends. Only when keeper and starter were both killed does something
+stay, and the next start removes it: the name says whose it was. Names carry the PID namespace, since containers may
+share /dev/shm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+NAME = re.compile(r"trtllm_pipelines_(?P<namespace>\d+)_(?P<owner>\d+)_\d+_")
+
+
+def own_prefix(number: int) -> str:
+    """First part of the names of the `number`-th server that this process starts."""
+    return f"trtllm_pipelines_{_namespace()}_{os.getpid()}_{number}_"
+
+
+def remove_leftovers(folder: Path = SHM) -> list[str]:
+    """Remove regions of dead owners; returns their names."""
+    removed = []
+    for region in folder.glob("trtllm_pipelines_*"):
+        match = NAME.match(region.name)
+        if match and int(match["namespace"]) == _namespace() and not _lives(int(match["owner"])):
+            with contextlib.suppress(OSError):
+                region.unlink()
+                removed.append(region.name)
+    return removed
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,112 @@
+"""A tiny model repository with the ensemble's interface: it answers with the prompt's words, again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG = """
+name: "ensemble"
+backend: "python"
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [1] },
+  { name: "max_tokens" data_type: TYPE_INT32 dims: [1] },
+  { name: "stop_words" data_type: TYPE_STRING dims: [-1] optional: true },
+  { name: "exclude_input_in_output" data_type: TYPE_BOOL dims: [1] optional: true },
+  { name: "top_p" data_type: TYPE_FP32 dims: [1] optional: true },
+  { name: "temperature" data_type: TYPE_FP32 dims: [1] optional: true },
+  { name: "presence_penalty" data_type: TYPE_FP32 dims: [1] optional: true },
+  { name: "frequency_penalty" data_type: TYPE_FP32 dims: [1] optional: true },
+  { name: "seed" data_type: TYPE_UINT64 dims: [1] optional: true },
+  { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [1] optional: true },
+  { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [1] optional: true },
+  { name: "stream" data_type: TYPE_BOOL dims: [1] optional: true }
+]
+output [
+  { name: "text_output" data_type: TYPE_STRING dims: [-1] },
+  { name: "num_input_tokens" data_type: TYPE_INT32 dims: [1] },
+  { name: "num_output_tokens" data_type: TYPE_INT32 dims: [1] }
+]
+instance_group [{ kind: KIND_CPU count: 1 }]
+"""
+
+MODEL = '''
+import threading, time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+
+def value(request, name, default):
+    tensor = pb.get_input_tensor_by_name(request, name)
+    return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
+
+
+class TritonPythonModel:
+    """Token = word. A word `sleep` takes 100 ms, `end` ends the text, `full` and `long` are refused."""
+
+    def initialize(self, args):
+        self.log = Path(args["model_repository"]).parent / "seen.txt"
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+
+    def answer(self, request, sender):
+        words = value(request, "text_input", b"").decode().split()
+        if "full" in words or "long" in words:
+            text = "Exceeds maximum queue size 4" if "full" in words else (
+                "Prompt length (5000) exceeds maximum input length (4096).")
+            sender.send(pb.InferenceResponse(error=pb.TritonError(text)), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        limit, stream = int(value(request, "max_tokens", 0)), bool(value(request, "stream", False))
+        seed = int(value(request, "seed", 0))
+        stops = pb.get_input_tensor_by_name(request, "stop_words")
+        stops = [] if stops is None else [word.decode() for word in stops.as_numpy().reshape(-1) if word]
+        made, text = 0, "" if value(request, "exclude_input_in_output", False) else " ".join(words)
+        for number in range(limit):
+            word = words[(number + seed) % len(words)]
+            if word == "end" or request.is_cancelled():
+                break
+            time.sleep(0.1 if word == "sleep" else 0)
+            made, text = made + 1, text + " " + word
+            if word in stops:
+                break
+            if stream:
+                self.send(sender, text, len(words), 1)
+                text = ""
+        if request.is_cancelled():
+            self.log.write_text(f"cancelled after {made}")
+        if not stream:
+            self.send(sender, text, len(words), made)
+        sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def send(self, sender, text, asked, made):
+        sender.send(pb.InferenceResponse([
+            pb.Tensor("text_output", np.array([[text.encode()]], dtype=object)),
+            pb.Tensor("num_input_tokens", np.array([[asked]], dtype=np.int32)),
+            pb.Tensor("num_output_tokens", np.array([[made]], dtype=np.int32)),
+        ]))
+'''
+
+
+def write_model(repository: Path, name: str, config: str, model: str) -> Path:
+    """Write one python model and return the repository."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    (repository / name / "1" / "model.py").write_text(model)
+    return repository
+
+
+def write_echo(repository: Path) -> Path:
+    """Write the echoing `ensemble`."""
+    return write_model(repository, "ensemble", CONFIG, MODEL)
+
+
+def write_failing(repository: Path, statement: str) -> Path:
+    """Write a model `broken` whose initialize executes `statement`."""
+    config = CONFIG.replace('"ensemble"', '"broken"')
+    body = f"class TritonPythonModel:\n    def initialize(self, args):\n        {statement}\n"
+    return write_model(repository, "broken", config, body)
