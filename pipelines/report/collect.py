@@ -37,9 +37,8 @@ def collect(store: Store, model: str | None = None, variants: Sequence[str] | No
     shelf = Shelf(store)
     by_label = _by_label(shelf)
     labels = _choose(by_label, model, variants, store)
-    results = {
-        piece.place: _benchmark(shelf, piece) for label in labels for piece in _stage(by_label[label], BENCHMARK)
-    }
+    benchmarks = [piece for label in labels for piece in _stage(by_label[label], "benchmark")]
+    results = {piece.place: _benchmark(shelf, piece) for piece in benchmarks}
     evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
     formats = tuple(_format(shelf, label, by_label[label], results, evaluations) for label in labels)
     return ReportData(formats, group_runs(formats))

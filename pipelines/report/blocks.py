@@ -1,0 +1,154 @@
+"""The content of a report, once: blocks that both renderers know. All strings are plain text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["measured", "modelled", "recorded", ""]
+"""Where numbers come from: a measurement, a model of it, a manifest (sizes, digests), or no numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Callout:
+    """A paragraph that must not be missed: "good", "note" or "warning"."""
+
+    kind: Literal["good", "note", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Short items."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Words with their meaning."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines for a terminal."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: title, the group of columns it stands in, numbers to the right."""
+
+    title: str
+    group: str = ""
+    right: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text; the first cell of a row names it.
+
+    Attributes:
+        caption: what it shows, with the six where numbers depend on them.
+        origin: of its numbers.
+        columns: titles.
+        rows: as many cells as columns.
+        strong: row that stands out, or None.
+        notes: below the table.
+    """
+
+    caption: str
+    origin: Origin
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    strong: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot.
+
+    Attributes:
+        name: of its file, without ending.
+        title: one line above.
+        caption: how to read it, and the six.
+        alt: what it shows, in words, for who cannot see it.
+        origin: of its numbers.
+        svg: `<svg>` element with CSS variables for colours.
+        png: the same for places that show no SVG; None when there is none.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    origin: Origin
+    svg: str
+    png: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks that are closed at first."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+Block = Text | Callout | Listing | Terms | Code | Table | Figure | Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with its blocks; the id is its address in the page."""
+
+    id: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One answer of the first screen: question, answer, what it rests on."""
+
+    title: str
+    value: str
+    unit: str
+    detail: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The whole report."""
+
+    title: str
+    subtitle: str
+    cards: tuple[Card, ...]
+    lead: tuple[Block, ...]
+    sections: tuple[Section, ...]
+
+    def figures(self) -> list[Figure]:
+        """All plots, in order."""
+        return [figure for section in self.sections for figure in _figures(section.blocks)]
+
+
+def _figures(blocks: tuple[Block, ...]) -> list[Figure]:
+    found: list[Figure] = []
+    for block in blocks:
+        if isinstance(block, Figure):
+            found.append(block)
+        elif isinstance(block, Fold):
+            found += _figures(block.blocks)
+    return found

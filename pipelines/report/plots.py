@@ -1,0 +1,257 @@
+"""The plots over several formats: throughput against latency, accuracy, sizes. Each states its six in the caption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.domain.benchmark import Level
+from pipelines.domain.units import MIB
+from pipelines.report.blocks import Figure
+from pipelines.report.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
+from pipelines.report.data import FormatReport, Run, Workload
+from pipelines.report.labels import beside, load_label, place
+from pipelines.report.show import number, six
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+Point = tuple[float, float, Level]
+WIDE = (7.2, 3.9)
+
+
+def throughput_latency(workload: Workload, order: Sequence[str], name: str = "throughput_latency") -> Figure | None:
+    """System throughput against speed per user, the picture deployments are sized with; None without streaming.
+
+    Args:
+        workload: comparable runs.
+        order: all variants of the report; decides colours and markers.
+        name: of the file.
+    """
+    curves = [(run, _points(run, _user_rate)) for run in workload.runs]
+    curves = [(run, points) for run, points in curves if points]
+    if not curves:
+        return None
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        axis(axes, "", "tokens/s per user (1 / median ITL)  →  faster for each user", "output tokens/s of the system")
+        _curves(axes, curves, order, theme)
+
+    return plot(
+        name,
+        WIDE,
+        draw,
+        title="Throughput of the system against speed for each user",
+        caption=f"Each marker is one load; up and to the right is better. {_marks(curves)}{_six(curves)}",
+        alt=_in_words(curves, "output tokens/s", "tokens/s per user"),
+        png=True,
+    )
+
+
+def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_throughput") -> Figure | None:
+    """Time to first token against throughput: median with a whisker to p95; None without values."""
+    curves = [(run, _points(run, lambda level: _ms(level.summary.ttft_s.p50), flip=True)) for run in workload.runs]
+    curves = [(run, points) for run, points in curves if points]
+    if not curves:
+        return None
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        plain_log(axes, "y")
+        axis(axes, "", "output tokens/s of the system", "time to first token, ms (log)")
+        _limit(axes, curves[0][0], theme)
+        for run, points in curves:
+            for x, y, level in points:
+                top = _ms(level.summary.ttft_s.p95) or y
+                axes.plot([x, x], [y, top], color=theme.series(_index(run, order)), linewidth=1, alpha=0.55)
+        _curves(axes, curves, order, theme)
+
+    return plot(
+        name,
+        WIDE,
+        draw,
+        title="Time to first token against throughput",
+        caption=(
+            "Markers are medians, whiskers reach to p95; down and to the right is better. "
+            f"{_marks(curves)}{_six(curves)}"
+        ),
+        alt=_in_words(curves, "ms to the first token", "output tokens/s"),
+    )
+
+
+def _points(run: Run, other: Callable[[Level], float | None], flip: bool = False) -> list[Point]:
+    """(x, y, level) of every level with values; y is throughput, or x when flipped."""
+    found: list[Point] = []
+    for level in run.result.levels:
+        value, rate = other(level), level.summary.output_tokens_per_s
+        if value is not None and level.summary.requests:
+            found.append((rate, value, level) if flip else (value, rate, level))
+    return found
+
+
+def _user_rate(level: Level) -> float | None:
+    itl = level.summary.itl_s.p50
+    return 1 / itl if itl else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _index(run: Run, order: Sequence[str]) -> int:
+    return list(order).index(run.result.precision)
+
+
+def _curves(axes: Axes, curves: Sequence[tuple[Run, list[Point]]], order: Sequence[str], theme: Theme) -> None:
+    """Lines with one marker per level: hollow where the client was the limit, crossed where the level was cut short."""
+    ends, marks = [], []
+    for run, points in curves:
+        index = _index(run, order)
+        colour = theme.series(index)
+        xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+        axes.plot(xs, ys, color=colour, linewidth=1.6, linestyle=DASHES[index % 8], zorder=2)
+        for x, y, level in points:
+            face = theme["paper"] if level.client.bottleneck else colour
+            axes.plot(
+                [x], [y], marker=MARKERS[index % 8], markersize=6, color=colour, markerfacecolor=face,
+                markeredgewidth=1.3, zorder=3,
+            )  # fmt: skip
+            if not level.complete:
+                axes.plot([x], [y], marker="x", markersize=11, color=theme["bad"], markeredgewidth=1.4, zorder=4)
+            marks.append((x, y, load_label(level)))
+        ends.append((max(points, key=lambda point: point[0])[:2], run.result.precision, colour))
+    axes.margins(0.08)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    beside(axes, ends, theme["muted"])
+    place(axes, marks, theme["muted"])
+
+
+def _limit(axes: Axes, run: Run, theme: Theme) -> None:
+    limit = run.result.slo.ttft_ms
+    if limit is not None:
+        axes.axhline(limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"limit {limit:g} ms", (0.0, limit), (3, 3), xycoords=("axes fraction", "data"),
+            textcoords="offset points", color=theme["bad"], fontsize=7.5,
+        )  # fmt: skip
+
+
+def _marks(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+    levels = [level for _, points in curves for _, _, level in points]
+    closed = any(level.concurrency is not None for level in levels)
+    text = "Small numbers: concurrency. " if closed else "Small numbers: requests/s asked for. "
+    if any(level.client.bottleneck for level in levels):
+        text += "Hollow: the load generator was the limit. "
+    if any(not level.complete for level in levels):
+        text += "Crossed: cut short. "
+    return text
+
+
+def _six(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+    runs = [run for run, _ in curves]
+    return f"Measured: {six(runs)}; engine {runs[0].result.engine}."
+
+
+def _in_words(curves: Sequence[tuple[Run, list[Point]]], y_unit: str, x_unit: str) -> str:
+    parts = []
+    for run, points in curves:
+        x, y, level = points[-1]
+        parts.append(f"{run.result.precision}: {number(y)} {y_unit} at {number(x)} {x_unit} ({level.load})")
+    return "Line plot, one line per format. At the last load, " + "; ".join(parts) + "."
+
+
+def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "accuracy") -> Figure | None:
+    """Change of accuracy with its 95 % interval per format; None when nothing was paired with a baseline."""
+    rows = [item.accuracy.row for item in formats if item.accuracy and item.accuracy.row]
+    if not rows:
+        return None
+    several = len({row["model"] for row in rows}) > 1
+    names = [f"{row['model']} {row['format']}" if several else str(row["format"]) for row in rows]
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        axes.axvline(0, color=theme["ink"], linewidth=0.9)
+        axes.axvline(-limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
+        for at, row in enumerate(rows):
+            middle = 100 * row["difference"]
+            colour = theme["bad"] if row["verdict"] == "loses accuracy" else theme["work"]
+            if row["interval"]:
+                low, high = (100 * value for value in row["interval"])
+                axes.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+            axes.plot([middle], [at], marker="o", color=colour, markersize=6)
+            axes.annotate(f"{middle:+.2f}", (middle, at), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), names)
+        axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
+        axes.set_ylim(len(rows) - 0.5, -0.7)
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(low, -2 * limit) * 1.03, max(high, limit))
+        axes.grid(axis="y", visible=False)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("change of accuracy against the 16-bit baseline, percentage points")
+
+    return plot(
+        name,
+        (7.2, 0.9 + 0.42 * len(rows)),
+        draw,
+        title="Change of accuracy by format",
+        caption=(
+            "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the loss that is accepted "
+            f"({limit:g} points). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
+            f"{rows[0]['questions']} questions, engine {rows[0]['engine']}."
+        ),
+        alt="Change of accuracy in points. "
+        + "; ".join(f"{label} {100 * row['difference']:+.2f}" for label, row in zip(names, rows, strict=True))
+        + ".",
+    )
+
+
+def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None:
+    """Engine on disk and peak memory while evaluating, per format; None when no engine was built."""
+    rows = [item for item in formats if (build := item.piece("build")) and build.facts.get("engine_bytes")]
+    if not rows:
+        return None
+    several = len({item.model for item in rows}) > 1
+    names = [item.label if several else item.variant for item in rows]
+    disk = [float(piece.facts["engine_bytes"]) / MIB for item in rows if (piece := item.piece("build"))]
+    memory = [_peak_mib(item) for item in rows]
+    panels = [("Engine on disk, MiB", disk)]
+    if any(value is not None for value in memory):
+        panels.append(("Peak memory of the evaluating process, MiB", [value or 0.0 for value in memory]))
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        for axes, (title, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            axes.barh(range(len(rows)), values, height=0.58, color=theme["work"])
+            for at, value in enumerate(values):
+                text = number(value) if value else "not measured"
+                axes.annotate(text, (value, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.set_title(title)
+            axes.set_yticks(range(len(rows)), names if axes is figure.axes[0] else [""] * len(rows))
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(0, 1.2 * max(values))
+            axes.set_xticks([])
+            axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
+            axes.grid(visible=False)
+            axes.spines[["bottom", "left"]].set_visible(False)
+
+    described = "; ".join(f"{label} {number(value)} MiB" for label, value in zip(names, disk, strict=True))
+    return plot(
+        name,
+        (7.2, 0.6 + 0.34 * len(rows)),
+        draw,
+        title="Sizes and memory",
+        caption=(
+            "Engine: bytes of the engine's files. Memory: highest resident memory of the whole process while it "
+            "evaluated, libraries included."
+        ),
+        alt=f"Bars of the engine's size on disk: {described}.",
+        origin="recorded",
+    )
+
+
+def _peak_mib(item: FormatReport) -> float | None:
+    piece = item.piece("evaluate")
+    return piece.peak_memory_bytes / MIB if piece and piece.peak_memory_bytes else None

@@ -1,0 +1,143 @@
+"""The plots of one benchmark: distributions of TTFT and ITL by load, and the timeline of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.domain.benchmark import Level
+from pipelines.domain.timing import RequestTiming
+from pipelines.report.blocks import Figure
+from pipelines.report.canvas import Theme, axis, plain_log, plot
+from pipelines.report.data import Run
+from pipelines.report.labels import load_label
+from pipelines.report.show import six
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+MAX_STEPS = 250
+"""Points of a distribution's curve at most: more cannot be seen and make the page heavy."""
+
+MAX_ROWS = 64
+"""Requests in a timeline."""
+
+Curve = tuple[str, list[float]]
+
+
+def distributions(run: Run, name: str) -> Figure | None:
+    """Share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
+    ttft = [(load_label(level), _values(run, level, "ttft_ns")) for level in run.result.levels]
+    itl = [(load_label(level), _values(run, level, "itl_ns")) for level in run.result.levels]
+    panels = [("Time to first token", ttft), ("Inter-token latency", itl)]
+    panels = [(title, [curve for curve in curves if curve[1]]) for title, curves in panels]
+    panels = [(title, curves) for title, curves in panels if curves]
+    if not panels:
+        return None
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _cumulative(axes, curves, theme)
+            axis(axes, title, "ms (log)", "share of requests, %" if axes is figure.axes[0] else "")
+
+    return plot(
+        name,
+        (7.2, 2.9),
+        draw,
+        title=f"{run.result.precision}: distribution of TTFT and ITL by load",
+        caption=(
+            "Each curve is one load, darker for more; its height is the share of requests at or below a value. "
+            f"Measured: {six([run])}."
+        ),
+        alt="Cumulative distributions, one curve per load. " + _medians(panels),
+    )
+
+
+def _values(run: Run, level: Level, field: str) -> list[float]:
+    """Milliseconds of all finished requests of a level, ascending."""
+    values = [getattr(timing, field) for timing in run.timings(level) if timing.ok]
+    return sorted(value / 1e6 for value in values if value is not None and value > 0)
+
+
+def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:
+    plain_log(axes, "x")
+    axes.set_ylim(0, 102)
+    axes.set_yticks([0, 25, 50, 75, 90, 100])
+    count = len(curves)
+    for index, (label, values) in enumerate(curves):
+        xs, ys = steps(values)
+        strength = 0.35 + 0.65 * (index + 1) / count
+        axes.plot(xs, ys, color=theme["work"], alpha=strength, linewidth=1.5, drawstyle="steps-post")
+        height = (index + 0.7) / (count + 0.4)
+        at = values[min(int(height * len(values)), len(values) - 1)]
+        axes.annotate(
+            label, (at, 100 * height), (3, -3), textcoords="offset points", fontsize=8, fontweight="bold",
+            color=theme["ink"],
+        )  # fmt: skip
+
+
+def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Cumulative distribution of ascending values in percent, thinned to `MAX_STEPS` points, both ends kept.
+
+    [1, 2, 4, 8] -> x 1 1 2 4 8, y 0 25 50 75 100.
+    """
+    count = len(values)
+    take = range(count) if count <= MAX_STEPS else [round(i * (count - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)]
+    return [values[0], *(values[i] for i in take)], [0.0, *(100 * (i + 1) / count for i in take)]
+
+
+def _medians(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str:
+    parts = []
+    for title, curves in panels:
+        middle = ", ".join(f"{label}: {values[len(values) // 2]:.3g} ms" for label, values in curves)
+        parts.append(f"{title}, medians: {middle}.")
+    return " ".join(parts)
+
+
+def timeline(run: Run, level: Level, name: str) -> Figure | None:
+    """One row per request from when it should have left to its last token; None without records."""
+    timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
+    shown = timings[:MAX_ROWS]
+    if not shown:
+        return None
+    start = min(timing.intended_ns for timing in shown)
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        for row, timing in enumerate(shown):
+            _bar(axes, row, timing, start, theme)
+        axis(axes, "", "seconds since the first of them", "request")
+        axes.set_ylim(len(shown), -1)
+        axes.set_xlim(left=0)
+        axes.grid(axis="y", visible=False)
+        for x, text, role in ((0.0, "waiting for the first token", "wait"), (0.3, "decoding", "work")):
+            axes.annotate(
+                f"■ {text}", (x, 1.0), (0, 5), xycoords="axes fraction", textcoords="offset points",
+                color=theme[role], fontsize=8.5, fontweight="bold",
+            )  # fmt: skip
+
+    failed = sum(not timing.ok for timing in shown)
+    part = f"the first {len(shown)} of {len(timings)}" if len(shown) < len(timings) else f"all {len(timings)}"
+    return plot(
+        name,
+        (7.2, 0.9 + 0.052 * max(len(shown), 20)),
+        draw,
+        title=f"{run.result.precision}: requests over time at {level.load}",
+        caption=(
+            f"One row per request ({part}, warm-up included), in the order they were due. Waiting: queue and prefill. "
+            f"{'Crosses: failed. ' if failed else ''}Measured: {six([run], [level])}."
+        ),
+        alt=f"Timeline of {len(shown)} requests at {level.load}: waiting for the first token, then decoding; "
+        f"{failed} failed.",
+    )
+
+
+def _bar(axes: Axes, row: int, timing: RequestTiming, start: int, theme: Theme) -> None:
+    begin, end = (timing.intended_ns - start) / 1e9, (timing.end_ns - start) / 1e9
+    first = end if timing.first_token_ns is None else (timing.first_token_ns - start) / 1e9
+    axes.barh(row, first - begin, left=begin, height=0.72, color=theme["wait"], linewidth=0)
+    if end > first:
+        axes.barh(row, end - first, left=first, height=0.72, color=theme["work"], linewidth=0)
+    if not timing.ok:
+        axes.plot([end], [row], marker="x", color=theme["bad"], markersize=5, markeredgewidth=1.4, clip_on=False)

@@ -1,0 +1,128 @@
+"""Numbers as people read them in a report. "No value" is a dash, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level
+from pipelines.report.data import Run
+
+NONE = "–"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands grouped: 1234.5 -> "1,234", 12.34 -> "12.3", 0.1234 -> "0.123"."""
+    if value is None:
+        return NONE
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.9995 or size == 0 else f"{value:.3f}"
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as milliseconds without the unit."""
+    return NONE if seconds is None else number(1000 * seconds)
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share (0..1) in percent without the sign."""
+    return NONE if share is None else f"{100 * share:.{digits}f}"
+
+
+def lengths(distributions: Sequence[Distribution]) -> str:
+    """Token counts over several levels: "128" when all are equal, else "119 (52..200)": mean, least, greatest."""
+    known = [item for item in distributions if item.count and item.mean is not None]
+    if not known:
+        return NONE
+    low = min(item.min for item in known if item.min is not None)
+    high = max(item.max for item in known if item.max is not None)
+    if low == high:
+        return f"{low:g}"
+    mean = sum(float(item.mean or 0) * item.count for item in known) / sum(item.count for item in known)
+    return f"{mean:.0f} ({low:g}..{high:g})"
+
+
+def loads(levels: Sequence[Level]) -> str:
+    """All loads in words: "concurrency 1, 4, 16" or "2, 4 requests/s (poisson)"."""
+    closed = [str(level.concurrency) for level in levels if level.concurrency is not None]
+    parts = [f"concurrency {', '.join(closed)}"] if closed else []
+    rates: dict[str, list[str]] = {}
+    for level in levels:
+        if level.concurrency is None and level.request_rate is not None:
+            rates.setdefault(level.arrival, []).append(f"{level.request_rate:g}")
+    parts += [f"{', '.join(given)} requests/s ({arrival})" for arrival, given in rates.items()]
+    others = [level.load for level in levels if level.concurrency is None and level.request_rate is None]
+    return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
+
+
+def six(runs: Sequence[Run], levels: Sequence[Level] | None = None) -> str:
+    """The six that every number carries: model, precision, ISL, OSL, concurrency or rate, TP.
+
+    Args:
+        runs: at least one; of one model and one TP.
+        levels: only these; None is every level of the runs.
+    """
+    shown = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
+    first = runs[0].result
+    precisions = ", ".join(dict.fromkeys(run.result.precision for run in runs))
+    unique = list({level.load: level for level in shown}.values())
+    return (
+        f"model {first.model}; precision {precisions}; ISL {lengths([level.summary.isl for level in shown])}; "
+        f"OSL {lengths([level.summary.osl for level in shown])}; {loads(unique)}; TP {first.tp_size}"
+    )
+
+
+def parallelism(result: BenchmarkResult) -> str:
+    """TP, and PP where there is one."""
+    pp = result.world_size // max(result.tp_size, 1)
+    return f"TP {result.tp_size}" + (f", PP {pp}" if pp > 1 else "")
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """A mapping in one line: "isl 128, osl 32"; nested ones with dots, empty values left out."""
+    return ", ".join(f"{name} {value}" for name, value in flat(values))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """(dotted name, value) of everything that has a value."""
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += flat(value, f"{prefix}{name}.")
+        elif value is not None and value != [] and value != "":
+            text = ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
+            found.append((f"{prefix}{name}", text))
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return settings_text(value)
+    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """A machine in one line: GPUs or processors, memory, system."""
+    from pipelines.domain.units import show_bytes
+
+    parts = [f"{gpu.get('name', 'GPU')} ({show_bytes(gpu['memory_bytes'])})" for gpu in machine.get("gpus") or ()]
+    if machine.get("cpu"):
+        parts.append(str(machine["cpu"]))
+    if machine.get("cpu_count"):
+        parts.append(f"{machine['cpu_count']} CPU cores")
+    if machine.get("memory_bytes"):
+        parts.append(f"{show_bytes(machine['memory_bytes'])} memory")
+    if machine.get("platform"):
+        parts.append(str(machine["platform"]))
+    return ", ".join(parts) or "unknown"
+
+
+def when(iso: str) -> str:
+    """An ISO time without seconds: "2026-11-21 09:30 UTC"."""
+    return f"{iso[:10]} {iso[11:16]} UTC" if len(iso) >= 16 else iso
