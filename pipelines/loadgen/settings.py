@@ -169,6 +169,8 @@ class BenchmarkSettings(Group):
     Attributes:
         url: host:port of the gRPC of a server that already runs; None measures the one of this configuration.
         metrics_url: its Prometheus page; None asks none of a server that already runs.
+        precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
+        tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
         model_name: the model to ask.
         concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32.
         request_rate: open loop: requests per second, one level each.
@@ -187,6 +189,8 @@ class BenchmarkSettings(Group):
 
     url: str | None
     metrics_url: str | None
+    precision: str | None
+    tp_size: Positive | None
     model_name: str
     concurrency: tuple[Positive, ...] | None
     request_rate: tuple[Rate, ...] | None
@@ -217,8 +221,9 @@ class BenchmarkSettings(Group):
                 raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
         if self.duration_s is None and self.num_requests is None:
             raise ValueError("has no end: set benchmark.duration_s or benchmark.num_requests")
-        if self.url is None and self.metrics_url is not None:
-            raise ValueError(f"has metrics_url={self.metrics_url} without url: it is for a server that already runs")
+        for key in ("metrics_url", "precision", "tp_size"):
+            if self.url is None and getattr(self, key) is not None:
+                raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
         if self.url is not None and (":" not in self.url or "/" in self.url):
             raise ValueError(f"has url='{self.url}'; give host:port of the server's gRPC, e.g. localhost:8001")
         return self

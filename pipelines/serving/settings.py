@@ -19,8 +19,12 @@ class ServingSettings(Group):
 
     A port that is None is the usual one (8000, 8001, 8002, OpenAI 9000) when `make serve` finds it free, and any
     free one otherwise; a benchmark always takes any free one, so that it never stands in the way of a server.
+
+    `repository` is a Triton model repository that is already there, e.g. copied from another machine; `make serve` then
+    builds nothing.
     """
 
+    repository: Path | None = None
     host: str = "127.0.0.1"
     http_port: Port | None = None
     grpc_port: Port | None = None
