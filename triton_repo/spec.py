@@ -1,0 +1,42 @@
+"""What a repository is made for: the answers that other groups of the configuration have already given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FlavourName = Literal["openvino", "tensorrt_llm", "llmapi"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySpec:
+    """One repository to write.
+
+    Attributes:
+        flavour: "openvino" (python backend, CPU), "tensorrt_llm" (C++ backend) or "llmapi" (TensorRT-LLM 1.3 and later,
+            which has no TensorRT engines: its "engine" is a Hugging Face checkpoint folder).
+        label: the model's name, for people and for OpenAI clients.
+        variant: its compression in one word, e.g. "fp8".
+        enable_kv_cache_reuse: share KV blocks of equal prompt prefixes.
+        enable_chunked_context: split prompts longer than max_num_tokens.
+        tp_size: tensor parallel ranks the engine must have.
+        pp_size: pipeline parallel ranks.
+        openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
+        llm_args: flavour llmapi: further arguments of `tensorrt_llm.LLM`.
+    """
+
+    flavour: FlavourName
+    label: str
+    variant: str
+    enable_kv_cache_reuse: bool = True
+    enable_chunked_context: bool = False
+    tp_size: int = 1
+    pp_size: int = 1
+    openvino: Mapping[str, Any] = field(default_factory=dict)
+    llm_args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, each with a GPU of its own."""
+        return self.tp_size * self.pp_size
