@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,6 +105,15 @@ class Fold:
 
     title: str
     blocks: tuple[Block, ...]
+
+
+LEFT = False
+"""For `Column.right`: words stand to the left."""
+
+
+def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:
+    """Neighbouring columns under one title."""
+    return tuple(Column(name, title) for name in names)
 
 
 Block = Text | Callout | Listing | Terms | Code | Table | Figure | Fold

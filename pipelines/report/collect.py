@@ -10,6 +10,7 @@ from pipelines.artifacts import Store
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.formats import QFormat
 from pipelines.domain.timing import RequestTiming, from_columns
 from pipelines.report.data import BASELINE, Accuracy, FormatReport, Piece, ReportData, Run
 from pipelines.report.shelf import STAGES, Shelf
@@ -88,7 +89,7 @@ def _choose(
         )
     chosen = [label for label in by_label if model in (None, label[0])]
     if variants is None:
-        return sorted(chosen, key=lambda label: (label[0], label[1] != BASELINE, label[1]))
+        return sorted(chosen, key=lambda label: (label[0], *_usual_place(label[1])))
     known = sorted({label[1] for label in chosen})
     if missing := [variant for variant in dict.fromkeys(variants) if variant not in known]:
         raise UserError(
@@ -98,6 +99,12 @@ def _choose(
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))
+
+
+def _usual_place(variant: str) -> tuple[int, str]:
+    """The formats in the order of their table, others after them by name."""
+    known = [item.value for item in QFormat]
+    return (known.index(variant) if variant in known else len(known)), variant
 
 
 def _format(

@@ -202,15 +202,18 @@ def _notes(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> tuple[st
     second = max(others, key=lambda row: row.score or 0.0, default=None)
     if second is not None:
         notes += _noise(best, second)
-    for row in (best, *others):
-        level = _level(row)
-        if level and level.client.bottleneck:
-            notes.append(
-                f"The load generator was the limit for {row.variant} at {level.load} ({level.client.reason}): "
-                "its throughput is a lower bound, and the order of the formats is not certain."
-            )
-        if level and not level.complete:
-            notes.append(f"The level {level.load} of {row.variant} is incomplete ({level.reason}).")
+    judged = [(row.variant, level) for row in (best, *others) if (level := _level(row))]
+    limited = [
+        f"{variant} at {level.load} ({level.client.reason})" for variant, level in judged if level.client.bottleneck
+    ]
+    if limited:
+        notes.append(
+            f"The load generator was the limit for {', '.join(limited)}: such a throughput is a lower bound, "
+            "and the order of the formats is not certain."
+        )
+    cut = [f"{variant} at {level.load} ({level.reason})" for variant, level in judged if not level.complete]
+    if cut:
+        notes.append(f"Cut short: {', '.join(cut)}.")
     if best.interval_percent and best.interval_percent[1] > limit:
         notes.append(
             f"The 95 % interval of the accuracy loss of {best.variant} reaches {best.interval_percent[1]:.2f} %, "

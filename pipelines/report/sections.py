@@ -1,0 +1,251 @@
+"""ReportData -> Document: what is said, in which order. The renderers only decide how it looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.summary import has_limits
+from pipelines.domain.units import show_bytes
+from pipelines.report import plots, plots_requests
+from pipelines.report.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
+from pipelines.report.compare import Comparison, comparison, usable
+from pipelines.report.data import ReportData, Run, Workload
+from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
+from pipelines.report.tables import accuracy_table, chain_table, size_table, subject_table
+from pipelines.report.tables_load import comparison_table, levels_table
+from pipelines.report.words import CONVENTIONS
+
+
+def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Document:
+    """Everything a report says."""
+    compared = comparison(data, max_accuracy_loss_percent)
+    sections = (
+        _formats(compared),
+        _accuracy(data, max_accuracy_loss_percent),
+        *(_load(workload, data, number, len(data.workloads)) for number, workload in enumerate(data.workloads, 1)),
+        _sizes(data),
+        _made_from(data),
+        _repeat(data),
+        Section("conventions", "What the words mean", (Terms(CONVENTIONS),)),
+        _versions(data),
+    )
+    return Document(
+        title=" and ".join(data.models),
+        subtitle=_subtitle(data),
+        cards=_cards(data, compared),
+        lead=_lead(data, compared),
+        sections=tuple(section for section in sections if section.blocks),
+    )
+
+
+def _subtitle(data: ReportData) -> str:
+    variants = ", ".join(dict.fromkeys(item.variant for item in data.formats))
+    machine = machine_text(max((p for f in data.formats for p in f.chain), key=lambda piece: piece.created).machine)
+    return f"{variants} · newest result {when(data.newest)} · {machine}"
+
+
+def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
+    """The first screen: built, accuracy, throughput, latency."""
+    built = [piece for item in data.formats if (piece := item.piece("build"))]
+    sizes = [int(piece.facts["engine_bytes"]) for piece in built if piece.facts.get("engine_bytes")]
+    between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
+    engines = ", ".join(sorted({str(piece.settings.get("engine", "unknown")) for piece in built})) or "none"
+    cards = [Card("Engines built", str(len(built)), "", f"{engines}; {between}", "recorded"), _accuracy_card(data)]
+    return (*cards, *_load_cards(compared))
+
+
+def _accuracy_card(data: ReportData) -> Card:
+    rows = [(item, item.accuracy.row) for item in data.formats if item.accuracy and item.accuracy.row]
+    if not rows:
+        evaluated = [item for item in data.formats if item.accuracy]
+        if not evaluated or not evaluated[0].accuracy:
+            return Card("Accuracy", "not measured", "", "make evaluate", "")
+        result = evaluated[0].accuracy.result
+        detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; nothing compressed to compare"
+        return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
+    kept = [item.variant for item, row in rows if row["verdict"] != "loses accuracy"]
+    lost = [f"{item.variant} loses {row['loss_percent']:.2f} %" for item, row in rows if item.variant not in kept]
+    first = rows[0][1]
+    detail = "; ".join([*lost, f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"])
+    return Card("No measurable loss", f"{len(kept)} of {len(rows)}", "formats", detail, "measured")
+
+
+def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
+    """Best throughput and the latency one request sees at the lightest load, of the workload measured last."""
+    rows = [row for row in compared[0].rows if row.run and row.peak] if compared else []
+    if not rows:
+        return [Card("Throughput", "not measured", "", "make benchmark", "")]
+    chosen = next((row for row in rows if row.variant == compared[0].chosen), None)
+    best = chosen or max(rows, key=lambda row: row.score or 0.0)
+    level = best.at_slo or best.peak
+    assert best.run is not None, "rows without a run were left out"
+    assert level is not None, "rows without a level were left out"
+    light = usable(best.run)[0]
+    limit = f", within the SLO {_slo(best.run.result.slo)}" if best.at_slo else ""
+    limit += ", client-limited" if level.client.bottleneck else ""
+    return [
+        Card(
+            "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
+            f"{best.variant} at {level.load}{limit}", "measured",
+        ),
+        Card(
+            "Time to first token", ms(light.summary.ttft_s.p50), "ms median",
+            f"{best.variant} at {light.load}; then {ms(light.summary.itl_s.p50)} ms per token", "measured",
+        ),
+    ]  # fmt: skip
+
+
+def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for item in compared:
+        if item.workload is None:
+            continue
+        where = f"Workload {item.workload.title}: " if len(data.workloads) > 1 else ""
+        blocks.append(Callout("good" if item.chosen else "note", where + item.reason))
+    blocks += [Callout("warning", text) for run in _runs(data) if (text := _incomplete(run))]
+    if missing := [text for item in data.formats for text in item.missing]:
+        blocks.append(Callout("note", "Absent: " + " ".join(missing)))
+    return tuple(blocks)
+
+
+def _runs(data: ReportData) -> list[Run]:
+    return [run for workload in data.workloads for run in workload.runs]
+
+
+def _incomplete(run: Run) -> str:
+    if run.result.complete:
+        return ""
+    reason = run.result.reason or "no reason recorded"
+    return f"The benchmark of {run.result.model} {run.result.precision} is incomplete: {reason}."
+
+
+def _formats(compared: Sequence[Comparison]) -> Section:
+    blocks: list[Block] = []
+    for item in compared:
+        blocks.append(comparison_table(item))
+        blocks.append(Callout("good" if item.chosen else "note", item.reason))
+        if item.rejected:
+            blocks.append(Listing(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
+        blocks += [Callout("note", note) for note in item.notes]
+    return Section("formats", "Formats side by side", tuple(blocks))
+
+
+def _accuracy(data: ReportData, limit: float) -> Section:
+    if not any(item.accuracy for item in data.formats):
+        return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"),))
+    blocks: list[Block] = [accuracy_table(data)]
+    if figure := plots.accuracy_change(data.formats, limit):
+        blocks.append(figure)
+    for model in data.models:
+        if table := subject_table([item for item in data.formats if item.model == model]):
+            blocks.append(Fold(f"By category and subject: {model}", (table,)))
+    return Section("accuracy", "Accuracy", tuple(blocks))
+
+
+def _load(workload: Workload, data: ReportData, position: int, count: int) -> Section:
+    """Everything about one workload."""
+    order = list(dict.fromkeys(item.variant for item in data.formats))
+    tail = "" if position == 1 else f"-{position}"
+    blocks: list[Block] = [_protocol(workload)]
+    overview = (
+        plots.throughput_latency(workload, order, f"throughput_latency{tail}"),
+        plots.ttft_throughput(workload, order, f"ttft_throughput{tail}"),
+    )
+    blocks += [figure for figure in overview if figure]
+    for run in workload.runs:
+        blocks.append(levels_table(run))
+        blocks += _details(run, tail)
+    title = "Under load" if count == 1 else f"Under load: {workload.title}"
+    return Section(f"load{tail}", title, tuple(blocks))
+
+
+def _details(run: Run, tail: str) -> list[Block]:
+    """Distributions and a timeline of one run, and what the server and the client said about themselves."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
+    figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
+    levels = usable(run)
+    if levels:
+        busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
+        figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
+    sides = [
+        (f"{level.load}: {side}", settings_text(facts))
+        for level in run.result.levels
+        for side, facts in (("server", level.server), ("load generator", level.client.facts))
+        if facts
+    ]
+    blocks: list[Block] = [figure for figure in figures if figure]
+    if sides:
+        blocks.append(Terms(tuple(sides)))
+    return [Fold(f"{run.result.precision}: distributions, timeline, server and client counters", tuple(blocks))]
+
+
+def _protocol(workload: Workload) -> Terms:
+    """How it was measured; the protocol is part of every number."""
+    result = workload.runs[0].result
+    items = [
+        ("workload", settings_text(result.workload)),
+        ("protocol", settings_text(result.protocol) or "not recorded"),
+        ("SLO", _slo(result.slo) if has_limits(result.slo) else "none given"),
+        ("server", settings_text(result.server)),
+        ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),
+        ("machine", machine_text(result.machine)),
+    ]
+    different = [run.result.precision for run in workload.runs if run.result.protocol != result.protocol]
+    if different:
+        items.append(("differs", f"the protocol of {', '.join(different)} is not that of {result.precision}"))
+    again = [f"{run.result.precision} {1 + len(run.repeats)} runs" for run in workload.runs if run.repeats]
+    if again:
+        items.append(("repeated", f"{', '.join(again)}; the newest is shown"))
+    return Terms(tuple(items))
+
+
+def _slo(slo: Slo) -> str:
+    given = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
+    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in given if limit is not None)
+    return f"{slo.name} ({limits})" if slo.name not in ("none", "given") else limits
+
+
+def _sizes(data: ReportData) -> Section:
+    figure = plots.sizes(data.formats)
+    return Section("sizes", "Sizes and memory", (*([figure] if figure else []), size_table(data)))
+
+
+def _made_from(data: ReportData) -> Section:
+    blocks: list[Block] = [
+        Text("Every artifact is named by the digest of what it holds; each row was made from the rows before it.")
+    ]
+    for item in data.formats:
+        blocks.append(chain_table(item))
+        if item.accuracy and item.accuracy.baseline:
+            blocks.append(Text(f"Its accuracy is paired with {item.accuracy.baseline}."))
+        elsewhere = [run.piece.place for run in item.runs if run.piece.place not in {p.place for p in item.chain}]
+        if elsewhere:
+            blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
+        if item.left_out:
+            blocks.append(Fold(f"Not used: {len(item.left_out)}", (Listing(item.left_out),)))
+    return Section("made-from", "What was built from what", tuple(blocks))
+
+
+def _repeat(data: ReportData) -> Section:
+    """Each command once, in the order of the formats, then this report."""
+    commands: dict[str, None] = {}
+    for item in data.formats:
+        pieces = [*item.chain, *(run.piece for run in item.runs)]
+        for piece in sorted(pieces, key=lambda piece: piece.created):
+            commands[piece.repeat] = None
+    return Section("repeat", "How to repeat", (Code((*commands, "python -m pipelines report")),))
+
+
+def _versions(data: ReportData) -> Section:
+    pieces = [piece for item in data.formats for piece in (*item.chain, *(run.piece for run in item.runs))]
+    versions: dict[str, set[str]] = {}
+    for libraries in (*(piece.libraries for piece in pieces), *(run.result.versions for run in _runs(data))):
+        for name, version in libraries.items():
+            versions.setdefault(name, set()).add(str(version))
+    items = [("this project", ", ".join(sorted({f"{piece.version} at {piece.commit}" for piece in pieces})))]
+    items += [(name, ", ".join(sorted(found))) for name, found in sorted(versions.items())]
+    machines = dict.fromkeys(machine_text(piece.machine) for piece in pieces)
+    items += [("machine", text) for text in machines]
+    return Section("versions", "Versions and machines", (Terms(tuple(items)),))

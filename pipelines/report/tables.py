@@ -1,0 +1,157 @@
+"""The tables of a report about what was made: accuracy, sizes, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.report.blocks import LEFT, Column, Table, groups
+from pipelines.report.data import FormatReport, Piece, ReportData
+from pipelines.report.show import NONE, percent, when
+
+
+def accuracy_table(data: ReportData) -> Table:
+    """Accuracy of every format, with the paired statistics against the baseline."""
+    items = [item for item in data.formats if item.accuracy]
+    first = items[0].accuracy.result if items and items[0].accuracy else None
+    task = f": {first.task}, {first.num_fewshot}-shot, engine {first.engine}" if first else ""
+    return Table(
+        caption=f"Accuracy{task}",
+        origin="measured",
+        columns=(
+            Column("model", right=LEFT),
+            Column("format", right=LEFT),
+            Column("asked"),
+            *groups("accuracy", ("%", "± %")),
+            *groups("against the baseline", ("loss %", "lost", "gained", "change, points", "95 % interval", "p")),
+            Column("verdict", right=LEFT),
+        ),
+        rows=tuple(_accuracy_cells(item) for item in items),
+        notes=("Lost, gained: questions right only before, only after. ±: standard error.",),
+    )
+
+
+def _accuracy_cells(item: FormatReport) -> tuple[str, ...]:
+    assert item.accuracy is not None, "only evaluated formats are shown"
+    result, row = item.accuracy.result, item.accuracy.row
+    cells = [
+        item.model,
+        item.variant,
+        f"{result.questions:,}",
+        percent(result.accuracy),
+        percent(result.overall.stderr),
+    ]
+    if row is None:
+        why = item.accuracy.missing or "baseline"
+        return (*cells, *[NONE] * 6, why)
+    interval = row["interval"]
+    return (
+        *cells,
+        NONE if row["loss_percent"] is None else f"{row['loss_percent']:.2f}",
+        str(row["lost"]),
+        str(row["gained"]),
+        f"{100 * row['difference']:+.2f}",
+        NONE if interval is None else f"{100 * interval[0]:+.2f} .. {100 * interval[1]:+.2f}",
+        f"{row['p_value']:.4f}" if row["p_value"] >= 0.0001 else "< 0.0001",
+        row["verdict"],
+    )
+
+
+def subject_table(item: Sequence[FormatReport]) -> Table | None:
+    """Accuracy by category and subject, one column per format of one model; None when nothing was evaluated."""
+    found = [(each.variant, each.accuracy.result) for each in item if each.accuracy]
+    if not found:
+        return None
+    rows = []
+    for title, attribute in (("category", "categories"), ("subject", "subjects")):
+        names = dict.fromkeys(name for _, result in found for name in getattr(result, attribute))
+        for name in names:
+            scores = [getattr(result, attribute).get(name) for _, result in found]
+            asked = next(score.questions for score in scores if score)
+            rows.append((name, title, str(asked), *(percent(s.accuracy, 1) if s else NONE for s in scores)))
+    return Table(
+        caption=f"Accuracy in percent by category and subject: {item[0].model}, {found[0][1].task}",
+        origin="measured",
+        columns=(
+            Column("name", right=LEFT),
+            Column("kind", right=LEFT),
+            Column("asked"),
+            *(Column(variant) for variant, _ in found),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def size_table(data: ReportData) -> Table:
+    """Checkpoint and engine on disk, peak memory and time of each stage."""
+    rows = []
+    for item in data.formats:
+        quantize, build, evaluate = (item.piece(stage) for stage in ("quantize", "build", "evaluate"))
+        rows.append(
+            (
+                item.model,
+                item.variant,
+                _size(quantize, "source_bytes"),
+                _size(quantize, "total_bytes"),
+                _size(build, "engine_bytes"),
+                *(_took(piece) for piece in (quantize, build, evaluate)),
+                *(_memory(piece) for piece in (quantize, build, evaluate)),
+            )
+        )
+    return Table(
+        caption="Weights on disk; time and highest resident memory of the process that made or evaluated them",
+        origin="measured",
+        columns=(
+            Column("model", right=LEFT),
+            Column("format", right=LEFT),
+            *groups("on disk", ("source", "checkpoint", "engine")),
+            *groups("time", ("quantize", "build", "evaluate")),
+            *groups("peak memory", ("quantize", "build", "evaluate")),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _size(piece: Piece | None, fact: str) -> str:
+    return show_bytes(piece.facts[fact]) if piece and piece.facts.get(fact) else NONE
+
+
+def _took(piece: Piece | None) -> str:
+    return show_seconds(piece.seconds) if piece else NONE
+
+
+def _memory(piece: Piece | None) -> str:
+    return show_bytes(piece.peak_memory_bytes) if piece and piece.peak_memory_bytes else NONE
+
+
+def chain_table(item: FormatReport) -> Table:
+    """The artifacts of one format in the order they were made from each other."""
+    rows = tuple(
+        (
+            piece.stage,
+            piece.place,
+            piece.digest[:12],
+            "; ".join(f"{source.name} {source.digest[:12]}" + ("" if source.in_store else f" ({source.source})")
+                      for source in piece.inputs) or NONE,
+            when(piece.created),
+            show_seconds(piece.seconds),
+            show_bytes(piece.peak_memory_bytes) if piece.peak_memory_bytes else NONE,
+            piece.commit[:12] + ("+changes" if piece.commit.endswith("+changes") else ""),
+        )
+        for piece in item.chain
+    )  # fmt: skip
+    return Table(
+        caption=f"What {item.label} was made from, by digest of the content",
+        origin="recorded",
+        columns=(
+            Column("stage", right=LEFT),
+            Column("artifact", right=LEFT),
+            Column("digest", right=LEFT),
+            Column("made from", right=LEFT),
+            Column("begun", right=LEFT),
+            Column("took"),
+            Column("peak memory"),
+            Column("source commit", right=LEFT),
+        ),
+        rows=rows,
+    )

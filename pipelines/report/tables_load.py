@@ -1,0 +1,135 @@
+"""The tables of a report about load: the levels of a benchmark, formats side by side."""
+
+from __future__ import annotations
+
+from pipelines.domain.benchmark import Distribution, Level, Summary
+from pipelines.domain.units import show_bytes
+from pipelines.report.blocks import LEFT, Column, Table, groups
+from pipelines.report.compare import Comparison, FormatRow
+from pipelines.report.data import Run
+from pipelines.report.show import NONE, lengths, ms, number, parallelism, percent, six
+
+
+def levels_table(run: Run) -> Table:
+    """One row per load of one benchmark."""
+    rows, notes = [], []
+    for level in run.result.levels:
+        marks = _marks(level)
+        rows.append((level.load + (" *" if marks else ""), *_level_cells(level, run.result.world_size)))
+        notes += [f"* {level.load}: {mark}." for mark in marks]
+    result = run.result
+    return Table(
+        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}, {parallelism(result)}",
+        origin="measured",
+        columns=_level_columns(run.result.world_size > 1),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def _level_columns(per_gpu: bool) -> tuple[Column, ...]:
+    rates = (
+        "output tok/s",
+        "total tok/s",
+        "req/s",
+        *(("output tok/s/GPU", "req/s/GPU") if per_gpu else ()),
+        "goodput/s",
+    )
+    return (
+        Column("load", right=LEFT),
+        *groups("requests", ("done", "failed")),
+        *groups("length, tokens", ("ISL", "OSL")),
+        *groups("throughput", rates),
+        *groups("TTFT, ms", ("mean", "p50", "p95", "p99")),
+        *groups("ITL, ms", ("mean", "p50", "p95", "p99")),
+        *groups("token gap, ms", ("p50", "p99")),
+        *groups("E2E, ms", ("p50", "p95", "p99")),
+    )
+
+
+def _level_cells(level: Level, gpus: int) -> tuple[str, ...]:
+    summary = level.summary
+    return (
+        f"{summary.requests:,}",
+        _errors(summary),
+        lengths([summary.isl]),
+        lengths([summary.osl]),
+        number(summary.output_tokens_per_s),
+        number(summary.total_tokens_per_s),
+        number(summary.requests_per_s),
+        *((number(summary.output_tokens_per_s / gpus), number(summary.requests_per_s / gpus)) if gpus > 1 else ()),
+        number(summary.goodput_per_s),
+        *_cells(summary.ttft_s, "mean", "p50", "p95", "p99"),
+        *_cells(summary.itl_s, "mean", "p50", "p95", "p99"),
+        *_cells(summary.token_gap_s, "p50", "p99"),
+        *_cells(summary.e2e_s, "p50", "p95", "p99"),
+    )
+
+
+def _cells(metric: Distribution, *names: str) -> tuple[str, ...]:
+    return tuple(ms(getattr(metric, name)) for name in names)
+
+
+def _errors(summary: Summary) -> str:
+    count = sum(summary.errors.values())
+    kinds = ", ".join(f"{kind} {many}" for kind, many in sorted(summary.errors.items()))
+    return f"{count} ({kinds})" if count else "0"
+
+
+def _marks(level: Level) -> list[str]:
+    marks = []
+    if not level.complete:
+        marks.append(f"cut short ({level.reason or 'no reason recorded'})")
+    if level.client.bottleneck:
+        marks.append(f"client-limited ({level.client.reason}); a lower bound")
+    return marks
+
+
+def comparison_table(compared: Comparison) -> Table:
+    """Formats side by side, the chosen one standing out."""
+    runs = [row.run for row in compared.rows if row.run]
+    where = f": {six(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
+    with_slo = any(row.at_slo for row in compared.rows)
+    at_slo = ("output tok/s", "load", "TTFT p99, ms", "ITL p99, ms")
+    columns = (
+        Column("format", right=LEFT),
+        *groups("accuracy", ("%", "loss %")),
+        Column("verdict", "accuracy", right=LEFT),
+        Column("engine"),
+        *groups("at peak throughput", ("output tok/s", "load", "TTFT p50, ms", "ITL p50, ms", "E2E p95, ms")),
+        *(groups("at best load within SLO", at_slo) if with_slo else ()),
+    )
+    rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
+    names = [row.variant for row in compared.rows]
+    return Table(
+        caption=f"Formats side by side{where}",
+        origin="measured",
+        columns=columns,
+        rows=rows,
+        strong=names.index(compared.chosen) if compared.chosen else None,
+    )
+
+
+def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
+    cells = [
+        row.variant,
+        percent(row.accuracy),
+        NONE if row.loss_percent is None else f"{row.loss_percent:.2f}",
+        row.verdict,
+        NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
+    ]
+    if row.peak is None:
+        cells += [NONE] * 5
+    else:
+        peak = row.peak.summary
+        mark = " *" if _marks(row.peak) else ""
+        cells += [
+            number(peak.output_tokens_per_s) + mark, row.peak.load, ms(peak.ttft_s.p50), ms(peak.itl_s.p50),
+            ms(peak.e2e_s.p95),
+        ]  # fmt: skip
+    if with_slo and row.at_slo is None:
+        cells += [NONE] * 4
+    elif with_slo and row.at_slo is not None:
+        slo = row.at_slo.summary
+        cells += [number(slo.output_tokens_per_s), row.at_slo.load, ms(slo.ttft_s.p99), ms(slo.itl_s.p99)]
+    return tuple(cells)

@@ -1,0 +1,66 @@
+"""ReportData -> files: `report.html`, `report.md` and the plots beside it. A second time gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.domain.errors import UserError
+from pipelines.report.data import ReportData
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPaths:
+    """Where a report lies: the Markdown, the HTML, and every plot."""
+
+    markdown: Path
+    html: Path
+    plots: tuple[Path, ...]
+
+
+def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
+    """Write a report; each file is replaced whole or not at all, and the two texts last.
+
+    Args:
+        data: of `pipelines.report.collect`.
+        folder: made when it is not there.
+        max_accuracy_loss_percent: a format that loses more is not recommended.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from pipelines.report.canvas import standalone
+    from pipelines.report.html import render_html
+    from pipelines.report.markdown import render_markdown
+    from pipelines.report.sections import document
+
+    made = document(data, max_accuracy_loss_percent)
+    plots: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in made.figures():
+            plots.append(_write(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
+            if figure.png is not None:
+                plots.append(_write(folder / f"{figure.name}.png", figure.png))
+        markdown = _write(folder / "report.md", render_markdown(made).encode())
+        html = _write(folder / "report.html", render_html(made).encode())
+    except OSError as error:
+        raise UserError(
+            f"The report cannot be written to {folder}: {error.strerror}.",
+            todo="Give another folder: report.folder=/some/folder",
+        ) from None
+    return ReportPaths(markdown, html, tuple(plots))
+
+
+def _write(path: Path, content: bytes) -> Path:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
