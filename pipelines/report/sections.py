@@ -14,7 +14,7 @@ from pipelines.report.compare import Comparison, comparison, usable
 from pipelines.report.data import ReportData, Run, Workload
 from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.report.tables import accuracy_table, chain_table, size_table, subject_table
-from pipelines.report.tables_load import comparison_table, levels_table
+from pipelines.report.tables_load import comparison_table, counters_table, levels_table
 from pipelines.report.words import CONVENTIONS
 
 
@@ -125,10 +125,14 @@ def _formats(compared: Sequence[Comparison]) -> Section:
     blocks: list[Block] = []
     for item in compared:
         blocks.append(comparison_table(item))
-        blocks.append(Callout("good" if item.chosen else "note", item.reason))
+        if item.workload is None:
+            blocks.append(Callout("note", item.reason))
+        if item.chosen and item.rejected:
+            blocks.append(Text(f"{item.chosen} is chosen. Why not the others:"))
         if item.rejected:
             blocks.append(Listing(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
-        blocks += [Callout("note", note) for note in item.notes]
+        if item.notes:
+            blocks += [Text("What weakens the choice:"), Listing(item.notes)]
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
@@ -169,15 +173,9 @@ def _details(run: Run, tail: str) -> list[Block]:
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
-    sides = [
-        (f"{level.load}: {side}", settings_text(facts))
-        for level in run.result.levels
-        for side, facts in (("server", level.server), ("load generator", level.client.facts))
-        if facts
-    ]
     blocks: list[Block] = [figure for figure in figures if figure]
-    if sides:
-        blocks.append(Terms(tuple(sides)))
+    if table := counters_table(run):
+        blocks.append(table)
     return [Fold(f"{run.result.precision}: distributions, timeline, server and client counters", tuple(blocks))]
 
 

@@ -14,33 +14,35 @@ def accuracy_table(data: ReportData) -> Table:
     """Accuracy of every format, with the paired statistics against the baseline."""
     items = [item for item in data.formats if item.accuracy]
     first = items[0].accuracy.result if items and items[0].accuracy else None
-    task = f": {first.task}, {first.num_fewshot}-shot, engine {first.engine}" if first else ""
+    task = (
+        f": model {', '.join(data.models)}; {first.task}, {first.num_fewshot}-shot, engine {first.engine}"
+        if first
+        else ""
+    )
     return Table(
-        caption=f"Accuracy{task}",
+        caption=f"Accuracy: model {', '.join(data.models)}{task}",
         origin="measured",
         columns=(
-            Column("model", right=LEFT),
             Column("format", right=LEFT),
             Column("asked"),
             *groups("accuracy", ("%", "± %")),
             *groups("against the baseline", ("loss %", "lost", "gained", "change, points", "95 % interval", "p")),
             Column("verdict", right=LEFT),
         ),
-        rows=tuple(_accuracy_cells(item) for item in items),
+        rows=tuple(_accuracy_cells(item, _name(item, data)) for item in items),
         notes=("Lost, gained: questions right only before, only after. ±: standard error.",),
     )
 
 
-def _accuracy_cells(item: FormatReport) -> tuple[str, ...]:
+def _name(item: FormatReport, data: ReportData) -> str:
+    """The format; the model as well where the report holds several."""
+    return item.label if len(data.models) > 1 else item.variant
+
+
+def _accuracy_cells(item: FormatReport, name: str) -> tuple[str, ...]:
     assert item.accuracy is not None, "only evaluated formats are shown"
     result, row = item.accuracy.result, item.accuracy.row
-    cells = [
-        item.model,
-        item.variant,
-        f"{result.questions:,}",
-        percent(result.accuracy),
-        percent(result.overall.stderr),
-    ]
+    cells = [name, f"{result.questions:,}", percent(result.accuracy), percent(result.overall.stderr)]
     if row is None:
         why = item.accuracy.missing or "baseline"
         return (*cells, *[NONE] * 6, why)
@@ -89,8 +91,7 @@ def size_table(data: ReportData) -> Table:
         quantize, build, evaluate = (item.piece(stage) for stage in ("quantize", "build", "evaluate"))
         rows.append(
             (
-                item.model,
-                item.variant,
+                _name(item, data),
                 _size(quantize, "source_bytes"),
                 _size(quantize, "total_bytes"),
                 _size(build, "engine_bytes"),
@@ -102,7 +103,6 @@ def size_table(data: ReportData) -> Table:
         caption="Weights on disk; time and highest resident memory of the process that made or evaluated them",
         origin="measured",
         columns=(
-            Column("model", right=LEFT),
             Column("format", right=LEFT),
             *groups("on disk", ("source", "checkpoint", "engine")),
             *groups("time", ("quantize", "build", "evaluate")),

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from pipelines.domain.benchmark import Distribution, Level, Summary
 from pipelines.domain.units import show_bytes
 from pipelines.report.blocks import LEFT, Column, Table, groups
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.data import Run
-from pipelines.report.show import NONE, lengths, ms, number, parallelism, percent, six
+from pipelines.report.labels import load_label
+from pipelines.report.show import NONE, flat, lengths, ms, number, parallelism, percent, six
 
 
 def levels_table(run: Run) -> Table:
     """One row per load of one benchmark."""
     rows, notes = [], []
+    title = _load_title(run.result.levels)
     for level in run.result.levels:
         marks = _marks(level)
-        rows.append((level.load + (" *" if marks else ""), *_level_cells(level, run.result.world_size)))
+        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result.world_size)))
         notes += [f"* {level.load}: {mark}." for mark in marks]
     result = run.result
     return Table(
         caption=f"{result.precision} by load: {six([run])}; engine {result.engine}, {parallelism(result)}",
         origin="measured",
-        columns=_level_columns(run.result.world_size > 1),
+        columns=_level_columns(title, run.result.world_size > 1),
         rows=tuple(rows),
         notes=tuple(notes),
     )
 
 
-def _level_columns(per_gpu: bool) -> tuple[Column, ...]:
+def _load_title(levels: Sequence[Level]) -> str:
+    return "concurrency" if all(level.concurrency is not None for level in levels) else "load"
+
+
+def _level_columns(load: str, per_gpu: bool) -> tuple[Column, ...]:
     rates = (
         "output tok/s",
         "total tok/s",
@@ -36,7 +45,7 @@ def _level_columns(per_gpu: bool) -> tuple[Column, ...]:
         "goodput/s",
     )
     return (
-        Column("load", right=LEFT),
+        Column(load, right=LEFT),
         *groups("requests", ("done", "failed")),
         *groups("length, tokens", ("ISL", "OSL")),
         *groups("throughput", rates),
@@ -85,18 +94,46 @@ def _marks(level: Level) -> list[str]:
     return marks
 
 
+def counters_table(run: Run) -> Table | None:
+    """What the server and the load generator counted in each level's window; None when neither did."""
+    levels = run.result.levels
+    server, client = ([dict(flat(facts)) for facts in side] for side in _sides(levels))
+    sides = (("server", server), ("load generator", client))
+    columns = [(name, side, counted) for side, counted in sides for name in _names(counted)]
+    if not columns:
+        return None
+    return Table(
+        caption=f"Counters of server and load generator in each window: {six([run])}",
+        origin="measured",
+        columns=(Column(_load_title(levels), right=LEFT), *(Column(name, group) for name, group, _ in columns)),
+        rows=tuple(
+            (load_label(level), *(counted[number].get(name, NONE) for name, _, counted in columns))
+            for number, level in enumerate(levels)
+        ),
+    )
+
+
+def _sides(levels: Sequence[Level]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    return [level.server for level in levels], [level.client.facts for level in levels]
+
+
+def _names(counted: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for each in counted for name in each))
+
+
 def comparison_table(compared: Comparison) -> Table:
     """Formats side by side, the chosen one standing out."""
     runs = [row.run for row in compared.rows if row.run]
     where = f": {six(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
     with_slo = any(row.at_slo for row in compared.rows)
-    at_slo = ("output tok/s", "load", "TTFT p99, ms", "ITL p99, ms")
+    load = _load_title([level for run in runs for level in run.result.levels])
+    at_slo = ("output tok/s", load, "TTFT p99, ms", "ITL p99, ms")
     columns = (
         Column("format", right=LEFT),
         *groups("accuracy", ("%", "loss %")),
         Column("verdict", "accuracy", right=LEFT),
         Column("engine"),
-        *groups("at peak throughput", ("output tok/s", "load", "TTFT p50, ms", "ITL p50, ms", "E2E p95, ms")),
+        *groups("at peak throughput", ("output tok/s", load, "TTFT p50, ms", "ITL p50, ms", "E2E p95, ms")),
         *(groups("at best load within SLO", at_slo) if with_slo else ()),
     )
     rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
@@ -107,7 +144,13 @@ def comparison_table(compared: Comparison) -> Table:
         columns=columns,
         rows=rows,
         strong=names.index(compared.chosen) if compared.chosen else None,
+        notes=_peak_notes(compared.rows),
     )
+
+
+def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
+    peaks = [(row.variant, row.peak) for row in rows if row.peak]
+    return tuple(f"* {variant} at {level.load}: {mark}." for variant, level in peaks for mark in _marks(level))
 
 
 def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
@@ -124,12 +167,12 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         peak = row.peak.summary
         mark = " *" if _marks(row.peak) else ""
         cells += [
-            number(peak.output_tokens_per_s) + mark, row.peak.load, ms(peak.ttft_s.p50), ms(peak.itl_s.p50),
+            number(peak.output_tokens_per_s) + mark, load_label(row.peak), ms(peak.ttft_s.p50), ms(peak.itl_s.p50),
             ms(peak.e2e_s.p95),
         ]  # fmt: skip
     if with_slo and row.at_slo is None:
         cells += [NONE] * 4
     elif with_slo and row.at_slo is not None:
         slo = row.at_slo.summary
-        cells += [number(slo.output_tokens_per_s), row.at_slo.load, ms(slo.ttft_s.p99), ms(slo.itl_s.p99)]
+        cells += [number(slo.output_tokens_per_s), load_label(row.at_slo), ms(slo.ttft_s.p99), ms(slo.itl_s.p99)]
     return tuple(cells)
