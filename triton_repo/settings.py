@@ -16,7 +16,8 @@ from pipelines.group import Group, Positive
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-DeviceIds = tuple[tuple[Count, ...], ...]
+Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
+DeviceIds = Annotated[tuple[Numbers, ...], Field(min_length=1)]
 
 ENCODER, IMAGES = "encoder-decoder models are not built here", "multimodal models are not built here"
 DECIDED_ELSEWHERE = {
@@ -78,7 +79,7 @@ class TritonSettings(Group):
 
     kv_cache_free_gpu_mem_fraction: Fraction = 0.9
     max_tokens_in_paged_kv_cache: Positive | None = None
-    max_attention_window_size: tuple[Positive, ...] | None = None
+    max_attention_window_size: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     sink_token_length: Count | None = None
     kv_cache_host_memory_bytes: Count = 0
     kv_cache_onboard_blocks: bool = True

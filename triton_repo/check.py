@@ -1,0 +1,157 @@
+"""Look at a repository, our own or somebody else's, and say everything that would stop or spoil serving it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.errors import Fault, UserError
+from triton_repo.consistency import config_faults, parameter, tensor_faults
+from triton_repo.generate import parse
+from triton_repo.limits import EngineLimits
+from triton_repo.llmapi import MODEL_YAML
+from triton_repo.tensors import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+from triton_repo.write import DESCRIPTION, VOCABULARIES
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+PLACEHOLDER = re.compile(r"\$\{(\w*)\}")
+COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+TOOL = {"openvino": "OpenVINO", "tensorrt_llm": "TensorRT-LLM"}
+AGAIN = "Make the repository again: make repository"
+
+
+def check_repository(folder: Path, *, running_version: str | None = None) -> list[Fault]:
+    """Judge a repository.
+
+    Args:
+        folder: its root.
+        running_version: of the OpenVINO or TensorRT-LLM that is about to run its engine; None does not compare.
+
+    Returns:
+        every fault; an empty list when it can be served.
+    """
+    files = sorted(folder.glob("*/config.pbtxt"))
+    if not files:
+        return [
+            Fault(
+                f"'{folder}' is not a model repository: no folder in it has a config.pbtxt.",
+                "A model repository has one folder per model: <model>/config.pbtxt and <model>/1/.",
+                "Make one: make repository",
+            )
+        ]
+    configs, faults = _read_configs(files)
+    llmapi = (folder / TENSORRT_LLM / "1" / MODEL_YAML).is_file()
+    faults += tensor_faults(configs, llmapi=llmapi)
+    faults += _missing_files(folder, configs, llmapi=llmapi)
+    if TENSORRT_LLM not in configs or llmapi:
+        return faults
+    engine_dir = folder / parameter(configs[TENSORRT_LLM], "gpt_model_path")
+    try:
+        limits = EngineLimits.load(engine_dir)
+    except UserError as error:
+        return [*faults, *error.faults]
+    faults += config_faults(configs, limits)
+    faults += _backend_faults(configs[TENSORRT_LLM], limits)
+    faults += _description_faults(folder / DESCRIPTION, limits)
+    faults += _version_faults(limits, running_version)
+    return faults
+
+
+def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:
+    """Parse every file; one with a placeholder where a number belongs cannot be parsed."""
+    from google.protobuf.text_format import ParseError
+
+    configs: dict[str, pb.ModelConfig] = {}
+    faults: list[Fault] = []
+    for file in files:
+        model = file.parent.name
+        text = COMMENT.sub("", file.read_text(encoding="utf-8", errors="replace"))
+        left = sorted(set(PLACEHOLDER.findall(text)))
+        if left:
+            names = ", ".join(f"${{{name}}}" for name in left)
+            faults.append(
+                Fault(
+                    f"{model}/config.pbtxt still has {names}.",
+                    "Every placeholder of a template must be filled in.",
+                    "Fill them in with fill_template.py, or make the repository here: make repository",
+                )
+            )
+        try:
+            config = parse(text)
+        except ParseError as error:
+            if not left:
+                faults.append(Fault(f"{model}/config.pbtxt is not a model configuration: {error}.", todo=AGAIN))
+            continue
+        configs[model] = config
+        if config.name not in ("", model):
+            faults.append(Fault(f"{model}/config.pbtxt names the model '{config.name}'.", f"It must be '{model}'."))
+    return configs, faults
+
+
+def _missing_files(folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool) -> Iterator[Fault]:
+    """Version folders, code and tokenizers; llmapi's code comes with NVIDIA's container."""
+    for name, config in configs.items():
+        version = folder / name / "1"
+        if not version.is_dir():
+            yield Fault(f"{name} has no version folder '{name}/1'.", todo=AGAIN)
+        elif config.backend == "python" and not (version / "model.py").is_file() and not llmapi:
+            yield Fault(f"{name} has no '{name}/1/model.py', and its backend is python.", todo=AGAIN)
+        if name in (PREPROCESSING, POSTPROCESSING):
+            place = parameter(config, "tokenizer_dir")
+            if not any((folder / place / vocabulary).is_file() for vocabulary in VOCABULARIES):
+                yield Fault(f"{name} has tokenizer_dir='{place}', where no tokenizer is.", todo=AGAIN)
+    if ENSEMBLE in configs:
+        for step in configs[ENSEMBLE].ensemble_scheduling.step:
+            if not (folder / step.model_name / "config.pbtxt").is_file():
+                yield Fault(f"{ENSEMBLE} calls the model '{step.model_name}', which is not here.", todo=AGAIN)
+
+
+def _backend_faults(config: pb.ModelConfig, limits: EngineLimits) -> Iterator[Fault]:
+    """An engine of one kind under the backend of the other."""
+    wanted = {"openvino": "python", "tensorrt_llm": "tensorrtllm"}[limits.flavour]
+    # TensorRT-LLM's own Python runtime serves its engines from the python backend as well
+    if config.backend != wanted and limits.flavour == "openvino":
+        yield Fault(
+            f"{TENSORRT_LLM} has backend '{config.backend}', and its engine is built by {TOOL[limits.flavour]}.",
+            f"It must be '{wanted}'.",
+            AGAIN,
+        )
+
+
+def _description_faults(file: Path, limits: EngineLimits) -> Iterator[Fault]:
+    """repository.json against the engine that is really there."""
+    if not file.is_file():
+        return
+    try:
+        described: Any = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        yield Fault(f"{file.name} is not valid JSON: {error}.", todo=AGAIN)
+        return
+    if not isinstance(described, dict):
+        yield Fault(f"{file.name} holds a {type(described).__name__}.", "It must be a mapping.", AGAIN)
+        return
+    recorded = {**(described.get("limits") or {}), "version": described.get("engine_version")}
+    for name in ("version", "world_size", *LIMITS):
+        if name in recorded and recorded[name] != getattr(limits, name):
+            yield Fault(
+                f"The repository was made for an engine with {name}={recorded[name]}; the engine in it has "
+                f"{getattr(limits, name)}.",
+                "The engine was exchanged after the repository was made.",
+                AGAIN,
+            )
+
+
+def _version_faults(limits: EngineLimits, running: str | None) -> Iterator[Fault]:
+    if running is not None and running != limits.version:
+        tool = TOOL[limits.flavour]
+        yield Fault(
+            f"The engine was built by {tool} {limits.version}; this server runs {tool} {running}.",
+            "An engine runs only under the version that built it.",
+            "Build engine and repository again with this version: make repository",
+        )

@@ -1,0 +1,149 @@
+"""Configurations against the engine and against each other: what tritonserver would refuse, or worse, would not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pipelines.domain.errors import Fault, did_you_mean
+from triton_repo.generate import logits_outputs
+from triton_repo.limits import EngineLimits
+from triton_repo.tensors import BLS, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+Configs = Mapping[str, "pb.ModelConfig"]
+TRUE = ("1", "true", "True", "TRUE")
+"""What the C++ backend takes for true."""
+
+
+def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
+    """Everything that contradicts the engine or another model."""
+    return [
+        *_batch_faults(configs, limits),
+        *_engine_faults(configs, limits),
+        *_logits_faults(configs, limits),
+        *_decoupled_faults(configs),
+        *_rank_faults(configs, limits),
+    ]
+
+
+def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
+    """Tensors that clients do not know, or know with another type or shape."""
+    faults: list[Fault] = []
+    for name, config in configs.items():
+        interface = INTERFACES.get(LLMAPI if llmapi else name)
+        if interface is not None:
+            faults += _unknown(name, "input", config.input, interface.inputs)
+            faults += _unknown(name, "output", config.output, interface.outputs)
+    return faults
+
+
+def parameter(config: pb.ModelConfig, key: str) -> str:
+    """A parameter's text; empty when it is absent."""
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
+
+
+def _batch_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    most = limits.max_batch_size
+    for name, config in configs.items():
+        given = config.max_batch_size
+        if given > most:
+            yield Fault(
+                f"{name} has max_batch_size={given}; the engine was built for {most}.",
+                f"At most {most}.",
+                f"Set triton.triton_max_batch_size={most} or less, or build with build.max_batch_size={given}.",
+            )
+        for preferred in config.dynamic_batching.preferred_batch_size:
+            if preferred > given:
+                yield Fault(
+                    f"{name} has preferred_batch_size={preferred} and max_batch_size={given}.",
+                    f"At most {given}; Triton does not load it otherwise.",
+                )
+
+
+def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Parameters of tensorrt_llm that the engine must have been built for."""
+    config = configs.get(TENSORRT_LLM)
+    if config is None:
+        return
+    beams = parameter(config, "max_beam_width")
+    if beams and not (beams.isdigit() and 1 <= int(beams) <= limits.max_beam_width):
+        yield Fault(
+            f"{TENSORRT_LLM} has max_beam_width={beams}; the engine was built for {limits.max_beam_width}.",
+            f"1 to {limits.max_beam_width}.",
+            "Set triton.max_beam_width lower, or build with a higher build.max_beam_width.",
+        )
+    if parameter(config, "enable_chunked_context") in TRUE and limits.paged_context_fmha is False:
+        yield Fault(
+            f"{TENSORRT_LLM} has enable_chunked_context=true; the engine was built with use_paged_context_fmha=false.",
+            todo="Set runtime.enable_chunked_context=false, or build the engine with paged context FMHA.",
+        )
+
+
+def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """The C++ backend copies logits bytewise: another type would be read as garbage."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    wanted = f"TYPE_{limits.logits_type}"
+    for name, config in configs.items():
+        for output in logits_outputs(config):
+            given = pb.DataType.Name(output.data_type)
+            if given != wanted:
+                yield Fault(
+                    f"{name} declares {output.name} as {given}; the engine's logits are {limits.logits_dtype}.",
+                    f"It must be {wanted}.",
+                    "Make the repository again: make repository",
+                )
+
+
+def _decoupled_faults(configs: Configs) -> Iterator[Fault]:
+    engine, bls = configs.get(TENSORRT_LLM), configs.get(BLS)
+    if engine is None or bls is None:
+        return
+    given = engine.model_transaction_policy.decoupled, bls.model_transaction_policy.decoupled
+    if given[0] != given[1]:
+        yield Fault(
+            f"decoupled is {given[0]} in {TENSORRT_LLM} and {given[1]} in {BLS}.",
+            "Both must be the same: streaming needs it in both.",
+            "Set triton.decoupled_mode and make the repository again.",
+        )
+
+
+def _rank_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Every instance needs one GPU and one MPI rank per rank of the engine."""
+    config = configs.get(TENSORRT_LLM)
+    if config is None:
+        return
+    for key in ("gpu_device_ids", "participant_ids"):
+        for group in filter(None, parameter(config, key).split(";")):
+            ids = [part.strip() for part in group.split(",")]
+            if len(ids) != limits.world_size or len(set(ids)) != len(ids) or not all(part.isdigit() for part in ids):
+                yield Fault(
+                    f"{TENSORRT_LLM} has {key}='{group}'; the engine has {limits.world_size} rank(s).",
+                    f"It must name {limits.world_size} different number(s) per instance.",
+                    f"Set triton.{key}, or build with other build.tp_size and build.pp_size.",
+                )
+
+
+def _unknown(model: str, kind: str, given: Iterable[pb.ModelInput], known: tuple[Tensor, ...]) -> Iterator[Fault]:
+    """Tensors that the reference has not, or has otherwise."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    by_name = {tensor.name: tensor for tensor in known}
+    for entry in given:
+        tensor = by_name.get(entry.name)
+        if tensor is None:
+            yield Fault(
+                f"{model} declares the {kind} '{entry.name}', which TensorRT-LLM's template does not have.",
+                "No client of that template sends or reads it.",
+                did_you_mean(entry.name, by_name),
+            )
+            continue
+        dtype, dims = pb.DataType.Name(entry.data_type).removeprefix("TYPE_"), tuple(entry.dims)
+        if dims != tensor.dims or (tensor.dtype != LOGITS and dtype != tensor.dtype):
+            yield Fault(
+                f"{model} declares the {kind} '{entry.name}' as {dtype}{list(dims)}.",
+                f"Clients take it for {tensor.dtype}{list(tensor.dims)}.",
+            )

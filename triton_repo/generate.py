@@ -1,0 +1,152 @@
+"""Typed settings -> `ModelConfig` messages -> config.pbtxt. No template is filled in, so none is left half filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from triton_repo import parameters
+from triton_repo.limits import EngineLimits
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.tensors import (
+    BLS,
+    ENSEMBLE,
+    INTERFACES,
+    LLMAPI,
+    LOGITS,
+    POSTPROCESSING,
+    PREPROCESSING,
+    TENSORRT_LLM,
+    Interface,
+    Tensor,
+)
+from triton_repo.wiring import STEPS
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+HEADER = "# Written from conf/triton; change it there and make the repository again.\n"
+
+
+def repository_configs(
+    settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec
+) -> dict[str, pb.ModelConfig]:
+    """The configuration of every model of the in-flight batcher layout, by model."""
+    batch = settings.triton_max_batch_size or limits.max_batch_size
+    backend = "python" if spec.flavour == "openvino" else "tensorrtllm"
+    configs = {name: _model(name, batch, limits.logits_type) for name in INTERFACES if name != LLMAPI}
+    for name in (PREPROCESSING, POSTPROCESSING, BLS):
+        configs[name].backend = "python"
+    configs[TENSORRT_LLM].backend = backend
+    for name in (PREPROCESSING, TENSORRT_LLM):
+        _queue(configs[name], batch, settings)
+    for name in (TENSORRT_LLM, BLS):
+        configs[name].model_transaction_policy.decoupled = settings.decoupled_mode
+    _instances(configs[PREPROCESSING], settings.preprocessing_instance_count)
+    _instances(configs[POSTPROCESSING], settings.postprocessing_instance_count)
+    _instances(configs[BLS], settings.bls_instance_count)
+    _instances(configs[TENSORRT_LLM], _engine_instances(settings, spec))
+    _parameters(configs[PREPROCESSING], parameters.preprocessing(settings))
+    _parameters(configs[POSTPROCESSING], parameters.postprocessing(settings))
+    _parameters(configs[BLS], parameters.bls(settings))
+    _parameters(configs[TENSORRT_LLM], parameters.tensorrt_llm(settings, limits, spec))
+    _ensemble(configs[ENSEMBLE])
+    return configs
+
+
+def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:
+    """The one model of the llmapi flavour.
+
+    max_batch_size is 0 (its model.py takes requests one by one). Both values stand in model.yaml as well, where that
+    model.py looks; here they are for servers started with --disable-auto-complete-config, which do not ask it.
+    """
+    config = _model(LLMAPI, 0, "FP32")
+    config.name, config.backend = TENSORRT_LLM, "python"
+    config.model_transaction_policy.decoupled = settings.decoupled_mode
+    _instances(config, 1)
+    return {TENSORRT_LLM: config}
+
+
+def to_text(config: pb.ModelConfig) -> str:
+    """The content of config.pbtxt."""
+    from google.protobuf import text_format
+
+    return HEADER + str(text_format.MessageToString(config))
+
+
+def parse(text: str) -> pb.ModelConfig:
+    """Read config.pbtxt.
+
+    Raises:
+        google.protobuf.text_format.ParseError: it is no ModelConfig, e.g. a number is still a placeholder.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    return text_format.Parse(text, pb.ModelConfig())
+
+
+def _model(name: str, batch: int, logits: str) -> pb.ModelConfig:
+    """Name, batch size and tensors."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    config = pb.ModelConfig(name=name, max_batch_size=batch)
+    interface: Interface = INTERFACES[name]
+    for tensor in interface.inputs:
+        _fill(config.input.add(optional=tensor.optional, allow_ragged_batch=tensor.ragged), tensor, logits)
+    for tensor in interface.outputs:
+        _fill(config.output.add(), tensor, logits)
+    return config
+
+
+def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -> None:
+    """Name, type and shape of one tensor."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    target.name = tensor.name
+    target.data_type = pb.DataType.Value(f"TYPE_{logits if tensor.dtype == LOGITS else tensor.dtype}")
+    target.dims.extend(tensor.dims)
+    if tensor.scalar:
+        target.reshape.SetInParent()  # an empty shape: the value without a dimension
+
+
+def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None:
+    """Let Triton group waiting requests; both engines read the bound of their own queue here too."""
+    batching = config.dynamic_batching
+    batching.preferred_batch_size.append(batch)
+    batching.max_queue_delay_microseconds = settings.max_queue_delay_microseconds
+    batching.default_queue_policy.max_queue_size = settings.max_queue_size
+
+
+def _instances(config: pb.ModelConfig, count: int) -> None:
+    """KIND_CPU, also on a GPU machine: the backend places the engine itself."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    config.instance_group.add(count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
+
+
+def _engine_instances(settings: TritonSettings, spec: RepositorySpec) -> int:
+    """One per group of GPUs; the CPU engine batches all requests in one."""
+    if spec.flavour == "openvino" or settings.gpu_device_ids is None:
+        return 1
+    return len(settings.gpu_device_ids)
+
+
+def _parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        config.parameters[name].string_value = value
+
+
+def _ensemble(config: pb.ModelConfig) -> None:
+    """Wire the three models."""
+    config.platform = "ensemble"
+    for step in STEPS:
+        target = config.ensemble_scheduling.step.add(model_name=step.model, model_version=-1)
+        target.input_map.update(step.inputs)
+        target.output_map.update(step.outputs)
+
+
+def logits_outputs(config: pb.ModelConfig) -> Iterable[pb.ModelOutput]:
+    """The outputs that carry raw logits."""
+    return (output for output in config.output if output.name in ("context_logits", "generation_logits"))

@@ -1,0 +1,172 @@
+"""What an engine was built for, read from its own config.json; every limit in a repository comes from here.
+
+Source of the fields: TensorRT-LLM 1.2 `EngineConfig` (`builder.py`) and `PretrainedConfig` (`modeling_utils.py`). An
+engine of this project's OpenVINO flavour has the same file plus the key `engine`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError
+
+CONFIG = "config.json"
+SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+LOGITS_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+REBUILD = "Build the engine again: make build"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """One engine.
+
+    Attributes:
+        flavour: "openvino" or "tensorrt_llm".
+        version: of OpenVINO or TensorRT-LLM that built it; no other version may run it.
+        architecture: Hugging Face's class name.
+        dtype: of activations, e.g. "bfloat16".
+        logits_dtype: "float32", "float16" or "bfloat16".
+        quant_algo: e.g. "FP8"; None is 16 bit.
+        vocab_size: tokens.
+        tp_size: tensor parallel ranks.
+        pp_size: pipeline parallel ranks.
+        world_size: ranks in all.
+        max_batch_size: requests scheduled together.
+        max_input_len: longest prompt, tokens.
+        max_seq_len: prompt and output, tokens.
+        max_num_tokens: tokens of all requests in one iteration.
+        max_beam_width: beams.
+        gather_context_logits: whether it can return the logits of the prompt.
+        gather_generation_logits: whether it can return the logits of the answer.
+        paged_context_fmha: what chunked context and KV reuse need; None where the engine does not say.
+    """
+
+    flavour: str
+    version: str
+    architecture: str
+    dtype: str
+    logits_dtype: str
+    quant_algo: str | None
+    vocab_size: int
+    tp_size: int
+    pp_size: int
+    world_size: int
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_beam_width: int
+    gather_context_logits: bool
+    gather_generation_logits: bool
+    paged_context_fmha: bool | None
+
+    @classmethod
+    def load(cls, engine_dir: Path) -> EngineLimits:
+        """Read an engine folder.
+
+        Raises:
+            UserError: every fault at once: it is no engine folder, a limit is absent or no number, a rank is missing.
+        """
+        raw = _read(engine_dir / CONFIG)
+        pretrained, build = _block(raw, "pretrained_config", engine_dir), _block(raw, "build_config", engine_dir)
+        mapping = pretrained.get("mapping") or {}
+        tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
+        flavour = str((raw.get("engine") or {}).get("flavour", "tensorrt_llm"))
+        logits_dtype = str(pretrained.get("logits_dtype", "float32"))
+        world_size = int(mapping.get("world_size", tp_size * pp_size))
+        faults = [*_size_faults(build, engine_dir), *_file_faults(flavour, world_size, engine_dir)]
+        if logits_dtype not in LOGITS_TYPES:
+            known = ", ".join(LOGITS_TYPES)
+            faults.append(
+                Fault(f"{engine_dir / CONFIG} has logits_dtype='{logits_dtype}'.", f"Known: {known}.", REBUILD)
+            )
+        if faults:
+            raise UserError.of(faults)
+        plugins = build.get("plugin_config") or {}
+        return cls(
+            flavour=flavour,
+            version=str(raw.get("version", "")),
+            architecture=str(pretrained.get("architecture", "")),
+            dtype=str(pretrained.get("dtype", "")),
+            logits_dtype=logits_dtype,
+            quant_algo=(pretrained.get("quantization") or {}).get("quant_algo"),
+            vocab_size=int(pretrained.get("vocab_size", 0)),
+            tp_size=tp_size,
+            pp_size=pp_size,
+            world_size=world_size,
+            gather_context_logits=bool(build.get("gather_context_logits", False)),
+            gather_generation_logits=bool(build.get("gather_generation_logits", False)),
+            paged_context_fmha=plugins.get("use_paged_context_fmha"),
+            **{name: int(build[name]) for name in SIZES},
+        )
+
+    @property
+    def logits_type(self) -> str:
+        """Triton's type of the logits, without "TYPE_"."""
+        return LOGITS_TYPES[self.logits_dtype]
+
+    def as_json(self) -> dict[str, Any]:
+        """For repository.json."""
+        return asdict(self)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The file as a mapping."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"'{path.parent}' is not an engine folder: it has no {path.name}.",
+            allowed="An engine folder is what `make build` or trtllm-build writes.",
+            todo="Build it: make build",
+        ) from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}.", todo=REBUILD) from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} holds a {type(raw).__name__}.", allowed="An engine's config.json is a mapping.")
+    return raw
+
+
+def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+    """One part of the file."""
+    block = raw.get(name)
+    if not isinstance(block, dict):
+        raise UserError(
+            f"{folder / CONFIG} has no '{name}'.",
+            allowed="A checkpoint's or a Hugging Face model's config.json is not an engine's.",
+            todo="Build the engine: make build",
+        )
+    return block
+
+
+def _size_faults(build: Mapping[str, Any], folder: Path) -> list[Fault]:
+    """Limits that are absent or impossible."""
+    return [
+        Fault(
+            f"{folder / CONFIG} says build_config.{name}={build.get(name)!r}.",
+            "It must be a whole number of at least 1.",
+            REBUILD,
+        )
+        for name in SIZES
+        if not isinstance(build.get(name), int) or isinstance(build.get(name), bool) or build[name] < 1
+    ]
+
+
+def _file_faults(flavour: str, world_size: int, folder: Path) -> list[Fault]:
+    """Files that the engine needs and lacks."""
+    needed = {
+        "openvino": ["openvino_model.xml", "openvino_model.bin"],
+        "tensorrt_llm": [f"rank{rank}.engine" for rank in range(world_size)],
+    }
+    if flavour not in needed:
+        return [Fault(f"{folder / CONFIG} names the engine flavour '{flavour}'.", f"Known: {', '.join(needed)}.")]
+    missing = [name for name in needed[flavour] if not (folder / name).is_file()]
+    if not missing:
+        return []
+    return [
+        Fault(f"The engine '{folder}' lacks {', '.join(missing)}.", f"It is built for {world_size} rank(s).", REBUILD)
+    ]

@@ -1,0 +1,162 @@
+"""Settings and engine -> the string parameters of each model.
+
+A parameter that is not set is left out. TensorRT-LLM's C++ backend (`model_instance_state.cc`, `model_state.cc`) reads
+every number and boolean inside a try block and takes its default, with a line in the log, when the key is absent. An
+empty string would do the same there, but where it reads text it is a value: `lora_prefetch_dir` would be a folder
+named "". Three keys it reads without a try block, so that an absent one fails the load: `tokenizer_dir`,
+`xgrammar_tokenizer_info_path` and `guided_decoding_backend`. Those are written empty.
+The tree `mc_sim_7b_63` is the backend's own default and no name that it parses, so it is left out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pipelines import __version__
+from pipelines.domain.errors import Fault
+from triton_repo.limits import EngineLimits
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.tensors import PREPROCESSING, TENSORRT_LLM
+
+ENGINE_DIR = f"{TENSORRT_LLM}/1/engine"
+TOKENIZER = "{model}/1/tokenizer"
+MUST_BE_THERE = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
+
+BUILT_IN_TREE = "mc_sim_7b_63"
+
+BOTH = (
+    "batch_scheduler_policy",
+    "exclude_input_in_output",
+    "normalize_log_probs",
+    "cancellation_check_period_ms",
+    "stats_check_period_ms",
+    "iter_stats_max_iterations",
+    "request_stats_max_iterations",
+)
+"""What `tensorrt_llm` reads in either flavour."""
+ANSWERS = (
+    "max_tokens_in_paged_kv_cache",
+    "max_attention_window_size",
+    "sink_token_length",
+    "lora_prefetch_dir",
+    "decoding_mode",
+    "lookahead_window_size",
+    "lookahead_ngram_size",
+    "lookahead_verification_set_size",
+    "speculative_decoding_fast_logits",
+    "guided_decoding_backend",
+    "xgrammar_tokenizer_info_path",
+    "medusa_choices",
+    "eagle_choices",
+)
+"""What the CPU engine lacks and a user would miss: asking for it there is refused."""
+PLACES = (
+    "kv_cache_free_gpu_mem_fraction",
+    "kv_cache_host_memory_bytes",
+    "kv_cache_onboard_blocks",
+    "gpu_device_ids",
+    "participant_ids",
+    "num_nodes",
+    "executor_worker_path",
+    "gpu_weights_percent",
+    "enable_context_fmha_fp32_acc",
+    "multi_block_mode",
+    "cuda_graph_mode",
+    "cuda_graph_cache_size",
+    "lora_cache_optimal_adapter_size",
+    "lora_cache_max_adapter_size",
+    "lora_cache_gpu_memory_fraction",
+    "lora_cache_host_memory_bytes",
+)
+"""Where and how a GPU does the same work; a CPU repository leaves it out, so that one configuration serves both."""
+
+
+def text(value: Any) -> str:
+    """One value as the C++ backend parses it: "true", "0.9", "1,2", "0,1;2,3"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return (";" if isinstance(value[0], tuple) else ",").join(text(part) for part in value)
+    return str(value)
+
+
+def preprocessing(settings: TritonSettings) -> dict[str, str]:
+    """Of the tokenizing model."""
+    folder = TOKENIZER.format(model="preprocessing")
+    return {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
+
+
+def postprocessing(settings: TritonSettings) -> dict[str, str]:
+    """Of the detokenizing model."""
+    folder = TOKENIZER.format(model="postprocessing")
+    return {"tokenizer_dir": folder, "skip_special_tokens": text(settings.skip_special_tokens)}
+
+
+def bls(settings: TritonSettings) -> dict[str, str]:
+    """Of the model that calls the others in code."""
+    found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
+    if settings.tensorrt_llm_draft_model_name is not None:
+        found["tensorrt_llm_draft_model_name"] = settings.tensorrt_llm_draft_model_name
+    return found
+
+
+def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
+    """Of the engine's model, for the C++ backend or for the CPU engine."""
+    found = {
+        "gpt_model_type": settings.batching_strategy,
+        "gpt_model_path": ENGINE_DIR,
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "max_beam_width": text(settings.max_beam_width or limits.max_beam_width),
+        "enable_kv_cache_reuse": text(spec.enable_kv_cache_reuse),
+        "enable_chunked_context": text(spec.enable_chunked_context),
+        **_set(settings, BOTH),
+    }
+    if spec.flavour == "openvino":
+        return {**found, **_openvino(spec)}
+    return {**found, **dict.fromkeys(MUST_BE_THERE, ""), **_set(settings, (*ANSWERS, *PLACES))}
+
+
+def _openvino(spec: RepositorySpec) -> dict[str, str]:
+    """What only the CPU engine reads; its tokenizer is for guided decoding."""
+    options = {f"openvino_{name}": text(value) for name, value in spec.openvino.items() if value is not None}
+    tokenizer = TOKENIZER.format(model=PREPROCESSING)
+    return {"tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
+
+
+def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
+    """Those settings that have a value."""
+    values = ((name, getattr(settings, name)) for name in names)
+    return {name: text(value) for name, value in values if value is not None and value != BUILT_IN_TREE}
+
+
+def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
+    """Those settings that are not at their default."""
+    return {
+        name: getattr(settings, name)
+        for name in names
+        if getattr(settings, name) != TritonSettings.model_fields[name].default
+    }
+
+
+def cpu_faults(settings: TritonSettings) -> list[Fault]:
+    """What was asked for that the CPU engine cannot do."""
+    wanted = changed(settings, (*ANSWERS, "tensorrt_llm_draft_model_name"))
+    faults = [
+        Fault(
+            f"triton.{name}='{text(value)}' was given, which engine=openvino does not have.",
+            "It is a feature of TensorRT-LLM.",
+            f"Leave triton.{name} out, or take engine=tensorrt_llm.",
+        )
+        for name, value in wanted.items()
+    ]
+    if settings.batching_strategy.lower() == "v1":
+        faults.append(
+            Fault(
+                f"triton.batching_strategy='{settings.batching_strategy}' (static batching) was given, which "
+                "engine=openvino does not have.",
+                "It batches in flight: inflight_fused_batching.",
+            )
+        )
+    return faults

@@ -1,0 +1,64 @@
+"""The commands that start a server on a repository, for repository.json.
+
+Source: `scripts/launch_triton_server.py` of TensorRT-LLM's Triton backend. All run inside the repository's folder,
+against which the C++ backend resolves its relative paths.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.tensors import TENSORRT_LLM
+
+SERVER = ("tritonserver", "--model-repository=.", "--disable-auto-complete-config")
+MPIRUN = ("mpirun", "--allow-run-as-root")
+LLMAPI_SOURCES = "/app/all_models/llmapi/tensorrt_llm/1"
+"""Where NVIDIA's container keeps the llmapi flavour's model.py and helpers.py, which are theirs to ship."""
+
+
+def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, Any]:
+    """Every way to start this repository: mode -> one shell line."""
+    if spec.flavour == "openvino":
+        lines = {"one_process": _line({}, [*SERVER, "--backend-directory=BACKENDS"])}
+        needs = (
+            "BACKENDS: a folder with Triton's python backend and the stub of this Python; `make serve` prepares one."
+        )
+    elif spec.flavour == "llmapi":
+        lines = {"one_process": f"cp {LLMAPI_SOURCES}/*.py {TENSORRT_LLM}/1/ && {_line({}, SERVER)}"}
+        needs = "NVIDIA's Triton container with TensorRT-LLM 1.3 or later."
+    else:
+        lines = _tensorrt_llm(settings, spec.world_size)
+        needs = "NVIDIA's Triton container with the TensorRT-LLM that built the engine."
+    return {"inside": "the folder of this file", "needs": needs, "commands": lines}
+
+
+def _tensorrt_llm(settings: TritonSettings, world_size: int) -> dict[str, str]:
+    """One process per rank (leader), or one that spawns the ranks (orchestrator)."""
+    if settings.participant_ids is not None:
+        env = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        ranks = 1 + max(rank for group in settings.participant_ids for rank in group)
+        return {"orchestrator_without_spawning": _line(env, _ranks(ranks))}
+    leader = _ranks(world_size) if world_size > 1 else [*SERVER]
+    found = {"leader": _line({}, leader)}
+    if settings.num_nodes == 1:  # spawning works on one machine only
+        pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(world_size)]
+        spawning = [*SERVER, "--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
+        found["orchestrator"] = _line({"TRTLLM_ORCHESTRATOR": "1"}, spawning)
+    return found
+
+
+def _ranks(count: int) -> list[str]:
+    """Rank 0 serves every model; the others load the engine's and help."""
+    command = [*MPIRUN]
+    for rank in range(count):
+        helper = [] if rank == 0 else ["--model-control-mode=explicit", f"--load-model={TENSORRT_LLM}"]
+        prefix = f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"
+        command += ["-n", "1", *SERVER, prefix, *helper, ":"]
+    return command
+
+
+def _line(env: dict[str, str], command: list[str] | tuple[str, ...]) -> str:
+    return " ".join([*(f"{name}={value}" for name, value in env.items()), shlex.join(command)])

@@ -1,0 +1,198 @@
+"""Write a repository: a folder that holds all it needs, so that it can be copied and served elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines import __version__
+from pipelines.domain.errors import Fault, UserError
+from triton_repo import parameters
+from triton_repo.consistency import config_faults
+from triton_repo.generate import repository_configs, to_text
+from triton_repo.limits import EngineLimits
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.start import start_commands
+from triton_repo.tensors import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+
+__all__ = ["RepositorySpec", "write_repository"]
+
+SOURCES = Path(__file__).resolve().parent / "models"
+DESCRIPTION = "repository.json"
+FORMAT = 1
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.json",
+    "merges.txt",
+    "config.json",
+    "generation_config.json",
+)
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+OF_THE_STORE = ("manifest.json",)
+
+
+def write_repository(
+    out_dir: Path,
+    *,
+    engine_dir: Path,
+    tokenizer_dir: Path,
+    settings: TritonSettings,
+    spec: RepositorySpec,
+    made_from: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write a model repository.
+
+    Engine and tokenizer are hard links where the file system allows it and copies elsewhere, never symbolic links.
+
+    Args:
+        out_dir: the folder; made when missing.
+        engine_dir: what `make build` or trtllm-build wrote; flavour llmapi: a Hugging Face checkpoint.
+        tokenizer_dir: a Hugging Face folder with the tokenizer.
+        settings: conf/triton.
+        spec: what other groups of the configuration say.
+        made_from: what to remember about the origin, as JSON; stands in repository.json.
+
+    Returns:
+        facts: flavour, models, world_size, engine_version, bytes.
+
+    Raises:
+        UserError: every fault at once: the engine, the settings and the tokenizer do not go together.
+    """
+    if spec.flavour == "llmapi":
+        from triton_repo.llmapi import write_llmapi
+
+        return write_llmapi(out_dir, engine_dir, tokenizer_dir, settings, spec, made_from)
+    tokenizer = tokenizer_files(tokenizer_dir)
+    limits = EngineLimits.load(engine_dir)
+    if faults := _faults(settings, limits, spec):
+        raise UserError.of(faults)
+    configs = repository_configs(settings, limits, spec)
+    if faults := config_faults(configs, limits):
+        raise UserError.of(faults)
+    for name, config in configs.items():
+        write_model(out_dir / name, to_text(config), None if _has_no_code(name, spec) else SOURCES / name)
+    link_files(engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
+    for name in (PREPROCESSING, POSTPROCESSING):
+        link_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
+    ignored = parameters.changed(settings, parameters.PLACES) if spec.flavour == "openvino" else {}
+    description = {
+        "limits": limits.as_json(),
+        "engine_version": limits.version,
+        "world_size": limits.world_size,
+        "logits_type": f"TYPE_{limits.logits_type}",
+        "models": sorted(configs),
+        "settings_without_effect": sorted(ignored),
+    }
+    return describe(out_dir, settings, spec, made_from, description)
+
+
+def describe(
+    out_dir: Path,
+    settings: TritonSettings,
+    spec: RepositorySpec,
+    made_from: Mapping[str, Any],
+    description: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write repository.json and return what the manifest should remember."""
+    whole = {
+        "format": FORMAT,
+        "flavour": spec.flavour,
+        "label": spec.label,
+        "variant": spec.variant,
+        "pipelines_version": __version__,
+        "start": start_commands(settings, spec),
+        "settings": settings.model_dump(mode="json"),
+        "made_from": dict(made_from),
+        **description,
+    }
+    (out_dir / DESCRIPTION).write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in out_dir.rglob("*") if path.is_file())
+    remembered = ("flavour", "models", "world_size", "engine_version", "settings_without_effect")
+    return {**{name: whole[name] for name in remembered}, "bytes": size}
+
+
+def write_model(folder: Path, config: str, sources: Path | None) -> None:
+    """One model: config.pbtxt and version 1, with its code when it has any."""
+    version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    if sources is None:
+        (version / ".keep").touch()  # a version folder with nothing in it does not survive git or an object store
+        return
+    shutil.copytree(sources, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that make a tokenizer.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.name in VOCABULARIES for path in found):
+        raise UserError(
+            f"'{folder}' has no tokenizer, so the repository could not turn text into tokens.",
+            allowed=f"One of {', '.join(VOCABULARIES)} must be in it.",
+            todo="Take the model's own Hugging Face folder, or save its tokenizer there with save_pretrained().",
+        )
+    return found
+
+
+def engine_files(folder: Path) -> list[Path]:
+    """All files of an engine, without what the store wrote beside them."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if path.name not in OF_THE_STORE and not path.name.startswith(".")]
+
+
+def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
+    """Put files below `target` as they lie below `root`."""
+    for path in files:
+        place = target / path.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        _link(path.resolve(), place)  # the Hub's cache holds symbolic links
+
+
+def _link(source: Path, place: Path) -> None:
+    """A hard link, or a copy where links are not possible."""
+    try:
+        os.link(source, place)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy2(source, place)
+
+
+def _has_no_code(name: str, spec: RepositorySpec) -> bool:
+    """The ensemble is wiring; TensorRT-LLM's backend is compiled."""
+    return name == ENSEMBLE or (name == TENSORRT_LLM and spec.flavour == "tensorrt_llm")
+
+
+def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:
+    """What does not go together before any file is written."""
+    faults = parameters.cpu_faults(settings) if spec.flavour == "openvino" else []
+    if limits.flavour != spec.flavour:
+        faults.append(
+            Fault(
+                f"The engine is of flavour '{limits.flavour}', the repository was asked for as '{spec.flavour}'.",
+                todo=f"Set engine={limits.flavour}, or build the engine with engine={spec.flavour}.",
+            )
+        )
+    if (limits.tp_size, limits.pp_size) != (spec.tp_size, spec.pp_size):
+        faults.append(
+            Fault(
+                f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the engine has "
+                f"tp_size={limits.tp_size} and pp_size={limits.pp_size}.",
+                todo="Set them as the engine has them, or build it again: make build",
+            )
+        )
+    return faults
