@@ -10,6 +10,10 @@ LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
 LOADING = re.compile(r'"loading: (?P<model>[^":]+):')
 FAILED = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.*?)\"?$")
 BAD_CONFIG = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<text>.*?)\"?$")
+# The server waits for ever for a stub that ended this way.
+NO_STUB = re.compile(r"Failed to preinitialize Python stub: (?P<text>.*?)\"?$")
+MODEL_FILE = re.compile(r"/(?P<model>[^/]+)/\d+/model\.py")
+BAD_TEXT = re.compile(r"Error parsing text-format .*?: (?P<text>\d+:\d+: .*)")
 PORT_TAKEN = re.compile(
     r"failed to start (?P<service>\w+) service: .*Socket '[^']*?:(?P<port>\d+)' already in use", re.IGNORECASE
 )
@@ -26,6 +30,7 @@ HARMLESS = re.compile(
     r"NVML|DCGM|[Pp]inned|CUDA memory pool|CudaDriverHelper|Non-graceful termination|failed to load all models"
     r"|Timeout \d+: Found|^[+|]"
 )
+LEVEL = re.compile(r"[IWE]\d{4} ")
 ERROR_LINE = re.compile(r"^(?:E\d{4} [\d:.]+\s+\d+ [\w.]+:\d+\]|error:)\s*(?P<text>.*)")
 
 
@@ -50,11 +55,18 @@ class LoadFailure:
 def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
     """Every model that failed by itself, once; models that only depend on one of them are left out."""
     found: dict[str, LoadFailure] = {}
+    detail = ""
     for line in lines:
-        match = FAILED.search(line) or BAD_CONFIG.search(line)
-        if match:
+        if match := BAD_TEXT.search(line):  # told one line before the model it belongs to
+            detail = f": {match['text']}"
+        elif match := FAILED.search(line) or BAD_CONFIG.search(line):
             model = match["model"].rstrip("/").rpartition("/")[2]
-            found.setdefault(model, _failure(model, match["text"]))
+            found.setdefault(model, _failure(model, match["text"] + detail))
+            detail = ""
+        elif match := NO_STUB.search(line):
+            file = MODEL_FILE.search(match["text"])
+            model = file["model"] if file else "?"
+            found.setdefault(model, LoadFailure(model, match["text"]))
     first = [failure for failure in found.values() if "depends on" not in failure.reason]
     return first or list(found.values())
 
@@ -68,7 +80,7 @@ def _failure(model: str, logged: str) -> LoadFailure:
     if match:
         kind = match["kind"].rpartition(".")[2]
         message = match["text"] if kind in SELF_EXPLAINING else f"{kind}: {match['text']}"
-    reason = " ".join(message.split()) or "no reason given"
+    reason = " ".join(message.split()).rstrip(".") or "no reason given"
     return LoadFailure(model, reason, f"{places[0][0].rpartition('/')[2]}:{places[0][1]}" if places else "")
 
 
@@ -82,7 +94,7 @@ def taken_port(lines: Iterable[str]) -> int | None:
 
 
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
-    """The last error lines that mean something; the last lines of any kind when there is none."""
+    """The last errors that mean something, or what was printed without a level when there is none."""
     kept = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
     errors = [match["text"].strip('"') for line in kept if (match := ERROR_LINE.match(line))]
-    return (errors or kept)[-count:]
+    return (errors or [line for line in kept if not LEVEL.match(line)])[-count:]

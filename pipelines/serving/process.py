@@ -26,6 +26,7 @@ from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 
 ATTEMPTS = 3  # starts, when a free port was taken before the server could bind it
 POLL_S = 0.05
+FAILED_GRACE_S = 0.5  # when one model has failed, how long others may still tell that they failed too
 EXIT_GRACE_S = 10.0  # what unloading models may take on top of the drain
 _number = itertools.count()
 
@@ -199,6 +200,9 @@ class TritonServer:
                 code = self._running.wait(POLL_S)
                 if code is not None:
                     raise self._startup_failure(code)
+                if logs.load_failures(lines):  # the server would first load the others, for minutes perhaps
+                    self._running.wait(FAILED_GRACE_S)
+                    raise self._startup_failure(code)
         raise self._too_slow(limit)
 
     def _answers(self, lines: list[str]) -> bool:
@@ -221,14 +225,14 @@ class TritonServer:
         finally:
             connection.close()
 
-    def _startup_failure(self, code: int) -> Exception:
+    def _startup_failure(self, code: int | None) -> Exception:
         """Why it ended before it was ready."""
         lines = self.log_lines()
         port = logs.taken_port(lines)
         if port is not None:
             return _PortTakenError(next(name for name, number in self.ports.items() if number == port))
         failures = logs.load_failures(lines)
-        if not failures:
+        if code is not None and not failures:
             return self._death(code, "did not start")
         faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
         faults[-1] = Fault(faults[-1].message, todo=f"Log: {self.log_file}")
