@@ -1,0 +1,121 @@
+"""The comparison of formats for a terminal of 80 columns and as rows for programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.domain.benchmark import Level
+from pipelines.report.compare import Comparison, FormatRow
+from pipelines.report.labels import load_label
+from pipelines.report.show import NONE, ms, number, percent, six
+
+WIDTH = 79
+_TITLES = ("format", "acc. %", "loss %", "MiB", "tok/s", "load", "TTFT ms", "ITL ms", "SLO tok/s")
+_LEAST = (12, 6, 6, 6, 7, 5, 7, 6, 9)
+
+
+def comparison_rows(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """One row per format and workload; plain JSON values, None where something was not measured."""
+    return [_row(item, row) for item in compared for row in item.rows]
+
+
+def _row(item: Comparison, row: FormatRow) -> dict[str, Any]:
+    reasons = {rejection.variant: rejection.reason for rejection in item.rejected}
+    return {
+        "model": row.model,
+        "precision": row.variant,
+        "workload": item.workload.title if item.workload else None,
+        "engine": row.run.result.engine if row.run else None,
+        "tp_size": row.run.result.tp_size if row.run else None,
+        "accuracy": row.accuracy,
+        "loss_percent": row.loss_percent,
+        "loss_interval_percent": list(row.interval_percent) if row.interval_percent else None,
+        "verdict": row.verdict,
+        "engine_bytes": row.engine_bytes,
+        "peak": _level(row.peak),
+        "at_slo": _level(row.at_slo),
+        "chosen": row.variant == item.chosen,
+        "why_not": reasons.get(row.variant),
+        "max_accuracy_loss_percent": item.max_loss_percent,
+        "measured": True,
+    }
+
+
+def _level(level: Level | None) -> dict[str, Any] | None:
+    if level is None:
+        return None
+    summary = level.summary
+    return {
+        "concurrency": level.concurrency,
+        "request_rate": level.request_rate,
+        "arrival": level.arrival,
+        "isl": summary.isl.mean,
+        "osl": summary.osl.mean,
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput_per_s": summary.goodput_per_s,
+        "ttft_p50_s": summary.ttft_s.p50,
+        "ttft_p99_s": summary.ttft_s.p99,
+        "itl_p50_s": summary.itl_s.p50,
+        "itl_p99_s": summary.itl_s.p99,
+        "e2e_p95_s": summary.e2e_s.p95,
+        "client_limited": level.client.bottleneck,
+        "complete": level.complete,
+    }
+
+
+def comparison_text(compared: Sequence[Comparison]) -> str:
+    """A table per workload with the choice, its reasons and what weakens it; lines of at most 79 characters.
+
+    A format whose name is longer than its column stands in a line of its own.
+    """
+    return "\n\n".join(_text(item) for item in compared)
+
+
+def _text(item: Comparison) -> str:
+    runs = [row.run for row in item.rows if row.run]
+    lines = [_line(_TITLES)]
+    for row in item.rows:
+        cells = _cells(row)
+        if len(cells[0]) > _LEAST[0]:
+            lines.append(cells[0])
+            cells = ("", *cells[1:])
+        lines.append(_line(cells))
+    lines += ["", *_wrap(item.reason)]
+    lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
+    lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
+    if any(row.peak and _marked(row.peak) for row in item.rows):
+        lines += _wrap("* client-limited or cut short: a lower bound.")
+    lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
+    lines += _wrap(
+        "tok/s: output tokens/s at the peak, TTFT and ITL medians there; SLO tok/s: best load within limits."
+    )
+    return "\n".join(lines)
+
+
+def _cells(row: FormatRow) -> tuple[str, ...]:
+    size = NONE if row.engine_bytes is None else number(row.engine_bytes / 2**20)
+    loss = NONE if row.loss_percent is None else f"{row.loss_percent:.2f}"
+    start = (row.variant, percent(row.accuracy), loss, size)
+    if row.peak is None:
+        return (*start, *[NONE] * 5)
+    peak = row.peak.summary
+    rate = number(peak.output_tokens_per_s) + ("*" if _marked(row.peak) else "")
+    slo = number(row.at_slo.summary.output_tokens_per_s) if row.at_slo else NONE
+    return (*start, rate, load_label(row.peak), ms(peak.ttft_s.p50), ms(peak.itl_s.p50), slo)
+
+
+def _marked(level: Level) -> bool:
+    return level.client.bottleneck or not level.complete
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    padded = [first.ljust(_LEAST[0]), *(cell.rjust(width) for cell, width in zip(rest, _LEAST[1:], strict=True))]
+    return " ".join(padded).rstrip()
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
