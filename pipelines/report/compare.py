@@ -172,7 +172,7 @@ def _refusal(row: FormatRow, limit: float) -> str:
     if row.loss_percent > limit:
         return f"loses {row.loss_percent:.2f} % of the accuracy; the limit is {limit:g} %"
     if row.run is None:
-        return "it was not benchmarked under this workload"
+        return "it was not benchmarked"
     if row.peak is None:
         return f"no request of its benchmark finished ({row.run.result.reason or 'see its errors'})"
     if has_limits(row.run.result.slo) and row.at_slo is None:

@@ -89,9 +89,8 @@ def _text(item: Comparison) -> str:
     if any(row.peak and _marked(row.peak) for row in item.rows):
         lines += _wrap("* client-limited or cut short: a lower bound.")
     lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
-    lines += _wrap(
-        "tok/s: output tokens/s at the peak, TTFT and ITL medians there; SLO tok/s: best load within limits."
-    )
+    if runs:
+        lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from pipelines.report.compare import Comparison, comparison, usable
 from pipelines.report.data import ReportData, Run, Workload
 from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.report.tables import accuracy_table, chain_table, size_table, subject_table
-from pipelines.report.tables_load import comparison_table, counters_table, levels_table
+from pipelines.report.tables_load import comparison_table, counters_table, levels_table, percentiles_table
 from pipelines.report.words import CONVENTIONS
 
 
@@ -173,10 +173,10 @@ def _details(run: Run, tail: str) -> list[Block]:
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
-    blocks: list[Block] = [figure for figure in figures if figure]
+    blocks: list[Block] = [*(figure for figure in figures if figure), percentiles_table(run)]
     if table := counters_table(run):
         blocks.append(table)
-    return [Fold(f"{run.result.precision}: distributions, timeline, server and client counters", tuple(blocks))]
+    return [Fold(f"{run.result.precision}: distributions, timeline, all percentiles, counters", tuple(blocks))]
 
 
 def _protocol(workload: Workload) -> Terms:

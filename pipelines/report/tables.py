@@ -13,14 +13,10 @@ from pipelines.report.show import NONE, percent, when
 def accuracy_table(data: ReportData) -> Table:
     """Accuracy of every format, with the paired statistics against the baseline."""
     items = [item for item in data.formats if item.accuracy]
-    first = items[0].accuracy.result if items and items[0].accuracy else None
-    task = (
-        f": model {', '.join(data.models)}; {first.task}, {first.num_fewshot}-shot, engine {first.engine}"
-        if first
-        else ""
-    )
+    results = [item.accuracy.result for item in items if item.accuracy]
+    tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
     return Table(
-        caption=f"Accuracy: model {', '.join(data.models)}{task}",
+        caption=f"Accuracy: model {', '.join(data.models)}; {'; '.join(tasks)}",
         origin="measured",
         columns=(
             Column("format", right=LEFT),

@@ -49,8 +49,8 @@ def _level_columns(load: str, per_gpu: bool) -> tuple[Column, ...]:
         *groups("requests", ("done", "failed")),
         *groups("length, tokens", ("ISL", "OSL")),
         *groups("throughput", rates),
-        *groups("TTFT, ms", ("mean", "p50", "p95", "p99")),
-        *groups("ITL, ms", ("mean", "p50", "p95", "p99")),
+        *groups("TTFT, ms", ("p50", "p95", "p99")),
+        *groups("ITL, ms", ("p50", "p95", "p99")),
         *groups("token gap, ms", ("p50", "p99")),
         *groups("E2E, ms", ("p50", "p95", "p99")),
     )
@@ -68,8 +68,8 @@ def _level_cells(level: Level, gpus: int) -> tuple[str, ...]:
         number(summary.requests_per_s),
         *((number(summary.output_tokens_per_s / gpus), number(summary.requests_per_s / gpus)) if gpus > 1 else ()),
         number(summary.goodput_per_s),
-        *_cells(summary.ttft_s, "mean", "p50", "p95", "p99"),
-        *_cells(summary.itl_s, "mean", "p50", "p95", "p99"),
+        *_cells(summary.ttft_s, "p50", "p95", "p99"),
+        *_cells(summary.itl_s, "p50", "p95", "p99"),
         *_cells(summary.token_gap_s, "p50", "p99"),
         *_cells(summary.e2e_s, "p50", "p95", "p99"),
     )
@@ -92,6 +92,29 @@ def _marks(level: Level) -> list[str]:
     if level.client.bottleneck:
         marks.append(f"client-limited ({level.client.reason}); a lower bound")
     return marks
+
+
+_METRICS = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("token gap", "token_gap_s"), ("E2E", "e2e_s"))
+_STATISTICS = ("mean", "min", "p50", "p90", "p95", "p99", "max")
+
+
+def percentiles_table(run: Run) -> Table:
+    """Every statistic of every latency at every load."""
+    levels = run.result.levels
+    metrics = [(load_label(level), title, getattr(level.summary, name)) for title, name in _METRICS for level in levels]
+    return Table(
+        caption=f"All latencies in ms: {six([run])}",
+        origin="measured",
+        columns=(
+            Column("metric", right=LEFT),
+            Column(_load_title(levels)),
+            Column("count"),
+            *(Column(name) for name in _STATISTICS),
+        ),
+        rows=tuple(
+            (title, load, f"{metric.count:,}", *_cells(metric, *_STATISTICS)) for load, title, metric in metrics
+        ),
+    )
 
 
 def counters_table(run: Run) -> Table | None:
