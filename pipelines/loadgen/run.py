@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.benchmark import BenchmarkResult
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.artifacts import write_json
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
+from pipelines.domain.errors import UserError
+from pipelines.domain.summary import CONVENTIONS, Window, summarise
+from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
+from pipelines.loadgen.health import growth_note, judge
+from pipelines.loadgen.interface import Interface
+from pipelines.loadgen.level import INTERRUPTED, Bench, Outcome, run_level
+from pipelines.loadgen.live import View, default_view
+from pipelines.loadgen.plan import Load, is_whole, loads
+from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.server import Server
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings, load_faults
+from pipelines.loadgen.table import level_line
+from pipelines.machine import library_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,8 @@ def run_benchmark(
     tokenizer_dir: Path,
     identity: Identity,
     out_dir: Path,
+    note: Callable[[str], None] = lambda _line: None,
+    view: Callable[[], View] = default_view,
 ) -> BenchmarkResult:
     """Measure every level and write `benchmark.json` and `requests-<n>.json.gz` into `out_dir` as each finishes.
 
@@ -67,11 +86,165 @@ def run_benchmark(
         tokenizer_dir: folder with the model's tokenizer.json.
         identity: what the server is.
         out_dir: an existing folder.
+        note: told one line about each finished level, e.g. `pipelines.screen.say`.
+        view: makes what is shown while a level runs.
 
     Returns:
         the result; `complete` is False when it was interrupted (Ctrl-C) or the server died, and holds all until then.
 
     Raises:
-        UserError: contradicting settings, no server, unknown model, a model without the interface, no tokenizer.
+        UserError: contradicting settings, no server, unknown model, a model without the interface, no tokenizer, or a
+            server that refuses every request.
     """
-    raise NotImplementedError
+    if faults := load_faults(workload, settings):
+        raise UserError.of(faults)
+    server = Server(target.url)
+    try:
+        interface = server.describe(target.model_name, streaming=settings.streaming)
+        maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
+        sheet = _sheet(server, interface, workload, settings, identity)
+        processes = processes_for(workload, settings, cpu_count())
+        with Fleet(processes) as fleet:
+            bench = Bench(fleet, server, interface, maker, workload, settings, target.metrics_url, view)
+            return _measure(bench, sheet, out_dir, note)
+    finally:
+        server.close()
+
+
+def _measure(bench: Bench, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]) -> BenchmarkResult:
+    """All levels, the result written after each."""
+    for load in loads(bench.workload, bench.settings):
+        try:
+            outcome = run_level(bench, load, _title(load))
+        except KeyboardInterrupt:  # between two levels
+            result = replace(result, complete=False, reason=INTERRUPTED)
+            break
+        if outcome.window is not None:
+            level = _level(bench, load, outcome, result.slo)
+            keep_requests(out_dir / level.requests_file, outcome.timings, outcome.window)
+            result = replace(result, levels=(*result.levels, level))
+            note(level_line(level))
+        _check_answers(load, outcome)
+        if outcome.reason:
+            result = replace(result, complete=False, reason=f"{outcome.reason} at {_title(load)}")
+            break
+        write_json(out_dir / RESULT, result.to_json())
+    write_json(out_dir / RESULT, result.to_json())
+    return result
+
+
+def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
+    assert outcome.window is not None
+    summary = summarise(outcome.timings, outcome.window, slo)
+    client = judge(outcome.reports, outcome.timings, summary, outcome.machine)
+    return Level(
+        arrival=load.arrival,
+        concurrency=load.concurrency,
+        request_rate=load.request_rate,
+        summary=summary,
+        client=client,
+        server=outcome.server,
+        requests_file=f"requests-{load.number}.json.gz",
+        complete=not outcome.reason,
+        reason=outcome.reason,
+        notes=tuple(_notes(bench, load, outcome)),
+    )
+
+
+def _notes(bench: Bench, load: Load, outcome: Outcome) -> list[str]:
+    assert outcome.window is not None
+    notes = []
+    if load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
+        notes.append(grown)
+    notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
+    if not all(report.distinct for report in outcome.reports):
+        notes.append("Prompts were used more than once; a server that reuses KV blocks gains by it (workload.prompts).")
+    done = [timing for timing in outcome.timings if timing.ok]
+    if bench.workload.ignore_eos and not bench.interface.stop_input:
+        notes.append("The model has no input that keeps it from stopping early: output lengths are its own.")
+    if not done:
+        notes.append("No request finished.")
+    return notes
+
+
+def _check_answers(load: Load, outcome: Outcome) -> None:
+    """A load of which every request was refused measures nothing; say why at once.
+
+    Raises:
+        UserError: not one request finished and the server said why.
+    """
+    if outcome.reason or not outcome.timings or any(timing.ok for timing in outcome.timings):
+        return
+    kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it did not say why"))
+    todo = "Look at workload.isl and workload.osl against the engine's max_input_len and max_seq_len."
+    raise UserError(
+        f"All {len(outcome.timings)} requests at {_title(load)} failed ({kind}): {text[:300].rstrip('.')}.",
+        todo=todo if kind == "invalid" else "See the server's log.",
+    )
+
+
+def _title(load: Load) -> str:
+    """As `Level.load`."""
+    if load.concurrency is not None:
+        return f"concurrency {load.concurrency}"
+    if load.request_rate is not None:
+        return f"{load.request_rate:g} requests/s ({load.arrival})"
+    return "all at once" if load.arrival == "burst" else "trace"
+
+
+def _sheet(
+    server: Server,
+    interface: Interface,
+    workload: WorkloadSettings,
+    settings: BenchmarkSettings,
+    identity: Identity,
+) -> BenchmarkResult:
+    """The result before anything is measured."""
+    return BenchmarkResult(
+        model=identity.model,
+        precision=identity.precision,
+        engine=identity.engine,
+        tp_size=identity.tp_size,
+        world_size=identity.world_size,
+        workload=workload.model_dump(mode="json"),
+        protocol=protocol(interface, workload, settings),
+        server=server.facts(interface.model_name),
+        machine=dict(identity.machine or {}),
+        versions={**library_versions(("tritonclient", "grpcio", "uvloop", "tokenizers")), **(identity.versions or {})},
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        slo=settings.slo.to_slo(),
+        levels=(),
+    )
+
+
+def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
+    """How it was measured, as far as numbers depend on it."""
+    whole = is_whole(workload, settings)
+    keys = ("streaming", "warmup_s", "warmup_requests", "duration_s", "num_requests", "min_requests", "timeout_s")
+    exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
+    return {
+        **{key: getattr(settings, key) for key in keys},
+        "window": "whole" if whole else "steady",
+        "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
+        "after_window": "nobody sends; what is under way is followed to its end",
+        "osl": exact if workload.ignore_eos else "the model may stop before",
+        "osl_counted_by": "server" if interface.counts_output else "responses with text",
+        "isl_counted_by": "server" if interface.counts_input else "tokenizer",
+        "special_tokens_in_isl": interface.add_special_tokens,
+        "streams": "one request at a time on each of several long-lived gRPC streams",
+        "conventions": CONVENTIONS,
+    }
+
+
+def _warms(settings: BenchmarkSettings) -> bool:
+    """Whether users have been sending before a steady window begins."""
+    return bool(settings.warmup_s or settings.warmup_requests)
+
+
+def keep_requests(path: Path, timings: Sequence[RequestTiming], window: Window) -> None:
+    """Write one level's records: columns of `pipelines.domain.timing.to_columns`, and `window_ns`."""
+    data = {**to_columns(timings), "window_ns": list(window)}
+    aside = path.with_name(f".{path.name}.part")
+    with gzip.open(aside, "wt", compresslevel=3) as file:
+        json.dump(data, file, separators=(",", ":"))
+    aside.replace(path)

@@ -99,6 +99,13 @@ class LengthSettings(Group):
             raise ValueError(f"min={self.min} is above max={self.max}")
         return self
 
+    @property
+    def longest(self) -> int | None:
+        """Upper bound in tokens; None when there is none that is known without reading a file."""
+        if self.distribution == "fixed":
+            return int(self.mean or 0)
+        return max(self.values) if self.values else self.max
+
 
 class WorkloadSettings(Group):
     """What is asked of the server, and when.

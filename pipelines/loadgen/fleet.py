@@ -1,0 +1,123 @@
+"""The client processes of a benchmark. They live as long as it does and die with the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from time import monotonic_ns
+from types import TracebackType
+
+from pipelines.domain.errors import UserError
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.loadgen.shared import Board, Job, Report
+
+_START_NS = 100_000_000
+_PREPARE_S = 60.0
+_USERS_EACH = 64
+_RATE_EACH = 500.0
+
+
+def processes_for(workload: WorkloadSettings, settings: BenchmarkSettings, cpus: int) -> int:
+    """How many client processes: one for 64 users or 500 requests/s, and no more than a quarter of the CPUs."""
+    if settings.processes is not None:
+        return settings.processes
+    users = max(settings.concurrency or (1,)) / _USERS_EACH
+    rate = max(settings.request_rate or (1.0,)) / _RATE_EACH
+    needed = users if workload.arrival == "closed" else rate
+    return max(1, min(-int(-needed // 1), cpus // 4))
+
+
+def cpu_count() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Fleet:
+    """The processes and the pipes to them."""
+
+    def __init__(self, processes: int) -> None:
+        from pipelines.loadgen.worker import main
+
+        context = multiprocessing.get_context("spawn")
+        self.board = Board(processes)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for number in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=main, args=(theirs, self.board.cells, number), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Fleet:
+        self._expect("ready")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # each process ends when its pipe does
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self._processes)
+
+    def start(self, jobs: Sequence[Job]) -> int:
+        """Hand out the shares of a level and start them together.
+
+        Returns:
+            the moment of the start, ns on CLOCK_MONOTONIC, a little ahead.
+        """
+        self.board.clear()
+        for pipe, job in zip(self._pipes, jobs, strict=True):
+            pipe.send(("job", job))
+        self._expect("ready")
+        start = monotonic_ns() + _START_NS
+        for pipe in self._pipes:
+            pipe.send(("go", start))
+        return start
+
+    def finished(self, seconds: float) -> bool:
+        """Wait at most so long; whether every process has something to report."""
+        silent = [pipe for pipe in self._pipes if not pipe.poll()]
+        if silent:
+            wait(silent, seconds)
+        return all(pipe.poll() for pipe in silent)
+
+    def abort(self) -> None:
+        """Cancel what is under way."""
+        for pipe in self._pipes:
+            pipe.send(("abort",))
+
+    def collect(self) -> list[Report]:
+        """The reports of all processes.
+
+        Raises:
+            UserError: a process died.
+        """
+        return [message[1] for message in self._expect("report")]
+
+    def _expect(self, word: str) -> list[tuple[str, Report]]:
+        messages = []
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            try:
+                if not pipe.poll(_PREPARE_S):
+                    raise UserError(f"A client process of the load generator did not say '{word}' in {_PREPARE_S:g} s.")
+                messages.append(pipe.recv())
+            except (EOFError, ConnectionResetError):
+                process.join(1)
+                raise UserError(
+                    f"A client process of the load generator ended with code {process.exitcode}.",
+                    todo="Its last words are above; memory may have run out.",
+                ) from None
+        return messages

@@ -1,0 +1,118 @@
+"""Was the client the limit? Judged after each level from what the client processes and the machine say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from pipelines.domain.benchmark import ClientHealth, Summary
+from pipelines.domain.summary import Window, percentile
+from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.shared import Report
+
+BUSY = 0.9
+"""Share of one CPU from which a client process is full: it is one thread of Python."""
+STEAL = 0.05
+LAG_SHARE = 0.1
+"""Lateness of the client (p99) may be this share of the latency measured (p99) ..."""
+SEND_LAG_S, LOOP_LAG_S = 1e-3, 3e-3
+"""... or this, which is what timers and schedulers of a machine in use cost."""
+_GROWTH = 1.5
+_GROWTH_LEAST_NS = 20_000_000
+_HALF_LEAST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """CPU time of the whole machine between two readings: shares of all CPUs that worked and that a host took away."""
+
+    busy: float
+    steal: float
+    cpus: int
+
+
+class MachineWatch:
+    """Reads the machine's CPU times at its making and when asked."""
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def load(self) -> MachineLoad:
+        """Since it was made."""
+        after = psutil.cpu_times()
+        delta = {name: getattr(after, name) - getattr(self._before, name) for name in after._fields}
+        # Linux counts guest time inside user time.
+        total = sum(value for name, value in delta.items() if not name.startswith("guest")) or 1.0
+        idle = delta.get("idle", 0.0) + delta.get("iowait", 0.0)
+        steal = delta.get("steal", 0.0) / total
+        return MachineLoad(busy=1 - idle / total - steal, steal=steal, cpus=psutil.cpu_count() or 1)
+
+
+def judge(
+    reports: Sequence[Report], timings: Sequence[RequestTiming], summary: Summary, machine: MachineLoad
+) -> ClientHealth:
+    """Whether the numbers of a level say more about the client than about the server.
+
+    Args:
+        reports: of the client processes.
+        timings: requests of the level.
+        summary: of its window.
+        machine: CPU load while it ran.
+    """
+    latency = summary.ttft_s.p99 if summary.ttft_s.p99 is not None else summary.e2e_s.p99 or 0.0
+    busiest = max(reports, key=lambda report: report.cpu_share)
+    send_lag = _p99([t.sent_ns - t.intended_ns for t in timings]) / 1e9
+    loop_lag = _p99([lag for report in reports for lag in report.loop_lag_ns]) / 1e9
+    reasons = []
+    if busiest.cpu_share >= BUSY:
+        reasons.append(
+            f"a client process filled CPU {busiest.cpu} ({busiest.cpu_share:.0%}): raise benchmark.processes"
+        )
+    if send_lag > max(SEND_LAG_S, LAG_SHARE * latency):
+        reasons.append(f"requests left {send_lag * 1e3:.1f} ms late (p99), {_against(send_lag, latency)}")
+    if loop_lag > max(LOOP_LAG_S, LAG_SHARE * latency):
+        full = f"; all {machine.cpus} CPUs were {machine.busy:.0%} busy" if machine.busy >= BUSY else ""
+        reasons.append(f"stamps may be {loop_lag * 1e3:.1f} ms late (p99), {_against(loop_lag, latency)}{full}")
+    if machine.steal >= STEAL:
+        reasons.append(f"the host took {machine.steal:.0%} of the machine's CPU time away")
+    facts = {
+        "cpu_share": busiest.cpu_share,
+        "cpu": float(busiest.cpu),
+        "send_lag_p99_ms": send_lag * 1e3,
+        "loop_lag_p99_ms": loop_lag * 1e3,
+        "machine_busy_share": machine.busy,
+        "machine_steal_share": machine.steal,
+        "machine_cpus": float(machine.cpus),
+        "processes": float(len(reports)),
+    }
+    return ClientHealth(bool(reasons), "; ".join(reasons), facts)
+
+
+def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
+    """A sentence when the second half of an open loop waited much longer than the first; empty otherwise."""
+    middle = (window[0] + window[1]) // 2
+    first = sorted(_wait(t) for t in timings if t.ok and window[0] <= t.intended_ns < middle)
+    second = sorted(_wait(t) for t in timings if t.ok and middle <= t.intended_ns < window[1])
+    if min(len(first), len(second)) < _HALF_LEAST:
+        return ""
+    early, late = percentile(first, 0.5), percentile(second, 0.5)
+    if late < _GROWTH * early or late - early < _GROWTH_LEAST_NS:
+        return ""
+    return (
+        f"The queue grew: median wait {early / 1e6:.0f} ms in the first half of the window, {late / 1e6:.0f} ms in the "
+        "second. The server does not keep up with this rate."
+    )
+
+
+def _wait(timing: RequestTiming) -> int:
+    return timing.e2e_ns if timing.ttft_ns is None else timing.ttft_ns
+
+
+def _p99(values: list[int]) -> float:
+    return percentile(sorted(values), 0.99) if values else 0.0
+
+
+def _against(lag_s: float, latency_s: float) -> str:
+    return f"{lag_s / latency_s:.0%} of the p99 latency" if latency_s else "nothing to compare it with"

@@ -1,0 +1,93 @@
+"""What a model on a Triton server can be asked, and the request made of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from pipelines.loadgen.plan import Ask
+
+TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"
+_STOP_INPUTS = ("min_tokens", "min_length", "end_id")
+"""Ways to reach the asked length although the model would stop, best first: forbid the end token before it (the
+ensemble's name, then genai-perf's), or have no end token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A model as the server describes it.
+
+    Attributes:
+        model_name: its name.
+        batched: it takes a batch dimension (max_batch_size > 0).
+        decoupled: it may send several responses per request, which streaming needs.
+        inputs: names.
+        outputs: names.
+        add_special_tokens: whether the preprocessing adds them.
+    """
+
+    model_name: str
+    batched: bool
+    decoupled: bool
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    add_special_tokens: bool = True
+
+    @property
+    def stop_input(self) -> str | None:
+        """The input that makes output lengths exact; None when the model has none."""
+        return next((name for name in _STOP_INPUTS if name in self.inputs), None)
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether the server counts output tokens itself."""
+        return OUTPUT_TOKENS in self.outputs and "return_num_output_tokens" in self.inputs
+
+    @property
+    def counts_input(self) -> bool:
+        """Whether the server counts input tokens itself."""
+        return INPUT_TOKENS in self.outputs and "return_num_input_tokens" in self.inputs
+
+
+def build_request(interface: Interface, ask: Ask, *, streaming: bool, ignore_eos: bool) -> Any:
+    """The protobuf message of one request (`ModelInferRequest`); only its id is left to set.
+
+    Only the outputs that are read are asked for, so that the server's answers are small.
+    """
+    request = service_pb2.ModelInferRequest(model_name=interface.model_name)
+    text = ask.text.encode()
+    add = _Adder(request, [1, 1] if interface.batched else [1])
+    add("text_input", "BYTES", struct.pack("<I", len(text)) + text)
+    add("max_tokens", "INT32", struct.pack("<i", ask.osl))
+    if "stream" in interface.inputs:
+        add("stream", "BOOL", struct.pack("?", streaming))
+    if ignore_eos and interface.stop_input:
+        add(interface.stop_input, "INT32", struct.pack("<i", -1 if interface.stop_input == "end_id" else ask.osl))
+    for name in ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens"):
+        wanted = interface.counts_input if "input_tokens" in name else interface.counts_output
+        if name in interface.inputs and (wanted or name.startswith("exclude")):
+            add(name, "BOOL", b"\x01")
+    for name in _outputs(interface):
+        request.outputs.add(name=name)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    return request
+
+
+def _outputs(interface: Interface) -> Sequence[str]:
+    counted = [(OUTPUT_TOKENS, interface.counts_output), (INPUT_TOKENS, interface.counts_input)]
+    return [TEXT, *(name for name, wanted in counted if wanted)]
+
+
+class _Adder:
+    """Appends inputs of one element."""
+
+    def __init__(self, request: Any, shape: Sequence[int]) -> None:
+        self._request, self._shape = request, shape
+
+    def __call__(self, name: str, datatype: str, raw: bytes) -> None:
+        self._request.inputs.add(name=name, datatype=datatype, shape=self._shape)
+        self._request.raw_input_contents.append(raw)

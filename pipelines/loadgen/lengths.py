@@ -1,0 +1,64 @@
+"""Lengths of prompts and answers, drawn per request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from pipelines.domain.errors import UserError
+from pipelines.loadgen.settings import LengthSettings
+
+
+def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], int]:
+    """A function that draws one length, in tokens, at least 1.
+
+    Args:
+        length: the distribution.
+        rng: the source of chance; the same seed gives the same lengths.
+        key: its name in the configuration, for messages, e.g. "workload.isl".
+
+    Raises:
+        UserError: the file of an empirical distribution cannot be read.
+    """
+    low, high = length.min or 1, length.max or math.inf
+    draw = _family(length, rng, key)
+    return lambda: int(min(max(round(draw()), low), high))
+
+
+def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float]:
+    mean, stdev = length.mean or 0.0, length.stdev or 0.0
+    if length.distribution == "fixed":
+        return lambda: mean
+    if length.distribution == "normal":
+        return lambda: rng.gauss(mean, stdev)
+    if length.distribution == "lognormal":
+        # Of the tokens themselves: mean = exp(mu + sigma^2/2), (stdev/mean)^2 = exp(sigma^2) - 1.
+        variance = math.log1p((stdev / mean) ** 2)
+        return lambda: rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+    if length.distribution == "uniform":
+        low, high = length.min or 1, length.max or 1
+        return lambda: rng.randint(low, high)
+    values = length.values if length.values is not None else _read(length.file, key)
+    return lambda: rng.choice(values)
+
+
+def _read(path: Path | None, key: str) -> tuple[int, ...]:
+    """One whole positive number per line; empty lines are skipped."""
+    assert path is not None  # judged by the settings
+    try:
+        lines = path.expanduser().read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"{key}.file={path} cannot be read: {error.strerror}.") from None
+    values = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not (text.isdecimal() and int(text) > 0):
+            raise UserError(
+                f"{key}.file={path} line {number} is '{text[:40]}'.", allowed="One positive number per line."
+            )
+        values += [int(text)] if text else []
+    if not values:
+        raise UserError(f"{key}.file={path} holds no numbers.", allowed="One positive number per line.")
+    return tuple(values)

@@ -1,0 +1,285 @@
+"""One level: warm-up, measured window, the end. Directs the client processes; measures nothing itself.
+
+Closed loop, steady window: users start at once; when the warm-up is over the window begins, under load; when it is over
+nobody sends any more and what is under way is followed to its end.
+Open loop, steady window: the schedule covers warm-up and window.
+Whole: a closed loop warms the server up and ends; then users or schedule start at an idle server; the window is from
+the first request to the last response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic_ns
+from typing import Any
+
+from pipelines.domain.summary import SECOND, Window, whole_window
+from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.fleet import Fleet
+from pipelines.loadgen.health import MachineLoad, MachineWatch
+from pipelines.loadgen.interface import Interface
+from pipelines.loadgen.live import Meter, View, default_view
+from pipelines.loadgen.metrics import MetricsWatch
+from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, Load, is_whole
+from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.server import Server, statistics_between
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.loadgen.shared import CONNECTION, ERRORS, LAST_OK, OK, Job, Report
+
+_POLL_S = 0.05
+_WARMUP_PROMPTS = 256
+_SILENCE_NS = 3 * SECOND
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all levels of a benchmark share."""
+
+    fleet: Fleet
+    server: Server
+    interface: Interface
+    maker: PromptMaker
+    workload: WorkloadSettings
+    settings: BenchmarkSettings
+    metrics_url: str | None
+    view: Callable[[], View] = default_view
+
+
+@dataclass
+class Outcome:
+    """What came out of one level.
+
+    Attributes:
+        timings: of all requests, warm-up included, ns from the start of the level.
+        window: what is measured of it, same clock; None when it ended before the window began.
+        reports: of the client processes.
+        machine: CPU load of the machine.
+        server: counters of the server over the window.
+        reason: why it was cut short; empty when it was not.
+    """
+
+    timings: list[RequestTiming]
+    window: Window | None
+    reports: list[Report]
+    machine: MachineLoad
+    server: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def messages(self) -> dict[str, str]:
+        """One example of the server's words per kind of error."""
+        return {kind: text for report in self.reports for kind, text in report.messages.items()}
+
+
+def run_level(bench: Bench, load: Load, title: str) -> Outcome:
+    """Put one load on the server.
+
+    Args:
+        bench: server, client processes, settings.
+        load: the level.
+        title: the load in words, for the live view.
+    """
+    plan = LevelPlan(load, bench.workload, bench.settings, bench.maker)
+    if is_whole(bench.workload, bench.settings):
+        warmed = _warm_up(bench, load, title)
+        if warmed is not None:
+            return warmed
+    return _Run(bench, load, plan, title).go()
+
+
+def _warm_up(bench: Bench, load: Load, title: str) -> Outcome | None:
+    """A closed loop before a whole window; its outcome only when it did not get to its end."""
+    settings = bench.settings
+    if not settings.warmup_s and not settings.warmup_requests:
+        return None
+    users = load.concurrency or WARMUP_USERS
+    inner = settings.model_copy(
+        update={"window": "steady", "warmup_s": 0.0, "warmup_requests": 0, "duration_s": max(settings.warmup_s, 0.001)}
+        | {"min_requests": max(settings.warmup_requests or users, 1), "num_requests": None}
+    )
+    workload = bench.workload.model_copy(update={"arrival": "closed", "trace": None, "prompts": _WARMUP_PROMPTS})
+    closed = Load(load.number, "closed", users, None)
+    plan = LevelPlan(closed, workload, inner, bench.maker, salt=1)
+    warm = replace(bench, workload=workload, settings=inner, metrics_url=None)
+    outcome = _Run(warm, closed, plan, f"{title}, warm-up").go()
+    outcome.window = None
+    return outcome if outcome.reason else None
+
+
+class _Run:
+    """One start of the client processes, followed to its end."""
+
+    def __init__(self, bench: Bench, load: Load, plan: LevelPlan, title: str) -> None:
+        self._bench, self._load, self._settings = bench, load, bench.settings
+        self._whole = is_whole(bench.workload, bench.settings)
+        self._meter = Meter(bench.fleet.board, title)
+        self._jobs, self._planned = self._share(plan)
+        self._start = 0
+        self._begin: int | None = None
+        self._end: int | None = None
+        self._done_before = 0
+        self._before: dict[str, dict[str, int]] = {}
+        self._after: dict[str, dict[str, int]] = {}
+        self._reason = ""
+
+    def go(self) -> Outcome:
+        fleet = self._bench.fleet
+        watch = MetricsWatch(self._bench.metrics_url)
+        machine = MachineWatch()
+        self._start = fleet.start(self._jobs)
+        with self._bench.view() as view, watch:
+            try:
+                self._follow(view)
+            except KeyboardInterrupt:
+                self._cut(INTERRUPTED)
+                while not fleet.finished(_POLL_S):
+                    pass
+        reports = fleet.collect()
+        timings = sorted(self._timings(reports), key=lambda timing: timing.index)
+        server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
+        return Outcome(timings, self._window(timings), reports, machine.load(), server, self._reason)
+
+    def _follow(self, view: View) -> None:
+        fleet = self._bench.fleet
+        while not fleet.finished(_POLL_S):
+            now = monotonic_ns()
+            if self._begin is None and self._warm(now):
+                self._before = self._bench.server.counters()
+                self._done_before = self._done()
+                self._begin = self._planned[0] + self._start if self._planned else monotonic_ns()
+            elif self._begin is not None and self._end is None and self._over(now):
+                self._close()
+            if not self._reason and self._server_is_gone(now):
+                self._cut("the server stopped answering: " + ("alive" if self._bench.server.is_live() else "not alive"))
+            view.show(self._meter.state(self._phase(), self._left(now)))
+        if self._begin is not None and self._end is None:
+            self._close()
+
+    def _close(self) -> None:
+        """The window is over: nobody sends any more."""
+        self._end = self._planned[1] + self._start if self._planned else monotonic_ns()
+        self._bench.fleet.board.stop_at(self._end)
+        self._after = self._bench.server.counters()
+
+    def _cut(self, reason: str) -> None:
+        """End it before its time."""
+        self._reason = reason
+        now = monotonic_ns()
+        self._end = min(self._end or now, now)
+        self._after = self._after or self._bench.server.counters()
+        self._bench.fleet.board.stop_at(now)
+        self._bench.fleet.abort()
+
+    def _done(self) -> int:
+        return self._bench.fleet.board.total(OK) + self._bench.fleet.board.total(ERRORS)
+
+    def _warm(self, now: int) -> bool:
+        if self._whole:
+            return True
+        if self._planned:
+            return now >= self._start + self._planned[0]
+        least = self._settings.warmup_requests
+        least = (self._load.concurrency or 0) if least is None and self._settings.warmup_s else least or 0
+        return now >= self._start + self._settings.warmup_s * SECOND and self._done() >= least
+
+    def _over(self, now: int) -> bool:
+        if self._planned:
+            return now >= self._start + self._planned[1]
+        if self._begin is None or (
+            self._whole and self._jobs[0].limit is not None and self._settings.duration_s is None
+        ):
+            return False
+        done, asked = self._done() - self._done_before, self._settings.num_requests
+        late = self._settings.duration_s is not None and now >= self._begin + self._settings.duration_s * SECOND
+        enough = asked is not None and done >= asked
+        return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
+
+    def _server_is_gone(self, now: int) -> bool:
+        """Connections fail and nothing has come for some seconds."""
+        board = self._bench.fleet.board
+        if not board.total(CONNECTION):
+            return False
+        return now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS
+
+    def _phase(self) -> str:
+        return "warm-up" if self._begin is None else "measuring" if self._end is None else "finishing"
+
+    def _left(self, now: int) -> float | None:
+        if self._begin is None or self._end is not None:
+            return None
+        end = self._start + self._planned[1] if self._planned else None
+        if end is None and self._settings.duration_s is not None:
+            end = self._begin + round(self._settings.duration_s * SECOND)
+        return None if end is None else max(end - now, 0) / SECOND
+
+    def _window(self, timings: Sequence[RequestTiming]) -> Window | None:
+        """The measured window, ns from the start."""
+        if self._whole:
+            return whole_window(timings) if timings else None
+        if self._begin is None or self._end is None or self._end <= self._begin:
+            return None
+        begin, end = self._begin - self._start, self._end - self._start
+        asked = self._settings.num_requests
+        if asked is not None and not self._planned and not self._reason:
+            ends = sorted(t.end_ns for t in timings if begin <= t.end_ns < end)
+            end = min(end, ends[asked - 1] + 1) if len(ends) >= asked else end  # exactly as many as were asked for
+        return begin, end
+
+    def _timings(self, reports: Sequence[Report]) -> list[RequestTiming]:
+        t0 = self._start
+        return [
+            RequestTiming(
+                index,
+                due - t0,
+                sent - t0,
+                None if first is None else first - t0,
+                end - t0,
+                isl,
+                osl,
+                tuple(stamp - t0 for stamp in chunks),
+                error,
+            )
+            for report in reports
+            for index, due, sent, first, end, isl, osl, chunks, error in report.rows
+        ]
+
+    def _share(self, plan: LevelPlan) -> tuple[list[Job], Window | None]:
+        """Every process's part, and the steady window of an open loop."""
+        size, base = self._bench.fleet.size, self._base()
+        if self._load.arrival == "closed":
+            users, asked = self._load.concurrency or 1, self._settings.num_requests
+            limit = asked if self._whole else None
+            pool = plan.pool(limit)
+            return [
+                Job(
+                    **base,
+                    first_index=k,
+                    step=size,
+                    users=_part(users, k, size),
+                    think_ns=round(self._bench.workload.think_time_s * SECOND),
+                    limit=None if limit is None else _part(limit, k, size),
+                    pool=pool[k::size] or pool,
+                )
+                for k in range(size)
+            ], None
+        schedule = plan.schedule()
+        times = [due for due, _ in schedule]
+        gap = (times[-1] - times[0]) / max(len(times) - 1, 1) * size
+        jobs = [Job(**base, first_index=k, step=size, schedule=schedule[k::size], mean_gap_ns=gap) for k in range(size)]
+        return jobs, None if self._whole else plan.window_ns(times)
+
+    def _base(self) -> dict[str, Any]:
+        return {
+            "url": self._bench.server.url,
+            "interface": self._bench.interface,
+            "streaming": self._settings.streaming,
+            "ignore_eos": self._bench.workload.ignore_eos,
+            "timeout_ns": round(self._settings.timeout_s * SECOND),
+        }
+
+
+def _part(whole: int, number: int, parts: int) -> int:
+    """The share of one of several, so that they add up."""
+    return (whole + parts - 1 - number) // parts

@@ -1,0 +1,183 @@
+"""What each level asks, drawn before it starts: prompts, lengths and due times. Same settings, same load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from random import Random
+
+from pipelines.domain.summary import SECOND
+from pipelines.loadgen.arrivals import TraceItem, offsets, read_trace
+from pipelines.loadgen.lengths import sampler
+from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.settings import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, WorkloadSettings
+
+WARMUP_USERS = 4
+"""Users of the closed loop that warms up for a burst, a trace or a whole open loop."""
+OPEN_CONVERSATIONS = 16
+"""Conversations an open loop goes on with in turn."""
+_POOL_TOKENS = 4_000_000
+_POOL_LEAST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: prompt, its input tokens by the tokenizer, output tokens wanted."""
+
+    text: str
+    isl: int
+    osl: int
+
+
+Conversation = list[Ask]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One level before prompts are drawn.
+
+    Attributes:
+        number: from 1.
+        arrival: how requests arrive.
+        concurrency: of a closed loop.
+        request_rate: of an open loop.
+    """
+
+    number: int
+    arrival: str
+    concurrency: int | None
+    request_rate: float | None
+
+
+def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[Load]:
+    """The levels, in the order they are measured."""
+    arrival = workload.arrival
+    if arrival == "closed":
+        levels = settings.concurrency or DEFAULT_CONCURRENCY
+        return [Load(number, arrival, users, None) for number, users in enumerate(levels, 1)]
+    if arrival in OPEN_RATE:
+        return [Load(number, arrival, None, rate) for number, rate in enumerate(settings.request_rate or (), 1)]
+    return [Load(1, arrival, None, None)]
+
+
+def is_whole(workload: WorkloadSettings, settings: BenchmarkSettings) -> bool:
+    """Whether the window is the whole run: as asked; a burst and a trace have no steady state."""
+    return settings.window == "whole" or workload.arrival in ("burst", "trace")
+
+
+class LevelPlan:
+    """The requests of one level."""
+
+    def __init__(
+        self, load: Load, workload: WorkloadSettings, settings: BenchmarkSettings, maker: PromptMaker, salt: int = 0
+    ) -> None:
+        """Prepare to draw.
+
+        Args:
+            load: the level.
+            workload: lengths, prompts, arrival.
+            settings: length of the window, number of requests.
+            maker: makes the prompts.
+            salt: another number gives other requests; the warm-up has its own.
+        """
+        self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
+        self._rng = Random(f"{workload.seed}/{load.number}/{salt}")
+        self._prefix_rng_seed = f"{workload.seed}/prefix"
+
+    def pool(self, count: int | None = None) -> list[Conversation]:
+        """Conversations for a closed loop; users take one after the other and begin again when all are used.
+
+        Args:
+            count: requests needed; None when it is not known beforehand.
+        """
+        rng, turns = self._rng, self._workload.turns
+        isl = sampler(self._workload.isl, rng, key="workload.isl")
+        osl = sampler(self._workload.osl, rng, key="workload.osl")
+        first = [(self._room(isl()), osl())]
+        if count is None:
+            tokens = first[0][0] * turns * (turns + 1) // 2
+            count = turns * max(min(self._workload.prompts // turns, _POOL_TOKENS // tokens), _POOL_LEAST)
+        first += [(self._room(isl()), osl()) for _ in range(-(-count // turns) - 1)]
+        share = self._workload.shared_prefix_share
+        texts = self._maker.make([tokens for tokens, _ in first], rng, prefix_share=share)
+        found = [[Ask(text, *sizes)] for text, sizes in zip(texts, first, strict=True)]
+        for conversation in found:
+            self._go_on(conversation, isl, osl)
+        return found
+
+    def schedule(self) -> list[tuple[int, Ask]]:
+        """Due times, ns from the start of the level, and requests of an open loop, a burst or a trace."""
+        if self.load.arrival == "trace":
+            return self._trace()
+        times = self._times()
+        pool = self.pool(len(times))
+        return list(zip(times, _interleaved(pool), strict=False))
+
+    def window_ns(self, times: list[int]) -> tuple[int, int]:
+        """The steady window of an open loop: [end of warm-up, end of the last gap)."""
+        return self._begin(), max(self._end(times), times[-1] + 1)
+
+    def _times(self) -> list[int]:
+        if self.load.arrival == "burst":
+            return [0] * (self._settings.num_requests or 0)
+        stream = offsets(self.load.arrival, self.load.request_rate or 1.0, self._workload.cv, self._rng)
+        begin = self._begin()
+        before = []
+        for due in stream:
+            if due >= begin:
+                break
+            before.append(due)
+        else:  # pragma: no cover - the stream has no end
+            due = begin
+        least = min(self._settings.min_requests, self._settings.num_requests or self._settings.min_requests)
+        first = [due, *islice(stream, least - 1)]
+        end = begin + round((self._settings.duration_s or 1e9) * SECOND)
+        more = takewhile(lambda at: at < end, stream) if first[-1] < end else iter(())
+        missing = None if self._settings.num_requests is None else self._settings.num_requests - len(first)
+        return before + first + list(islice(more, missing))
+
+    def _begin(self) -> int:
+        return 0 if self._settings.window == "whole" else round(self._settings.warmup_s * SECOND)
+
+    def _end(self, times: list[int]) -> int:
+        """The asked duration, when it was not the number of requests that ended it."""
+        begin, asked = self._begin(), self._settings.num_requests
+        inside = sum(at >= begin for at in times)
+        if self._settings.duration_s is None or (asked is not None and inside >= asked):
+            return times[-1] + 1
+        return begin + round(self._settings.duration_s * SECOND)
+
+    def _go_on(self, conversation: Conversation, isl: object, osl: object) -> None:
+        """Add the later turns: all before, a synthetic answer as long as the one asked for, and new words."""
+        assert callable(isl)
+        assert callable(osl)
+        for _ in range(self._workload.turns - 1):
+            last = conversation[-1]
+            tokens = last.isl + last.osl + isl()
+            text = self._maker.extend(last.text, tokens, self._rng)
+            conversation.append(Ask(text, tokens, osl()))
+
+    def _room(self, tokens: int) -> int:
+        """A drawn length that leaves no room for a word becomes the shortest that does; a fixed one is refused."""
+        fixed = self._workload.isl.distribution == "fixed"
+        return tokens if fixed else max(tokens, self._maker.overhead + 1)
+
+    def _trace(self) -> list[tuple[int, Ask]]:
+        assert self._workload.trace is not None  # judged by the settings
+        items = read_trace(self._workload.trace, self._workload.trace_speed)[: self._settings.num_requests]
+        lengths = [self._room(item.isl) for item in items if item.isl is not None]
+        made = iter(self._maker.make(lengths, self._rng, prefix_share=self._workload.shared_prefix_share))
+        return [(item.offset_ns, self._asked(item, made)) for item in items]
+
+    def _asked(self, item: TraceItem, made: Iterator[str]) -> Ask:
+        text = item.prompt if item.prompt is not None else next(made)
+        return Ask(text, self._maker.count(text), item.osl)
+
+
+def _interleaved(pool: list[Conversation]) -> Iterator[Ask]:
+    """Turns of several conversations in turn, each conversation's own turns in order."""
+    for start in range(0, len(pool), OPEN_CONVERSATIONS):
+        group = pool[start : start + OPEN_CONVERSATIONS]
+        for turn in range(len(group[0])):
+            yield from (conversation[turn] for conversation in group)

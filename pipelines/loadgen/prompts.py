@@ -1,0 +1,152 @@
+"""Prompts of an exact number of tokens, made of tokens of the model's own tokenizer.
+
+The server is sent text and tokenizes it again, so token ids cannot simply be drawn: neighbours may merge. Words that
+stand by themselves in any surroundings are found first; texts of them keep their count. Every text is tokenized again
+before it is used, and repaired when a tokenizer merged after all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+_WORD = re.compile(r" [A-Za-z]{2,}")
+_ENOUGH = 16
+_TRIES = 64
+
+
+class PromptMaker:
+    """Makes texts of exact length for one tokenizer."""
+
+    def __init__(self, tokenizer_dir: Path, *, add_special_tokens: bool = True) -> None:
+        """Read the tokenizer and find its words.
+
+        Args:
+            tokenizer_dir: folder with tokenizer.json.
+            add_special_tokens: whether the server's preprocessing adds them (BOS); they count as input tokens.
+
+        Raises:
+            UserError: there is no tokenizer.json, or it cannot be read.
+        """
+        self._tokenizer, self._dir = _read(tokenizer_dir), tokenizer_dir
+        self._special = add_special_tokens
+        self.overhead = self.count("")
+        """Tokens of the empty text: the special ones."""
+        self._words = self._find_words()
+        self._first = self._find_first()
+
+    def count(self, text: str) -> int:
+        """Input tokens of a text as the server counts them."""
+        return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
+
+    def make(self, lengths: Sequence[int], rng: Random, *, prefix_share: float = 0.0) -> list[str]:
+        """One text per length, all different by chance.
+
+        Args:
+            lengths: input tokens each, special ones included.
+            rng: the source of chance.
+            prefix_share: this share of the tokens of each text is the beginning of one common text.
+
+        Raises:
+            UserError: a length leaves no room for a word, or the tokenizer has no text of that length.
+        """
+        if not lengths:
+            return []
+        if min(lengths) <= self.overhead:
+            raise UserError(
+                f"workload.isl={min(lengths)} leaves no room for text: special tokens take {self.overhead}.",
+                todo=f"Ask for at least {self.overhead + 1}.",
+            )
+        common = self._draw(max(lengths), rng) if prefix_share else []
+        texts = []
+        for length in lengths:
+            words = self._draw(length - self.overhead, rng)
+            same = min(round(prefix_share * length), len(words))
+            texts.append("".join(common[:same] + (words if not same else self._inner(words, rng))[same:]))
+        return self._checked(texts, lengths, rng)
+
+    def extend(self, text: str, length: int, rng: Random) -> str:
+        """A longer text that begins with `text` and has exactly `length` tokens."""
+        missing = length - self.count(text)
+        return self._repaired(text, text + "".join(rng.choices(self._words, k=max(missing, 0))), length, rng)
+
+    def _draw(self, count: int, rng: Random) -> list[str]:
+        return [rng.choice(self._first), *rng.choices(self._words, k=count - 1)]
+
+    def _inner(self, words: list[str], rng: Random) -> list[str]:
+        """The first word is of the kind that begins a text; behind a common prefix it does not."""
+        return [rng.choice(self._words), *words[1:]]
+
+    def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=self._special)
+        return [
+            text if len(item.ids) == length else self._repaired("", text, length, rng)
+            for text, item, length in zip(texts, found, lengths, strict=True)
+        ]
+
+    def _repaired(self, keep: str, text: str, length: int, rng: Random) -> str:
+        """Change words behind `keep` until the count is right."""
+        pool = self._words or self._first
+        for attempt in range(_TRIES):
+            count = self.count(text)
+            if count == length:
+                return text
+            if count < length:
+                text += "".join(rng.choices(pool, k=length - count))
+            else:  # cut more than needed now and then: the cut itself may change the count
+                body = text[len(keep) :]
+                words = re.findall(r"\s?\S+", body)
+                text = keep + "".join(words[: max(len(words) - (count - length) - attempt % 3, 0)])
+        raise UserError(
+            f"The tokenizer in {self._dir} has no text of exactly {length} tokens among {_TRIES} tried.",
+            todo="Choose another workload.isl.",
+        )
+
+    def _find_words(self) -> list[str]:
+        """Words with a blank before them that are one token wherever they stand."""
+        tokenizer, anchor = self._tokenizer, "the"
+        before = tokenizer.decode(tokenizer.encode(anchor, add_special_tokens=False).ids)
+        ids = range(tokenizer.get_vocab_size())
+        start = tokenizer.encode(anchor, add_special_tokens=False).ids
+        pieces = tokenizer.decode_batch([[*start, token] for token in ids])
+        candidates = [(token, text[len(before) :]) for token, text in zip(ids, pieces, strict=True)]
+        candidates = [(token, piece) for token, piece in candidates if _WORD.fullmatch(piece)]
+        again = tokenizer.encode_batch([anchor + piece * 2 for _, piece in candidates], add_special_tokens=False)
+        words = [
+            piece for (token, piece), got in zip(candidates, again, strict=True) if got.ids == [*start, token, token]
+        ]
+        if len(words) < _ENOUGH:
+            raise UserError(
+                f"The tokenizer in {self._dir} has {len(words)} tokens that are words; prompts need {_ENOUGH}.",
+                todo="Use workload=trace with prompts of your own.",
+            )
+        return words
+
+    def _find_first(self) -> list[str]:
+        """Forms that are one token at the very beginning: without the blank where that works, else with it."""
+        follow = self._words[0]
+        for forms in ([word.lstrip() for word in self._words], self._words):
+            found = self._tokenizer.encode_batch([form + follow for form in forms], add_special_tokens=False)
+            fine = [form for form, got in zip(forms, found, strict=True) if len(got.ids) == 2]
+            if len(fine) >= _ENOUGH:
+                return fine
+        return self._words
+
+
+def _read(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} has no tokenizer.json, which prompts are made with.", todo="Give the model's folder."
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UserError(f"{path} cannot be read: {error}.") from error

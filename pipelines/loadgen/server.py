@@ -1,0 +1,171 @@
+"""The server's side of a benchmark: what it offers, what it counted, what it is. All over Triton's gRPC interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.loadgen.interface import TEXT, Interface
+
+_NEEDED = ("text_input", "max_tokens")
+_TIMEOUT_S = 10.0
+_COUNTERS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+class Server:
+    """One Triton server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = triton.InferenceServerClient(url)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def is_live(self) -> bool:
+        """Whether it answers."""
+        try:
+            return bool(self._client.is_server_live(client_timeout=_TIMEOUT_S))
+        except InferenceServerException:
+            return False
+
+    def describe(self, model_name: str, *, streaming: bool) -> Interface:
+        """Make sure that a model can be asked, and how.
+
+        Raises:
+            UserError: nothing answers, no such model, not ready, not this interface, or streaming is not possible.
+        """
+        if not self.is_live():
+            raise UserError(
+                f"No Triton server answers at {self.url} (gRPC).",
+                todo="Look at benchmark.url: it is the gRPC port, 8001 as a rule, not HTTP's 8000.",
+            )
+        with self._faults():
+            self._check_model(model_name)
+            config = self._client.get_model_config(model_name, client_timeout=_TIMEOUT_S).config
+        interface = Interface(
+            model_name=model_name,
+            batched=config.max_batch_size > 0,
+            decoupled=config.model_transaction_policy.decoupled or self._any_step_decoupled(config),
+            inputs=frozenset(item.name for item in config.input),
+            outputs=frozenset(item.name for item in config.output),
+            add_special_tokens=self._adds_special_tokens(),
+        )
+        _check_interface(interface, streaming, [item.name for item in config.input if not item.optional])
+        return interface
+
+    def facts(self, model_name: str) -> dict[str, Any]:
+        """Versions and names, for the result."""
+        with self._faults():
+            about = self._client.get_server_metadata(client_timeout=_TIMEOUT_S)
+            models = self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models
+        versions = {model.name: model.version for model in models if model.state == "READY"}
+        return {
+            "url": self.url,
+            "model_name": model_name,
+            "name": about.name,
+            "version": about.version,
+            "model_versions": versions,
+        }
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Cumulative statistics per model: counts and ns; empty when the server does not say (it may have died)."""
+        try:
+            answer = self._client.get_inference_statistics(client_timeout=_TIMEOUT_S)
+        except InferenceServerException:
+            return {}
+        return {model.name: _row(model) for model in answer.model_stats}
+
+    def _check_model(self, name: str) -> None:
+        if self._client.is_model_ready(name, client_timeout=_TIMEOUT_S):
+            return
+        index = {m.name: m for m in self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models}
+        if name in index:
+            state = index[name].state or "not loaded"
+            why = f" ({index[name].reason})" if index[name].reason else ""
+            raise UserError(f"Model '{name}' on {self.url} is not ready: {state}{why}.", todo="See the server's log.")
+        known = ", ".join(sorted(index)) or "none"
+        raise UserError(
+            f"benchmark.model_name='{name}' is not a model of the server at {self.url}.",
+            allowed=f"It has {known}.",
+            todo=did_you_mean(name, index),
+        )
+
+    def _any_step_decoupled(self, config: Any) -> bool:
+        """An ensemble is decoupled when one of its models is; its own configuration does not say so."""
+        for step in config.ensemble_scheduling.step:
+            inner = self._client.get_model_config(step.model_name, client_timeout=_TIMEOUT_S).config
+            if inner.model_transaction_policy.decoupled:
+                return True
+        return False
+
+    def _adds_special_tokens(self) -> bool:
+        """What the model `preprocessing` is set to; its default is to add them."""
+        try:
+            config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
+        except InferenceServerException:
+            return True
+        value = str(config.parameters["add_special_tokens"].string_value).strip().lower()
+        return value not in ("false", "0", "no", "n", "off")
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except InferenceServerException as error:
+            raise UserError(f"The server at {self.url} says: {error.message()}.") from None
+
+
+def _check_interface(interface: Interface, streaming: bool, required: list[str]) -> None:
+    name = interface.model_name
+    if missing := [key for key in _NEEDED if key not in interface.inputs]:
+        raise UserError(
+            f"Model '{name}' does not know the input '{missing[0]}'.",
+            allowed=f"The load generator asks models with {' and '.join(_NEEDED)}; this one has "
+            f"{', '.join(sorted(interface.inputs)) or 'no inputs'}.",
+            todo="Set benchmark.model_name to ensemble or tensorrt_llm_bls.",
+        )
+    if extra := [key for key in required if key not in _NEEDED]:
+        raise UserError(f"Model '{name}' needs the input '{extra[0]}', which the load generator does not send.")
+    if TEXT not in interface.outputs:
+        raise UserError(f"Model '{name}' has no output '{TEXT}'.", allowed=", ".join(sorted(interface.outputs)))
+    if streaming and "stream" not in interface.inputs:
+        raise UserError(f"Model '{name}' has no input 'stream'.", todo="Add benchmark.streaming=false.")
+    if streaming and not interface.decoupled:
+        raise UserError(
+            f"Model '{name}' is not decoupled, so it sends one response per request and cannot stream.",
+            todo="Add benchmark.streaming=false, or make the repository with decoupled mode.",
+        )
+
+
+def _row(model: Any) -> dict[str, int]:
+    stats = model.inference_stats
+    row = {"inferences": int(model.inference_count), "executions": int(model.execution_count)}
+    for name in _COUNTERS:
+        part = getattr(stats, name)
+        row |= {f"{name}_count": int(part.count), f"{name}_ns": int(part.ns)}
+    return row
+
+
+def statistics_between(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, float]]:
+    """What each model did between two readings: counts, and mean seconds per request in queue and compute."""
+    found = {}
+    for name, late in after.items():
+        early = before.get(name, {})
+        delta = {key: value - early.get(key, 0) for key, value in late.items()}
+        row: dict[str, float] = {key: delta[key] for key in ("inferences", "executions")}
+        row |= {"succeeded": delta["success_count"], "failed": delta["fail_count"]}
+        for part in _COUNTERS[2:]:
+            count = delta[f"{part}_count"]
+            if count:
+                row[f"{part}_mean_s"] = delta[f"{part}_ns"] / count / 1e9
+        found[name] = row
+    return found

@@ -1,0 +1,95 @@
+"""What client processes and the one that directs them share while a level runs: a block of counters, and the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from pipelines.loadgen.interface import Interface
+from pipelines.loadgen.lane import Row
+from pipelines.loadgen.plan import Ask, Conversation
+
+_FIELDS = ("sent", "ok", "errors", "connection", "tokens", "ttft_us", "ttft_n", "itl_us", "itl_n", "last_ok_ns")
+SENT, OK, ERRORS, CONNECTION, TOKENS, TTFT_US, TTFT_N, ITL_US, ITL_N, LAST_OK = range(len(_FIELDS))
+WIDTH = len(_FIELDS)
+
+
+class Board:
+    """Counters of all client processes, written by each without locks in its own row, and the time to stop at."""
+
+    def __init__(self, processes: int) -> None:
+        self.cells: Any = RawArray("q", 1 + processes * WIDTH)
+
+    def clear(self) -> None:
+        """Before a level."""
+        for index in range(len(self.cells)):
+            self.cells[index] = 0
+
+    def stop_at(self, stamp_ns: int) -> None:
+        """No request is sent after this, ns on CLOCK_MONOTONIC."""
+        self.cells[0] = stamp_ns
+
+    def total(self, column: int) -> int:
+        """Sum over the processes."""
+        return int(sum(self.cells[1 + column :: WIDTH]))
+
+    def latest(self, column: int) -> int:
+        """Maximum over the processes."""
+        return int(max(self.cells[1 + column :: WIDTH]))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One process's share of a level.
+
+    Attributes:
+        url: host:port of the server.
+        interface: of the model.
+        streaming: stamp every response.
+        ignore_eos: lengths are exact.
+        timeout_ns: per request.
+        first_index: index of its first request; the next ones follow in steps of `step`.
+        step: number of processes.
+        users: closed loop: requests kept in flight.
+        think_ns: closed loop: pause between answer and next request.
+        limit: closed loop: requests to send at most; None is until told to stop.
+        pool: closed loop: what is asked.
+        schedule: open loop: due times from the start of the level, and what is asked.
+        mean_gap_ns: open loop: expected between two of them.
+    """
+
+    url: str
+    interface: Interface
+    streaming: bool
+    ignore_eos: bool
+    timeout_ns: int
+    first_index: int
+    step: int
+    users: int = 0
+    think_ns: int = 0
+    limit: int | None = None
+    pool: list[Conversation] = field(default_factory=list)
+    schedule: list[tuple[int, Ask]] = field(default_factory=list)
+    mean_gap_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one process did with its job.
+
+    Attributes:
+        rows: one per request, stamps on CLOCK_MONOTONIC.
+        messages: what the server said, one example per kind of error.
+        loop_lag_ns: how late the event loop came back from short sleeps.
+        cpu_share: CPU seconds / seconds, the deliberate waiting of the pacer not counted.
+        cpu: number of the CPU it last ran on.
+        distinct: it never had to ask the same twice.
+    """
+
+    rows: list[Row]
+    messages: dict[str, str]
+    loop_lag_ns: list[int]
+    cpu_share: float
+    cpu: int
+    distinct: bool

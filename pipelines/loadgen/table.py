@@ -1,0 +1,116 @@
+"""A benchmark as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from pipelines.domain.benchmark import BenchmarkResult, Level
+
+WIDTH = 79
+_HEAD = ("load", "req/s", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "good/s", "err", "")
+
+
+def benchmark_table(result: BenchmarkResult) -> str:
+    """One row per level, times in ms; below it what qualifies the numbers."""
+    good = any(level.summary.goodput_per_s is not None for level in result.levels)
+    keep = [index for index, name in enumerate(_HEAD) if name != "good/s" or good]
+    marks: dict[str, str] = {}
+    rows = [_HEAD, *(_row(level, marks) for level in result.levels)]
+    lines = [_heading(result), *_aligned([[row[index] for index in keep] for row in rows])]
+    lines += [_wrap(f"{mark} {text}") for text, mark in marks.items()]
+    if result.slo.name != "none":
+        lines.append(_wrap(f"good/s: requests per second within {_limits(result)}."))
+    if not result.complete:
+        lines.append(_wrap(f"Incomplete: {result.reason}."))
+    return "\n".join(lines)
+
+
+def level_line(level: Level) -> str:
+    """One level in one line, for when it has just finished."""
+    summary = level.summary
+    parts = [f"{level.load}:", f"{summary.requests_per_s:.4g} req/s", f"{summary.output_tokens_per_s:.4g} tok/s"]
+    if summary.ttft_s.p50 is not None:
+        parts.append(f"TTFT {_ms(summary.ttft_s.p50)} ms")
+    if summary.itl_s.p50 is not None:
+        parts.append(f"ITL {_ms(summary.itl_s.p50)} ms")
+    if errors := sum(summary.errors.values()):
+        parts.append(f"{errors} errors")
+    return ("  ".join(parts))[: WIDTH - 2]
+
+
+def _heading(result: BenchmarkResult) -> str:
+    sizes = f"TP {result.tp_size}" + (f" of {result.world_size} GPUs" if result.world_size != result.tp_size else "")
+    work = result.workload
+    lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
+    return _wrap(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
+
+
+def _row(level: Level, marks: dict[str, str]) -> tuple[str, ...]:
+    summary = level.summary
+    texts = list(level.notes)
+    if level.client.bottleneck:
+        texts.append(f"The client was the limit: {level.client.reason}.")
+    if not level.complete:
+        texts.append(f"Cut short: {level.reason}.")
+    signs = "".join(_mark(text, marks) for text in texts)
+    goodput = summary.goodput_per_s
+    return (
+        level.load,
+        _number(summary.requests_per_s),
+        _number(summary.output_tokens_per_s),
+        _ms(summary.ttft_s.p50),
+        _ms(summary.ttft_s.p99),
+        _ms(summary.itl_s.p50),
+        _ms(summary.itl_s.p99),
+        _ms(summary.e2e_s.p50),
+        "-" if goodput is None else _number(goodput),
+        str(sum(summary.errors.values())),
+        signs,
+    )
+
+
+def _mark(text: str, marks: dict[str, str]) -> str:
+    """The same text has the same letter everywhere."""
+    return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Loads on the left, numbers on the right of their columns; one blank between where two do not fit."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+    for row in table:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield gap.join(cells).rstrip()
+
+
+def _limits(result: BenchmarkResult) -> str:
+    slo = result.slo
+    pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
+    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
+    return limits if slo.name == "given" else f"{limits} ({slo.name})"
+
+
+def _length(length: object) -> str:
+    """A distribution in a few letters: "128", "lognormal 48+-24", "uniform 32-224"."""
+    if not isinstance(length, dict):
+        return str(length)
+    kind = str(length.get("distribution"))
+    if kind == "fixed":
+        return f"{length['mean']:g}"
+    if kind == "uniform":
+        return f"uniform {length['min']}-{length['max']}"
+    return kind if length.get("mean") is None else f"{kind} {length['mean']:g}+-{length['stdev']:g}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else _number(seconds * 1e3)
+
+
+def _number(value: float) -> str:
+    """Three digits that matter, no exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

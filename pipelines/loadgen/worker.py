@@ -1,0 +1,273 @@
+"""A client process: keeps streams to the server open, sends what it is told when it is told, stamps what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from multiprocessing.connection import Connection
+from time import monotonic_ns as now
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from pipelines.loadgen import shared
+from pipelines.loadgen.interface import build_request
+from pipelines.loadgen.lane import Lane, Row
+from pipelines.loadgen.pacing import Pacer
+from pipelines.loadgen.shared import WIDTH, Job, Report
+
+_LAG_PERIOD_S = 0.02
+_SWEEP_S = 0.05
+_RETRY_S = 0.2
+_OPEN_LANES = 8
+_CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def main(pipe: Connection, cells: Any, number: int) -> None:
+    """Serve jobs until the pipe closes; entry of the process.
+
+    Args:
+        pipe: jobs in, reports out. When the other end is gone, so is this process.
+        cells: the shared counters.
+        number: of this process, from 0.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that directs
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _runner()(_Worker(pipe, cells, number).serve())
+
+
+def _runner() -> Any:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform; asyncio's own loop is slower, which the health check shows
+        return asyncio.run
+    return uvloop.run
+
+
+class _Worker:
+    def __init__(self, pipe: Connection, cells: Any, number: int) -> None:
+        self._pipe, self._cells, self._base = pipe, cells, 1 + number * WIDTH
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._lanes: list[Lane] = []
+        self._rows: list[Row] = []
+        self._messages: dict[str, str] = {}
+        self._aborted = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Receive ("job", Job), say ("ready",), receive ("go", t0), say ("report", Report); ("abort",) any time."""
+        threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
+        self._pipe.send(("ready",))
+        while True:
+            word, *rest = await self._inbox.get()
+            if word == "job":
+                self._pipe.send(("report", await self._run(rest[0])))
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for messages in a thread: they are whole objects, which an event loop cannot wait for."""
+        while True:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)  # whoever directed us is gone; nothing here is worth keeping
+            loop.call_soon_threadsafe(self._receive, message)
+
+    def _receive(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "abort":
+            self._aborted.set()
+            for lane in self._lanes:
+                lane.give_up("cancelled")
+        else:
+            self._inbox.put_nowait(message)
+
+    async def _run(self, job: Job) -> Report:
+        self._rows, self._messages, self._lanes = [], {}, []
+        self._aborted.clear()
+        async with grpc.aio.insecure_channel(job.url, options=_CHANNEL) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            load: _Closed | _Open = _Closed(self, job, stub) if job.users else _Open(self, job, stub)
+            await load.prepare()
+            self._pipe.send(("ready",))
+            _, start = await self._inbox.get()
+            gc.collect()
+            gc.freeze()
+            gc.disable()  # a collection stops everything for milliseconds; what it would free fits in memory
+            try:
+                return await self._measured(load, start)
+            finally:
+                gc.enable()
+                gc.unfreeze()
+
+    async def _measured(self, load: _Closed | _Open, start: int) -> Report:
+        lag: list[int] = []
+        helpers = [asyncio.create_task(_watch_lag(lag)), asyncio.create_task(self._sweep())]
+        cpu, wall = time.process_time_ns(), now()
+        await load.drive(start)
+        share = (time.process_time_ns() - cpu - load.spun_ns) / max(now() - wall, 1)
+        for task in helpers:
+            task.cancel()
+        for lane in self._lanes:
+            await lane.close()
+        return Report(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct)
+
+    async def _sweep(self) -> None:
+        """Give up requests that took too long."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            stamp = now()
+            for lane in self._lanes:
+                if lane.deadline_ns is not None and lane.deadline_ns < stamp:
+                    lane.give_up("timeout")
+
+    def lane(self, stub: Any) -> Lane:
+        """A new stream."""
+        self._lanes.append(lane := Lane(stub))
+        return lane
+
+    def stopped(self) -> bool:
+        """Whether no more requests may be sent."""
+        stop = self._cells[0]
+        return self._aborted.is_set() or (stop != 0 and now() >= stop)
+
+    def sending(self) -> None:
+        """Count a request that leaves."""
+        self._cells[self._base + shared.SENT] += 1
+
+    def keep(self, row: Row, lane: Lane) -> None:
+        """Keep the record of a request and count it for the live view."""
+        self._rows.append(row)
+        cells, base = self._cells, self._base
+        _, due, _, first, end, _, osl, _, error = row
+        if error is not None:
+            cells[base + shared.ERRORS] += 1
+            cells[base + shared.CONNECTION] += error == "connection"
+            self._messages.setdefault(error, lane.error_text)
+            return
+        cells[base + shared.OK] += 1
+        cells[base + shared.TOKENS] += osl
+        cells[base + shared.LAST_OK] = end
+        if first is not None:
+            cells[base + shared.TTFT_US] += (first - due) // 1000
+            cells[base + shared.TTFT_N] += 1
+            if osl > 1:
+                cells[base + shared.ITL_US] += (end - first) // (osl - 1) // 1000
+                cells[base + shared.ITL_N] += 1
+
+
+class _Closed:
+    """Users that send the next request when they have the answer."""
+
+    spun_ns = 0
+
+    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+        self._worker, self._job = worker, job
+        self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
+        self._given, self._sent = 0, 0
+        self._users = [worker.lane(stub) for _ in range(job.users)]
+
+    @property
+    def distinct(self) -> bool:
+        return self._given <= len(self._pool)
+
+    async def prepare(self) -> None:
+        await asyncio.gather(*(lane.open() for lane in self._users))
+
+    async def drive(self, start: int) -> None:
+        turns = self._conversations()
+        await asyncio.gather(*(self._user(lane, turns, start) for lane in self._users))
+
+    def _conversations(self) -> Iterator[list[tuple[Any, int]]]:
+        for conversation in cycle(self._pool):
+            self._given += 1
+            yield conversation
+
+    async def _user(self, lane: Lane, conversations: Iterator[list[tuple[Any, int]]], start: int) -> None:
+        await Pacer(1e9).until(start)
+        for conversation in conversations:
+            for request, isl in conversation:
+                if self._worker.stopped() or self._sent == self._job.limit:
+                    return
+                row = await self._ask(lane, request, isl)
+                if row[-1] == "connection":
+                    await asyncio.sleep(_RETRY_S)
+                if self._job.think_ns:
+                    await asyncio.sleep(self._job.think_ns / 1e9)
+
+    async def _ask(self, lane: Lane, request: Any, isl: int) -> Row:
+        index = self._job.first_index + self._sent * self._job.step
+        self._sent += 1
+        request.id = str(index + 1)
+        self._worker.sending()
+        row = await lane.ask(request, index, None, self._job.timeout_ns, self._job.streaming, isl)
+        self._worker.keep(row, lane)
+        return row
+
+
+class _Open:
+    """Requests that leave when they are due, whatever the server does."""
+
+    distinct = True
+
+    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+        self._worker, self._job, self._stub = worker, job, stub
+        self._pacer = Pacer(job.mean_gap_ns)
+        self._schedule = [(offset, build(job, ask), ask.isl) for offset, ask in job.schedule]
+        self._free: list[Lane] = []
+
+    @property
+    def spun_ns(self) -> int:
+        return self._pacer.spun_ns
+
+    async def prepare(self) -> None:
+        self._free = [self._worker.lane(self._stub) for _ in range(min(_OPEN_LANES, len(self._schedule)))]
+        await asyncio.gather(*(lane.open() for lane in self._free))
+
+    async def drive(self, start: int) -> None:
+        loop, tasks = asyncio.get_running_loop(), set()
+        for place, (offset, request, isl) in enumerate(self._schedule):
+            await self._pacer.until(start + offset, self._worker.stopped)
+            if self._worker.stopped():
+                break
+            request.id = str(self._job.first_index + place * self._job.step + 1)
+            lane = self._free.pop() if self._free else self._worker.lane(self._stub)
+            task = loop.create_task(self._ask(lane, request, place, start + offset, isl))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _ask(self, lane: Lane, request: Any, place: int, due: int, isl: int) -> None:
+        self._worker.sending()
+        index = self._job.first_index + place * self._job.step
+        row = await lane.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
+        self._free.append(lane)
+        self._worker.keep(row, lane)
+
+
+def build(job: Job, ask: Any) -> Any:
+    """The message of one request of a job."""
+    return build_request(job.interface, ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
+
+
+async def _watch_lag(lag: list[int]) -> None:
+    """Note how late the loop comes back from short sleeps: stamps may be late by as much."""
+    while True:
+        asked = now()
+        await asyncio.sleep(_LAG_PERIOD_S)
+        lag.append(max(now() - asked - int(_LAG_PERIOD_S * 1e9), 0))
+
+
+def _cpu_number() -> int:
+    """CPU this process last ran on; -1 where the system does not say."""
+    try:
+        with open("/proc/self/stat") as file:  # noqa: PTH123 - a path object brings nothing here
+            return int(file.read().rpartition(")")[2].split()[36])
+    except (OSError, ValueError, IndexError):
+        return -1
