@@ -35,7 +35,7 @@ class Scorer:
         The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
         """
         core = ov.Core()
-        model = _with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
+        model = with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
         self._compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
         self._request = self._compiled.create_infer_request()
         self._limits = folder.limits
@@ -143,7 +143,7 @@ class Scorer:
             state.state = ov.Tensor(values)
 
 
-def _with_chosen_logits(model: ov.Model) -> ov.Model:
+def with_chosen_logits(model: ov.Model) -> ov.Model:
     """Add the input `logit_rows` [N]: the head runs on these rows of [B * T] only and gives logits [N, V]."""
     head = next(node for node in model.get_ops() if node.get_friendly_name() == "lm_head")
     hidden = head.input_value(0)

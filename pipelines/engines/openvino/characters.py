@@ -1,0 +1,109 @@
+"""Characters that span tokens: which tokens to hold back so that every piece of text is whole.
+
+A streamed piece is decoded by itself, so a piece must not end in the middle of a UTF-8 character. Most tokens are whole
+characters; only the ids of those that are not are kept, so an ordinary token costs one look into a dict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_CHARACTER = 4
+"""Bytes of the longest UTF-8 character."""
+
+
+class PartialCharacters:
+    """Knows the bytes of the tokens that are not whole characters."""
+
+    def __init__(self, partial: Mapping[int, bytes]) -> None:
+        """Take token id -> bytes, for tokens whose bytes are no valid UTF-8."""
+        self._partial = dict(partial)
+
+    @classmethod
+    def none(cls) -> PartialCharacters:
+        """Know of no such tokens: nothing is ever held back."""
+        return cls({})
+
+    @classmethod
+    def load(cls, tokenizer_dir: Path) -> PartialCharacters:
+        """Read tokenizer.json of a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        raw = json.loads((tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8"))
+        vocab = raw["model"]["vocab"]
+        words = {entry[0]: index for index, entry in enumerate(vocab)} if isinstance(vocab, list) else vocab
+        if "ByteLevel" in json.dumps(raw.get("decoder") or {}):
+            return cls(_byte_level(words))
+        return cls(_byte_fallback(words))
+
+    def __len__(self) -> int:
+        return len(self._partial)
+
+    def whole(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens end with a whole character; the rest waits for more."""
+        if not tokens or tokens[-1] not in self._partial:
+            return len(tokens)
+        start = len(tokens) - 1
+        while start > 0 and tokens[start - 1] in self._partial and len(tokens) - start < MAX_CHARACTER:
+            start -= 1
+        tail = b""
+        for index in range(len(tokens) - 1, start - 1, -1):
+            tail = self._partial[tokens[index]] + tail
+            if _opens(tail):
+                return index if _cut(tail) else len(tokens)
+        return len(tokens)
+
+
+def _opens(piece: bytes) -> bool:
+    """Whether some byte of it starts a character."""
+    return any(byte & 0xC0 != 0x80 for byte in piece)
+
+
+def _cut(piece: bytes) -> bool:
+    """Whether its last character lacks bytes; invalid bytes do not count, as waiting would not mend them."""
+    for back in range(1, min(len(piece), MAX_CHARACTER - 1) + 1):
+        byte = piece[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        wanted = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
+        return wanted > back
+    return False
+
+
+def _byte_fallback(words: Mapping[str, int]) -> dict[int, bytes]:
+    """SentencePiece's byte tokens, spelled <0xE2>."""
+    found = {}
+    for word, token in words.items():
+        if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            value = int(word[3:5], 16)
+            if value >= 0x80:
+                found[token] = bytes([value])
+    return found
+
+
+def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
+    """Byte-level BPE, where every character of a token stands for one byte."""
+    table = _byte_of_character()
+    found = {}
+    for word, token in words.items():
+        if word.isascii() or any(character not in table for character in word):
+            continue
+        raw = bytes(table[character] for character in word)
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError:
+            found[token] = raw
+    return found
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table: dict[str, int] = {chr(byte): byte for byte in printable}
+    others: list[Any] = [byte for byte in range(0x100) if byte not in set(printable)]
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}

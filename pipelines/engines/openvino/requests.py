@@ -1,0 +1,324 @@
+"""What a client may ask of the CPU engine: tensors named as TensorRT-LLM's backend names them -> `Asked`.
+
+Nothing is ignored silently: an input the engine cannot honour, or a value that makes no sense, is refused by name.
+Defaults are those of TensorRT-LLM's sampling configuration; notably temperature alone does not sample, because neither
+top_k nor top_p then leaves a choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.refused import refuse_inputs
+
+Array = np.ndarray[Any, Any]
+Words = tuple[tuple[int, ...], ...]
+
+GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
+MAX_RETURN_SEQUENCES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt with everything that was asked for it.
+
+    Attributes:
+        prompt: token ids, int64 [T].
+        max_tokens: output tokens at most.
+        min_tokens: before so many output tokens `end_id` cannot come.
+        end_id: ends the generation and is not returned; -1 is none.
+        pad_id: fills the shorter beams of a response.
+        stop_words: token sequences that end the generation; they are returned.
+        bad_words: token sequences that are never generated.
+        temperature: divides the logits.
+        top_k: 0 is all.
+        top_p: 0 is off.
+        seed: of the sampler.
+        repetition_penalty: on tokens of prompt and output; 1 is none.
+        presence_penalty: once for every token of the output; 0 is none.
+        frequency_penalty: for every occurrence in the output; 0 is none.
+        beam_width: 1 is no beam search.
+        length_penalty: beams are ranked by log probability / length ** length_penalty.
+        early_stopping: beam search ends with beam_width finished candidates.
+        num_return_sequences: answers to the prompt; 0 is not given, which is one, or all beams.
+        bias: added to the logits, float32 [V]; None is none.
+        guide: (type, text) of guided decoding, or None.
+        streaming: a response for every piece of the answer.
+        exclude_input: leave the prompt out of the answer.
+        log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
+    """
+
+    prompt: Array
+    max_tokens: int
+    min_tokens: int = 0
+    end_id: int = -1
+    pad_id: int = 0
+    stop_words: Words = ()
+    bad_words: Words = ()
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    beam_width: int = 1
+    length_penalty: float = 0.0
+    early_stopping: bool = True
+    num_return_sequences: int = 0
+    bias: Array | None = None
+    guide: tuple[str, str] | None = None
+    streaming: bool = False
+    exclude_input: bool = False
+    log_probs: bool = False
+    context_logits: bool = False
+    generation_logits: bool = False
+    perf_metrics: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn; otherwise the likeliest one is taken."""
+        return self.temperature > 0 and self.top_k != 1 and (self.top_k > 1 or self.top_p > 0)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the engine's own scheduler cannot do it, because it neither shows nor changes logits."""
+        return self.bias is not None or bool(self.bad_words) or self.context_logits or self.generation_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the model and its configuration allow.
+
+    Attributes:
+        vocab_size: token ids are below.
+        max_beam_width: of the engine.
+        exclude_input: for requests that do not say.
+        decoupled: whether several responses to one request are possible.
+        guides: whether guided decoding is configured.
+    """
+
+    vocab_size: int
+    max_beam_width: int = 1
+    exclude_input: bool = False
+    decoupled: bool = True
+    guides: bool = False
+
+
+def read_requests(inputs: Mapping[str, Array], bounds: Bounds) -> list[Asked]:
+    """Read the prompts of one request.
+
+    Args:
+        inputs: tensors by name; the first dimension is the batch.
+        bounds: what is allowed.
+
+    Returns:
+        one `Asked` per prompt.
+
+    Raises:
+        UserError: naming the input, the value and what is allowed.
+    """
+    given = {name: values for name, values in inputs.items() if values.size}
+    refuse_inputs(given)
+    ids = given.get("input_ids")
+    if ids is None:
+        raise UserError("input_ids is missing or empty.", allowed="A prompt needs at least one token.")
+    ids = ids.reshape(1, -1) if ids.ndim == 1 else ids
+    if not bounds.decoupled and len(ids) > 1:
+        raise UserError(
+            f"A batch of {len(ids)} prompts was sent to a model that gives one response per request.",
+            todo="Send one prompt per request, or make the repository with decoupled_mode=true.",
+        )
+    if "request_output_len" not in given:
+        raise UserError("request_output_len (max_tokens) is missing.")
+    rows = [_Row(given, row, len(ids)) for row in range(len(ids))]
+    return [_asked(row, ids[row.index], bounds) for row in rows]
+
+
+class _Row:
+    """The values of one prompt of a batch."""
+
+    def __init__(self, inputs: Mapping[str, Array], index: int, batch: int) -> None:
+        self._inputs, self.index, self._batch = inputs, index, batch
+
+    def value(self, name: str, default: Any) -> Any:
+        """Return the scalar of an input as a Python value."""
+        found = self._inputs.get(name)
+        if found is None:
+            return default
+        return found.reshape(-1)[self.index if found.size >= self._batch else 0].item()
+
+    def vector(self, name: str) -> Array | None:
+        """Return the row of an input as a vector."""
+        found = self._inputs.get(name)
+        return None if found is None else found.reshape(self._batch, -1)[self.index]
+
+    def number(self, name: str, default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
+        """Return the scalar of an input if it fits."""
+        if name not in self._inputs:
+            return default
+        found = self.value(name, default)
+        if not math.isfinite(found) or not fits(found):
+            raise UserError(f"{name}={found} is not possible.", allowed=f"It must be {allowed}.")
+        return found
+
+
+def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
+    asked = Asked(
+        prompt=_prompt(row, ids, bounds.vocab_size),
+        max_tokens=row.number(
+            "request_output_len", 0, "at least 1 (it is max_tokens of the ensemble)", lambda n: n > 0
+        ),
+        min_tokens=row.number("min_tokens", 0, "at least 0", lambda n: n >= 0),
+        end_id=row.value("end_id", -1),
+        pad_id=row.value("pad_id", 0),
+        stop_words=_words(row, "stop_words_list"),
+        bad_words=_words(row, "bad_words_list"),
+        temperature=row.number("temperature", 1.0, "a number from 0 up", lambda t: t >= 0),
+        top_k=row.number("runtime_top_k", 0, "at least 0 (0 is all)", lambda k: k >= 0),
+        top_p=row.number("runtime_top_p", 0.0, "from 0 (off) to 1", lambda p: 0 <= p <= 1),
+        seed=row.value("seed", 0),
+        repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 is none)", lambda p: p > 0),
+        presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
+        frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
+        beam_width=_beam_width(row, bounds),
+        length_penalty=row.number("len_penalty", 0.0, "a finite number", lambda p: True),
+        early_stopping=bool(row.value("early_stopping", True)),
+        num_return_sequences=row.number(
+            "num_return_sequences", 0, f"from 1 to {MAX_RETURN_SEQUENCES}", lambda n: 1 <= n <= MAX_RETURN_SEQUENCES
+        ),
+        bias=_bias(row, bounds.vocab_size),
+        guide=_guide(row, bounds),
+        streaming=bool(row.value("streaming", False)),
+        exclude_input=bool(row.value("exclude_input_in_output", bounds.exclude_input)),
+        log_probs=bool(row.value("return_log_probs", False)),
+        context_logits=bool(row.value("return_context_logits", False)),
+        generation_logits=bool(row.value("return_generation_logits", False)),
+        perf_metrics=bool(row.value("return_perf_metrics", False)),
+        num_input_tokens=bool(row.value("return_num_input_tokens", False)),
+        num_output_tokens=bool(row.value("return_num_output_tokens", False)),
+    )
+    _check_together(asked, bounds)
+    return asked
+
+
+def _check_together(asked: Asked, bounds: Bounds) -> None:
+    if not bounds.decoupled and (asked.streaming or (asked.num_return_sequences > 1 and asked.beam_width == 1)):
+        what = "streaming" if asked.streaming else f"num_return_sequences={asked.num_return_sequences}"
+        raise UserError(
+            f"{what} needs several responses to one request; this model gives one.",
+            todo="Make the repository with decoupled_mode=true.",
+        )
+    if asked.beam_width > 1 and asked.needs_logits:
+        raise UserError(
+            f"beam_width={asked.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
+            " possible on the CPU engine.",
+            todo="Leave one of the two out.",
+        )
+    if asked.beam_width > 1 and asked.num_return_sequences > asked.beam_width:
+        raise UserError(
+            f"num_return_sequences={asked.num_return_sequences} is more than beam_width={asked.beam_width}.",
+        )
+    if asked.guide is not None and (asked.needs_logits or asked.beam_width > 1):
+        raise UserError(
+            "guided_decoding_guide together with embedding_bias, bad_words_list, returned logits or beam_width > 1 is"
+            " not possible on the CPU engine.",
+            todo="Leave one of the two out.",
+        )
+    if asked.min_tokens > asked.max_tokens:
+        raise UserError(f"min_tokens={asked.min_tokens} is more than request_output_len={asked.max_tokens}.")
+
+
+def _prompt(row: _Row, ids: Array, vocab_size: int) -> Array:
+    length = row.value("input_lengths", len(ids))
+    if not 1 <= length <= len(ids):
+        raise UserError(f"input_lengths={length} does not fit input_ids of {len(ids)} tokens.")
+    prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"input_ids holds the token id {low if low < 0 else high}.",
+            allowed=f"Ids of this model are 0 to {vocab_size - 1}.",
+            todo="Is it another model's tokenizer?",
+        )
+    return prompt
+
+
+def _words(row: _Row, name: str) -> Words:
+    """Read [2, L]: ids of all words in a row, and where each word ends, filled up with -1."""
+    flat = row.vector(name)
+    if flat is None:
+        return ()
+    if len(flat) % 2:
+        raise UserError(
+            f"{name} has {len(flat)} numbers.", allowed="It is [2, n]: token ids, and where each word ends."
+        )
+    ids, ends = flat.reshape(2, -1).tolist()
+    words, start = [], 0
+    for end in ends:
+        if end == -1:
+            break
+        if not start < end <= len(ids):
+            raise UserError(f"{name} has the offset {end} after {start}.", allowed=f"They rise, to at most {len(ids)}.")
+        words.append(tuple(ids[start:end]))
+        start = end
+    return tuple(words)
+
+
+def _beam_width(row: _Row, bounds: Bounds) -> int:
+    width = int(row.value("beam_width", 1))
+    if not 1 <= width <= bounds.max_beam_width:
+        raise UserError(
+            f"beam_width={width} is not possible.",
+            allowed=f"This engine was built with max_beam_width={bounds.max_beam_width}.",
+            todo="" if width < 1 else f"Build with max_beam_width={width} or more.",
+        )
+    return width
+
+
+def _bias(row: _Row, vocab_size: int) -> Array | None:
+    values = row.vector("embedding_bias")
+    if values is None or not values.any():
+        return None
+    if len(values) > vocab_size or not np.isfinite(values).all():
+        raise UserError(
+            f"embedding_bias of {len(values)} values does not fit.",
+            allowed=f"At most {vocab_size} finite numbers, one per token id.",
+        )
+    bias = np.zeros(vocab_size, dtype=np.float32)  # engines pad the vocabulary; the tokenizer's is shorter
+    bias[: len(values)] = values
+    return bias
+
+
+def _guide(row: _Row, bounds: Bounds) -> tuple[str, str] | None:
+    kind, text = row.value("guided_decoding_guide_type", None), row.value("guided_decoding_guide", None)
+    if kind is None and text is None:
+        return None
+    kind, text = _text(kind, "guided_decoding_guide_type"), _text(text, "guided_decoding_guide")
+    if kind not in GUIDES:
+        raise UserError(
+            f"guided_decoding_guide_type='{kind}' is not known.", allowed=f"Choose one of {', '.join(GUIDES)}."
+        )
+    if not text and kind != "json":
+        raise UserError(f"guided_decoding_guide_type='{kind}' came without guided_decoding_guide.")
+    if not bounds.guides:
+        raise UserError(
+            f"guided_decoding_guide_type='{kind}' needs a model with guided decoding.",
+            todo="Make the repository with guided_decoding_backend=xgrammar.",
+        )
+    return kind, text
+
+
+def _text(raw: Any, name: str) -> str:
+    try:
+        return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not valid UTF-8: {error}.") from error

@@ -1,0 +1,78 @@
+"""Choosing the next token from logits, for requests the pipeline's own sampler cannot serve (pure numpy)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from pipelines.engines.openvino.requests import Asked
+
+Array = np.ndarray[Any, Any]
+
+NEVER = -np.inf
+
+
+class TokenChooser:
+    """Chooses the tokens of one sequence; order of the steps as in openvino_genai: penalties, bans, temperature, cuts."""
+
+    def __init__(self, asked: Asked, seed: int) -> None:
+        """Take the limits; `seed` replaces that of `asked`."""
+        self._asked = asked
+        self._random = np.random.default_rng(seed)
+        self._output: Counter[int] = Counter()
+        self._history: list[int] = asked.prompt.tolist()
+        self._chosen = 0
+
+    def choose(self, logits: Array) -> tuple[int, float]:
+        """Return the next token and its log probability.
+
+        Args:
+            logits: float32 [V] as the model gave them; not changed.
+
+        Raises:
+            ValueError: they hold NaN, or nothing may follow.
+        """
+        scores = self._adjusted(logits.astype(np.float64))
+        top = scores.max()
+        if not np.isfinite(top):
+            raise ValueError(
+                "no token may follow: the model gave NaN" if np.isnan(top) else "no token may follow: all are bad words"
+            )
+        token = self._draw(scores) if self._asked.samples else int(scores.argmax())
+        log_prob = float(scores[token] - top - np.log(np.exp(scores - top).sum()))
+        self._output[token] += 1
+        self._history.append(token)
+        self._chosen += 1
+        return token, log_prob
+
+    def _adjusted(self, scores: Array) -> Array:
+        asked = self._asked
+        if asked.bias is not None:
+            scores = scores + asked.bias
+        if asked.repetition_penalty != 1:
+            seen = np.fromiter(set(self._history), dtype=np.int64)
+            scores[seen] *= np.where(scores[seen] > 0, 1 / asked.repetition_penalty, asked.repetition_penalty)
+        if self._output and (asked.presence_penalty or asked.frequency_penalty):
+            tokens = np.fromiter(self._output, dtype=np.int64)
+            counts = np.fromiter(self._output.values(), dtype=np.float64)
+            scores[tokens] -= asked.presence_penalty + asked.frequency_penalty * counts
+        if 0 <= asked.end_id < len(scores) and self._chosen < asked.min_tokens:
+            scores[asked.end_id] = NEVER
+        for word in asked.bad_words:
+            *before, last = word
+            if last < len(scores) and self._history[len(self._history) - len(before) :] == before:
+                scores[last] = NEVER
+        return scores
+
+    def _draw(self, scores: Array) -> int:
+        asked = self._asked
+        order = np.argsort(-scores, kind="stable")[: asked.top_k or None]
+        ranked = scores[order] / asked.temperature
+        weights = np.exp(ranked - ranked[0])
+        weights /= weights.sum()
+        if 0 < asked.top_p < 1:
+            kept = int(np.searchsorted(np.cumsum(weights), asked.top_p)) + 1
+            order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
+        return int(self._random.choice(order, p=weights))

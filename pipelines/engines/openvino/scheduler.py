@@ -1,0 +1,309 @@
+"""In-flight batching for a server: requests come at any time, one thread runs the engine, answers stream out.
+
+openvino_genai's pipeline batches and pages; this adds what a server needs around it: a bounded queue with deadlines,
+stop sequences, cancellation by request id or by a vanished client, statistics, and an end that reaches every client.
+Requests that need logits the pipeline does not show go to `OwnLoop`, beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import openvino as ov
+
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.handles import Reader, pipeline_config
+from pipelines.engines.openvino.own_loop import OwnLoop
+from pipelines.engines.openvino.requests import Asked
+from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, check_request, open_pipeline
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.serving_stats import Counters, KvLedger, Snapshot
+from pipelines.engines.openvino.streams import Channel, News, Outbox, Reply, Stream
+
+log = logging.getLogger(__name__)
+
+STOPPED = "The engine is stopping; no new requests are taken."
+_READER = Reader()
+
+
+class QueueFull(UserError):
+    """The queue has its configured length."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"Exceeds maximum queue size: the request was not taken, Maximum queue size of {limit} reached.",
+            todo="Send fewer requests at a time, or raise max_queue_size.",
+        )
+
+
+class Scheduler:
+    """Owns the pipeline. All methods may be called from any thread."""
+
+    def __init__(self, folder: EngineFolder, options: ServingOptions, characters: PartialCharacters) -> None:
+        """Load the engine and start the threads.
+
+        Raises:
+            UserError: the KV cache is too small for one request.
+        """
+        self.folder, self._options = folder, options.fitted(folder)
+        options = self._options
+        self._pipeline = open_pipeline(folder, options.engine)
+        self._counters = Counters(options.kv_blocks(folder), folder.limits.max_batch_size)
+        self._ledger = KvLedger(self._counters.max_blocks, reuse=options.engine.enable_prefix_caching)
+        self._outbox = Outbox(characters, self._sent)
+        self._own = OwnLoop(folder, options.engine, self._outbox, self._ended)
+        self._waiting: deque[Stream] = deque()
+        self._running: list[Stream] = []
+        self._by_id: dict[str, set[Reply]] = {}
+        self._replies: set[Reply] = set()
+        self._reserved = 0
+        self._next_handle = 0
+        self._failure = ""
+        self._closing = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._guarded, name="engine", daemon=True),
+            threading.Thread(target=self._watch, name="cancellation", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, prompts: Sequence[Asked], channel: Channel, request_id: str = "", timeout_us: int = 0) -> None:
+        """Queue the prompts of one request.
+
+        Args:
+            prompts: the batch.
+            channel: gets all answers, also errors of the engine.
+            request_id: for `cancel`; empty is none.
+            timeout_us: give up when it has not started by then; 0 is never.
+
+        Raises:
+            UserError: a prompt is too long, or the queue is full (`QueueFull`); nothing was queued.
+        """
+        for asked in prompts:
+            check_request(self.folder, self._options.engine, len(asked.prompt), asked.max_tokens)
+        reply = Reply(channel, request_id, len(prompts))
+        deadline = time.monotonic_ns() + timeout_us * 1000 if timeout_us else 0
+        for index, asked in enumerate(prompts):
+            answers = asked.num_return_sequences or 1 if asked.beam_width == 1 else 1
+            for sequence in range(answers):
+                Stream(asked, reply, index, sequence, deadline)
+        with self._changed:
+            self._check_queue(len(reply.streams))
+            self._replies.add(reply)
+            if request_id:
+                self._by_id.setdefault(request_id, set()).add(reply)
+            own = [stream for stream in reply.streams if stream.asked.needs_logits]
+            self._waiting.extend(stream for stream in reply.streams if not stream.asked.needs_logits)
+            self._changed.notify_all()
+        self._own.submit(own)
+
+    def cancel(self, request_id: str) -> bool:
+        """End the requests with this id; each gets a last response with what it has.
+
+        Returns:
+            whether there was one.
+        """
+        with self._changed:
+            found = self._by_id.get(request_id, set())
+            for reply in found:
+                _cancel(reply)
+            self._changed.notify_all()
+        return bool(found)
+
+    def snapshot(self) -> Snapshot:
+        """Return the statistics of this moment."""
+        with self._changed:
+            waiting, running = len(self._waiting), len(self._running)
+            context = sum(1 for stream in self._running if not stream.stamps.first_token)
+        cache = self._pipeline.get_metrics().cache_usage if not self._failure else 0.0
+        return self._counters.snapshot(waiting + self._own.waiting, running + self._own.running, context, cache)
+
+    def close(self) -> None:
+        """Cancel what runs, tell every client, and join the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._own.close()
+        self._fail_all(STOPPED)
+
+    def _check_queue(self, new: int) -> None:
+        if self._closing:
+            raise UserError(STOPPED)
+        if self._failure:
+            raise UserError(f"The engine has failed: {self._failure}", todo="Load the model again.")
+        limit = self._options.max_queue_size
+        if limit and len(self._waiting) + self._own.waiting + new > limit + self._free_slots():
+            raise QueueFull(limit)
+
+    def _free_slots(self) -> int:
+        return max(0, self.folder.limits.max_batch_size - len(self._running))
+
+    def _guarded(self) -> None:
+        """Run until closed; what goes wrong inside reaches every client."""
+        try:
+            self._run()
+        except Exception as error:  # the engine's own errors are RuntimeErrors without further kind
+            log.exception("the engine failed")
+            with self._changed:
+                self._failure = str(error) or type(error).__name__
+            self._fail_all(f"The engine has failed: {self._failure}", unavailable=True)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._running or self._closing)
+                if self._closing:
+                    self._stop_handles()
+                    return
+                admitted = self._admit()
+            for stream in admitted:
+                self._start(stream)
+            if self._running:
+                self._iterate()
+
+    def _admit(self) -> list[Stream]:
+        """Take from the queue what may start now; the order is that of arrival."""
+        admitted: list[Stream] = []
+        now = time.monotonic_ns()
+        free = self._free_slots()
+        while self._waiting:
+            stream = self._waiting[0]
+            if stream.cancelled or (stream.deadline_ns and now > stream.deadline_ns):
+                self._waiting.popleft()
+                self._give_up(stream)
+                continue
+            blocks = _blocks_at_most(stream.asked)
+            if free <= len(admitted) or not self._fits(blocks):
+                break
+            self._waiting.popleft()
+            self._reserved += blocks
+            admitted.append(stream)
+        return admitted
+
+    def _fits(self, blocks: int) -> bool:
+        """Under guaranteed_no_evict, a request starts only when all it may come to need is free."""
+        if not self._options.guaranteed_no_evict or not self._reserved:
+            return True
+        return self._reserved + blocks <= self._counters.max_blocks
+
+    def _give_up(self, stream: Stream) -> None:
+        error = "" if stream.cancelled else "The request waited longer than its timeout."
+        self._outbox.send(stream, _nothing(stream, error))
+
+    def _start(self, stream: Stream) -> None:
+        try:
+            config = pipeline_config(stream)
+            prompt = ov.Tensor(stream.asked.prompt.reshape(1, -1))
+            stream.handle = self._pipeline.add_request(self._next_handle, prompt, config)
+        except RuntimeError as error:  # the engine judges some combinations itself, e.g. a broken grammar
+            self._reserved -= _blocks_at_most(stream.asked)
+            self._outbox.send(stream, _nothing(stream, f"The engine refuses the request: {error}"))
+            return
+        self._next_handle += 1
+        stream.stamps.first_scheduled = time.monotonic_ns()
+        self._ledger.start(stream)
+        with self._changed:
+            self._running.append(stream)
+
+    def _iterate(self) -> None:
+        """One iteration of the engine, and what came of it."""
+        for stream in self._running:
+            if stream.cancelled:
+                stream.handle.cancel()
+        started = time.monotonic_ns()
+        self._pipeline.step()
+        now = time.monotonic_ns()
+        ended: list[tuple[Stream, News]] = []
+        for stream in self._running:
+            first = not stream.stamps.first_token
+            happened = _READER.read(stream, now)
+            if happened is None:
+                continue
+            if happened.ended:
+                ended.append((stream, happened))
+            else:
+                self._outbox.put(stream, happened, urgent=first)
+        if ended:
+            self._release([stream for stream, _ in ended])
+            for stream, happened in ended:
+                self._outbox.put(stream, happened, urgent=True)
+        self._outbox.spend((now - started) / 1e9)
+        self._counters.iteration(len(self._running))
+
+    def _release(self, ended: list[Stream]) -> None:
+        gone = set(ended)
+        with self._changed:
+            self._running = [stream for stream in self._running if stream not in gone]
+        for stream in ended:
+            self._reserved -= _blocks_at_most(stream.asked)
+            self._ledger.end(stream)
+            self._ended(stream)
+            stream.handle = None
+
+    def _ended(self, stream: Stream) -> None:
+        self._counters.finished(stream)
+
+    def _sent(self, stream: Stream) -> None:
+        """Forget a request whose last response went out."""
+        reply = stream.reply
+        if reply.closed:
+            with self._changed:
+                self._replies.discard(reply)
+                same = self._by_id.get(reply.request_id)
+                if same is not None:
+                    same.discard(reply)
+                    if not same:
+                        del self._by_id[reply.request_id]
+
+    def _watch(self) -> None:
+        """Look for vanished clients: asking costs a round trip to the server, so not in the engine's thread."""
+        period = self._options.cancellation_check_period_ms / 1000
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing or bool(self._failure), period):
+                    return
+                replies = [reply for reply in self._replies if not reply.closed]
+            for reply in replies:
+                if not reply.closed and reply.channel.is_cancelled():
+                    with self._changed:
+                        _cancel(reply)
+                        self._changed.notify_all()
+
+    def _stop_handles(self) -> None:
+        for stream in self._running:
+            stream.handle.cancel()
+        if self._running:
+            self._pipeline.step()
+
+    def _fail_all(self, message: str, *, unavailable: bool = False) -> None:
+        with self._changed:
+            replies, self._replies = self._replies, set()
+            self._waiting.clear()
+            self._running = []
+        for reply in replies:
+            _cancel(reply)
+            reply.fail(message, unavailable=unavailable)
+
+
+def _cancel(reply: Reply) -> None:
+    for stream in reply.streams:
+        stream.cancelled = True
+
+
+def _nothing(stream: Stream, error: str = "") -> News:
+    beams = stream.asked.beam_width
+    return News([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
+
+
+def _blocks_at_most(asked: Asked) -> int:
+    """KV blocks a request may come to need."""
+    per_beam = -(-(len(asked.prompt) + asked.max_tokens) // KV_BLOCK_TOKENS)
+    return per_beam * asked.beam_width

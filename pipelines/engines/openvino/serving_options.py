@@ -1,0 +1,162 @@
+"""Parameters of the Triton model `tensorrt_llm`, as the CPU engine understands them.
+
+The keys are those of TensorRT-LLM's backend, plus `openvino_*`. Keys about GPUs, MPI and LoRA caches change nothing
+here and are not read; what would change answers and is not possible is refused when the model loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import GIB
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, kv_block_bytes, kv_precision
+
+FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
+DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
+BATCHING = ("inflight_fused_batching", "inflight_batching")
+POLICIES = ("guaranteed_no_evict", "max_utilization")
+NOT_HERE = ("max_attention_window_size", "sink_token_length", "encoder_model_path")
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """How a server runs an engine.
+
+    Attributes:
+        engine_dir: the engine folder.
+        engine: run-time options of the engine.
+        tokenizer_dir: tokenizer of the model, or None; for characters that span tokens and guided decoding.
+        guides: guided decoding is configured.
+        max_tokens_in_cache: bound of the KV cache in tokens, or None.
+        max_beam_width: bound for requests, or None for the engine's.
+        max_queue_size: requests that may wait; 0 is no bound.
+        decoupled: several responses to one request are possible.
+        exclude_input: leave the prompt out of answers when a request does not say.
+        guaranteed_no_evict: start a request only when all KV blocks it may need are free.
+        cancellation_check_period_ms: how often to look for vanished clients.
+        stats_check_period_ms: how often to update metrics.
+    """
+
+    engine_dir: Path
+    engine: OpenVinoOptions = OpenVinoOptions()  # noqa: RUF009 - frozen
+    tokenizer_dir: Path | None = None
+    guides: bool = False
+    max_tokens_in_cache: int | None = None
+    max_beam_width: int | None = None
+    max_queue_size: int = 0
+    decoupled: bool = True
+    exclude_input: bool = False
+    guaranteed_no_evict: bool = True
+    cancellation_check_period_ms: int = 100
+    stats_check_period_ms: int = 100
+
+    @classmethod
+    def from_model_config(cls, config: Mapping[str, Any], repository: Path) -> ServingOptions:
+        """Read a model configuration as Triton hands it to the backend.
+
+        Args:
+            config: the parsed JSON.
+            repository: where relative paths count from.
+
+        Raises:
+            UserError: naming the parameter, its value and what is allowed.
+        """
+        given = _Parameters(config.get("parameters", {}))
+        _refuse(given)
+        queue = config.get("dynamic_batching", {}).get("default_queue_policy", {})
+        tokenizer = repository / given.text("tokenizer_dir", FALLBACK_TOKENIZER)
+        guides = given.word("guided_decoding_backend", "", ("", "xgrammar"))
+        return cls(
+            engine_dir=repository / given.text("gpt_model_path", "tensorrt_llm/1/engine"),
+            engine=OpenVinoOptions(
+                inference_precision=given.text("openvino_inference_precision", "auto"),
+                num_threads=given.whole("openvino_num_threads", None),
+                kv_cache_precision=given.text("openvino_kv_cache_precision", "auto"),
+                kv_cache_bytes=given.whole("openvino_kv_cache_bytes", GIB) or GIB,
+                enable_prefix_caching=given.flag("enable_kv_cache_reuse", default=True),
+                enable_chunked_context=given.flag("enable_chunked_context", default=False),
+            ),
+            tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
+            guides=bool(guides),
+            max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
+            max_beam_width=given.whole("max_beam_width", None),
+            max_queue_size=int(queue.get("max_queue_size", 0)),
+            decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            exclude_input=given.flag("exclude_input_in_output", default=False),
+            guaranteed_no_evict=given.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],
+            cancellation_check_period_ms=given.whole("cancellation_check_period_ms", 100) or 100,
+            stats_check_period_ms=given.whole("stats_check_period_ms", 100) or 100,
+        )
+
+    def kv_blocks(self, folder: EngineFolder) -> int:
+        """Return how many blocks the KV cache has."""
+        return self.engine.kv_cache_bytes // kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
+
+    def fitted(self, folder: EngineFolder) -> ServingOptions:
+        """Return these options with the KV cache cut to `max_tokens_in_cache`."""
+        if self.max_tokens_in_cache is None:
+            return self
+        blocks = -(-self.max_tokens_in_cache // KV_BLOCK_TOKENS)
+        size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
+        engine = replace(self.engine, kv_cache_bytes=min(size, self.engine.kv_cache_bytes))
+        return replace(self, engine=engine, max_tokens_in_cache=None)
+
+
+class _Parameters:
+    """String parameters; an empty one and an unfilled `${placeholder}` count as not given."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        texts = {name: str(value.get("string_value", "")).strip() for name, value in raw.items()}
+        self._given = {name: text for name, text in texts.items() if text and not text.startswith("${")}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._given
+
+    def text(self, name: str, default: str) -> str:
+        return self._given.get(name, default)
+
+    def word(self, name: str, default: str, known: tuple[str, ...]) -> str:
+        word = self.text(name, default)
+        if word not in known:
+            raise UserError(f"Parameter {name}='{word}' is not possible on the CPU engine.", allowed=_one_of(known))
+        return word
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        word = self.text(name, str(default)).lower()
+        if word not in ("true", "1", "false", "0"):
+            raise UserError(f"Parameter {name}='{word}' is no truth value.", allowed="Choose true or false.")
+        return word in ("true", "1")
+
+    def whole(self, name: str, default: int | None) -> int | None:
+        if name not in self._given:
+            return default
+        return _number(name, self._given[name], int)
+
+
+def _number(name: str, text: str, kind: Callable[[str], int]) -> int:
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise UserError(f"Parameter {name}='{text}' is no whole number.") from error
+    if value < 1:
+        raise UserError(f"Parameter {name}={value} is not possible.", allowed="It must be at least 1.")
+    return value
+
+
+def _refuse(given: _Parameters) -> None:
+    given.word("gpt_model_type", BATCHING[0], BATCHING)
+    given.word("decoding_mode", DECODING_MODES[0], DECODING_MODES)
+    for name in NOT_HERE:
+        if name in given:
+            raise UserError(
+                f"Parameter {name}='{given.text(name, '')}' is not possible on the CPU engine.", todo="Leave it out."
+            )
+
+
+def _one_of(known: tuple[str, ...]) -> str:
+    return f"Choose one of {', '.join(word for word in known if word)}."

@@ -1,0 +1,63 @@
+"""The engine's graph run statefully, one sequence at a time: slower than the paged pipeline, but it shows logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from pipelines.engines.openvino.build import MODEL_FILE
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
+from pipelines.engines.openvino.scoring import MAX_LOGITS, with_chosen_logits
+
+Array = np.ndarray[Any, Any]
+
+
+class StatefulModel:
+    """The compiled graph; sequences share its weights."""
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
+        """Load and compile."""
+        core = ov.Core()
+        model = with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
+        self.compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
+        self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
+
+
+class StatefulSequence:
+    """One sequence with a KV state of its own."""
+
+    def __init__(self, model: StatefulModel) -> None:
+        self._request = model.compiled.create_infer_request()
+        self._piece = model.piece
+        self._length = 0
+
+    def feed(self, tokens: Sequence[int] | Array, *, all_logits: bool) -> Array:
+        """Append tokens.
+
+        Returns:
+            the logits after every token, or after the last one only; float32 [N, V].
+        """
+        parts = []
+        for start in range(0, len(tokens), self._piece):
+            piece = np.asarray(tokens[start : start + self._piece], dtype=np.int64)
+            last = start + len(piece) == len(tokens)
+            rows = np.arange(len(piece)) if all_logits else np.array([len(piece) - 1])
+            logits = self._infer(piece, rows)
+            if all_logits or last:
+                parts.append(logits)
+        return np.concatenate(parts)
+
+    def _infer(self, piece: Array, rows: Array) -> Array:
+        past, self._length = self._length, self._length + len(piece)
+        inputs = {
+            "input_ids": piece[None],
+            "attention_mask": np.ones((1, self._length), dtype=np.int64),
+            "position_ids": np.arange(past, self._length, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, dtype=np.int32),
+            "logit_rows": rows.astype(np.int64),
+        }
+        return np.array(self._request.infer(inputs)["logits"], dtype=np.float32)

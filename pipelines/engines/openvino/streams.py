@@ -1,0 +1,313 @@
+"""Answers on their way to clients: one `Stream` per sequence, one `Reply` per request, an `Outbox` for all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.requests import Asked
+
+Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Stamps:
+    """When things happened to a sequence; nanoseconds of `time.monotonic_ns`, 0 is not yet."""
+
+    arrival: int = 0
+    first_scheduled: int = 0
+    first_token: int = 0
+    last_token: int = 0
+
+
+@dataclass(slots=True)
+class KvUse:
+    """Blocks of the paged KV cache that a sequence needed."""
+
+    new: int = 0
+    reused: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.new + self.reused
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one response carries.
+
+    Attributes:
+        stream: the sequence it belongs to.
+        rows: token ids per beam.
+        log_probs: per beam and new token; None when not asked for.
+        cum_log_probs: per beam, of everything generated so far.
+        context_logits: [T, V] or None.
+        generation_logits: [beams, N, V] or None.
+        last: no more responses to this request follow.
+    """
+
+    stream: Stream
+    rows: list[list[int]]
+    log_probs: list[list[float]] | None = None
+    cum_log_probs: list[float] | None = None
+    context_logits: Array | None = None
+    generation_logits: Array | None = None
+    last: bool = False
+
+
+class Channel(Protocol):
+    """The way back to one client."""
+
+    def send(self, piece: Piece) -> None:
+        """Send a response; `piece.last` closes the channel."""
+        ...
+
+    def fail(self, message: str, *, unavailable: bool) -> None:
+        """Send an error and close the channel."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone or wants no more."""
+        ...
+
+
+class Reply:
+    """One request: its sequences share a channel, which closes when all of them have ended."""
+
+    def __init__(self, channel: Channel, request_id: str, batch: int) -> None:
+        self.channel, self.request_id, self.batch = channel, request_id, batch
+        self.streams: list[Stream] = []
+        self.open = 0
+        self.closed = False
+
+    def fail(self, message: str, *, unavailable: bool = False) -> None:
+        """Tell the client, once."""
+        if not self.closed:
+            self.closed = True
+            self.channel.fail(message, unavailable=unavailable)
+
+
+@dataclass(slots=True)
+class News:
+    """What happened to a sequence since the last response.
+
+    Attributes:
+        rows: new token ids per beam.
+        log_probs: their log probabilities.
+        cum: sums of all log probabilities so far, per beam.
+        logits: of the new tokens, each [V].
+        context_logits: [T, V], once.
+        ended: the sequence is finished.
+        error: it failed.
+        unavailable: the error is the server's.
+    """
+
+    rows: list[list[int]] = field(default_factory=lambda: [[]])
+    log_probs: list[list[float]] = field(default_factory=lambda: [[]])
+    cum: list[float] = field(default_factory=list)
+    logits: list[Array] = field(default_factory=list)
+    context_logits: Array | None = None
+    ended: bool = False
+    error: str = ""
+    unavailable: bool = False
+
+    def add(self, later: News) -> None:
+        """Append what happened afterwards."""
+        for row, more in zip(self.rows, later.rows, strict=True):
+            row.extend(more)
+        for values, more_values in zip(self.log_probs, later.log_probs, strict=True):
+            values.extend(more_values)
+        self.cum = later.cum or self.cum
+        self.logits.extend(later.logits)
+        if later.context_logits is not None:
+            self.context_logits = later.context_logits
+        self.ended, self.error, self.unavailable = later.ended, later.error, later.unavailable
+
+
+class Stream:
+    """One sequence (or one beam search) being generated.
+
+    Attributes:
+        asked: the prompt and its limits.
+        reply: the request it belongs to.
+        batch_index: which prompt of the request.
+        sequence_index: which answer to the prompt.
+        deadline_ns: give up waiting for a slot then (`time.monotonic_ns`); 0 is never.
+        tokens: generated so far, without a final end_id; of a beam search, those of the best beam at its end.
+        log_probs: theirs, when asked for.
+        cum: their sum.
+        cancelled: somebody wants it to end.
+        stamps: when things happened.
+        kv: KV blocks.
+        handle: the engine's own handle, while it runs.
+    """
+
+    __slots__ = (
+        "asked",
+        "batch_index",
+        "cancelled",
+        "cum",
+        "deadline_ns",
+        "handle",
+        "held",
+        "kv",
+        "log_probs",
+        "reply",
+        "sequence_index",
+        "stamps",
+        "tokens",
+    )
+
+    def __init__(self, asked: Asked, reply: Reply, batch_index: int, sequence_index: int, deadline_ns: int = 0) -> None:
+        self.asked, self.reply = asked, reply
+        self.batch_index, self.sequence_index = batch_index, sequence_index
+        self.deadline_ns = deadline_ns
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.cum = 0.0
+        self.cancelled = False
+        self.stamps, self.kv = Stamps(arrival=time.monotonic_ns()), KvUse()
+        self.handle: Any = None
+        self.held: News | None = None
+        reply.streams.append(self)
+        reply.open += 1
+
+    @property
+    def pieces(self) -> bool:
+        """Whether every new token is to be sent at once."""
+        return self.asked.streaming and self.asked.beam_width == 1
+
+    def at_stop_word(self, new: int) -> bool:
+        """Whether a stop word ends within the last `new` tokens."""
+        words, tokens = self.asked.stop_words, self.tokens
+        if not words:
+            return False
+        ends = range(len(tokens) - new + 1, len(tokens) + 1)
+        return any(tuple(tokens[max(0, end - len(word)) : end]) == word for end in ends for word in words)
+
+    def seed(self) -> int:
+        """Return the seed of this answer: further answers to a prompt count up."""
+        return self.asked.seed + self.sequence_index
+
+
+class Outbox:
+    """Sends news, at once or when the budget allows.
+
+    The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so a thread of its own could send only
+    in the gaps between steps; the engine's thread sends in these gaps itself. First and last pieces always go at once.
+    Others share a budget, a part of the time the steps take. On any model whose step takes much longer than its
+    responses (about 50 microseconds each) that is a response for every token; when a step is that short, the tokens of
+    a sequence that gather meanwhile travel together, the sequence that has waited longest first.
+    """
+
+    SHARE = 0.12
+    """Seconds of sending per second of engine."""
+
+    def __init__(self, characters: PartialCharacters, after: Callable[[Stream], None] = lambda stream: None) -> None:
+        """Start empty.
+
+        Args:
+            characters: which tokens to hold back.
+            after: called with every stream whose last piece was sent.
+        """
+        self._characters, self._after = characters, after
+        self._waiting: dict[Stream, News] = {}
+        self._budget = 0.0
+        self._closing_replies = threading.Lock()
+
+    def put(self, stream: Stream, news: News, *, urgent: bool) -> None:
+        """Take what happened to a sequence; for the engine's thread only.
+
+        Args:
+            stream: the sequence.
+            news: taken over, not copied.
+            urgent: send it now.
+        """
+        before = self._waiting.get(stream)
+        if before is not None:
+            before.add(news)
+            news = before
+        if urgent:
+            self._waiting.pop(stream, None)
+            self.send(stream, news)
+        elif before is None:
+            self._waiting[stream] = news
+
+    def spend(self, step_seconds: float) -> None:
+        """Send what the budget allows after a step; for the engine's thread only."""
+        if not self._waiting:
+            return
+        self._budget = min(self._budget + step_seconds * self.SHARE, 2 * step_seconds)
+        started = time.perf_counter()
+        while self._waiting and time.perf_counter() - started < self._budget:
+            stream = next(iter(self._waiting))
+            self.send(stream, self._waiting.pop(stream))
+        self._budget -= time.perf_counter() - started
+
+    def send(self, stream: Stream, news: News) -> None:
+        """Send now, from any thread."""
+        try:
+            self._deliver(stream, news)
+        except Exception:  # a client's channel may break at any time; the others must go on
+            log.exception("a response could not be sent")
+            stream.cancelled = True
+        if news.ended:
+            self._after(stream)
+
+    def _deliver(self, stream: Stream, news: News) -> None:
+        reply = stream.reply
+        if reply.closed:
+            return
+        if news.error:
+            reply.fail(news.error, unavailable=news.unavailable)
+            return
+        if stream.held is not None:
+            stream.held.add(news)
+            news, stream.held = stream.held, None
+        if stream.pieces and not news.ended and not self._cut(stream, news):
+            return
+        if news.ended:
+            with self._closing_replies:
+                reply.open -= 1
+                reply.closed = reply.open == 0
+        reply.channel.send(_piece(stream, news, last=reply.closed))
+
+    def _cut(self, stream: Stream, news: News) -> bool:
+        """Keep back tokens that end inside a character; return whether anything is left to send."""
+        tokens = news.rows[0]
+        whole = self._characters.whole(tokens)
+        if whole == len(tokens):
+            return bool(tokens)
+        held = News([tokens[whole:]], [news.log_probs[0][whole:]], news.cum, news.logits[whole:])
+        if whole == 0:
+            held.context_logits = news.context_logits
+        news.rows, news.log_probs, news.logits = [tokens[:whole]], [news.log_probs[0][:whole]], news.logits[:whole]
+        if news.log_probs[0]:
+            news.cum = [news.cum[0] - sum(held.log_probs[0])]
+        stream.held = held
+        return whole > 0
+
+
+def _piece(stream: Stream, news: News, *, last: bool) -> Piece:
+    asked = stream.asked
+    rows = news.rows
+    if not asked.streaming and not asked.exclude_input:
+        prompt = asked.prompt.tolist()
+        rows = [prompt + row for row in rows]
+    piece = Piece(stream, rows, last=last)
+    if asked.log_probs:
+        piece.log_probs, piece.cum_log_probs = news.log_probs, news.cum or [0.0] * len(rows)
+    piece.context_logits = news.context_logits
+    if asked.generation_logits and news.logits:
+        piece.generation_logits = np.stack(news.logits)[None]
+    return piece

@@ -1,0 +1,248 @@
+"""Triton model `preprocessing`: text to token ids, and words to the id lists that `tensorrt_llm` takes.
+
+The same file serves the GPU and the CPU repository. It reads `tokenizer.json` with the `tokenizers` library, which loads
+in milliseconds; `transformers` is imported only for a tokenizer that has no such file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+Array = np.ndarray[Any, Any]
+
+NO_OFFSET = -1
+"""Fills the offsets row of a word list behind the last word."""
+
+IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
+
+
+class BadInput(Exception):
+    """What a client sent cannot be used; the message names the input."""
+
+
+class TritonPythonModel:
+    """Python-backend entry point; one object per instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer.
+
+        Parameters of config.pbtxt: `tokenizer_dir` (relative paths count from the repository), `add_special_tokens`.
+        """
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        folder = _folder(parameters, args)
+        self._add_special_tokens = _flag(parameters, "add_special_tokens", default=True)
+        self._tokens = open_tokenizer(folder)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request; a bad one gets an error of its own."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            tensors = self._outputs(request)
+        except BadInput as fault:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(fault), pb_utils.TritonError.INVALID_ARG))
+        wanted = set(request.requested_output_names())
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, values) for name, values in tensors.items() if name in wanted]
+        )
+
+    def _outputs(self, request: Any) -> dict[str, Array]:
+        for name in IMAGE_INPUTS:
+            if _input(request, name) is not None:
+                raise BadInput(f"{name} was given, but this repository serves a text model; leave it out.")
+        prompts = [self._encode(text, "QUERY (text_input)") for text in _texts(request, "QUERY")]
+        batch = len(prompts)
+        end_id = _given(request, "END_ID", self._tokens.end_id, batch)
+        pad_id = _given(request, "PAD_ID", self._tokens.pad_id, batch)
+        ids, lengths = _padded(prompts, pad_id)
+        decoder_ids, decoder_lengths = _padded(self._decoder_prompts(request, pad_id), pad_id)
+        return {
+            "INPUT_ID": ids,
+            "REQUEST_INPUT_LEN": lengths,
+            "DECODER_INPUT_ID": decoder_ids,
+            "REQUEST_DECODER_INPUT_LEN": decoder_lengths,
+            "BAD_WORDS_IDS": self._word_lists(request, "BAD_WORDS_DICT", batch),
+            "STOP_WORDS_IDS": self._word_lists(request, "STOP_WORDS_DICT", batch),
+            "EMBEDDING_BIAS": self._bias(request, batch),
+            "REQUEST_OUTPUT_LEN": _output_lengths(request, batch),
+            "OUT_END_ID": end_id,
+            "OUT_PAD_ID": pad_id,
+            "OUT_PROMPT_TABLE_EXTRA_IDS": self._extra_ids(request, ids),
+        }
+
+    def _encode(self, raw: bytes, name: str) -> list[int]:
+        text = _decoded(raw, name)
+        if not text:
+            raise BadInput(f"{name} is empty; a prompt needs at least one character.")
+        ids = self._tokens.encode(text, self._add_special_tokens)
+        if not ids:
+            raise BadInput(f"{name} gives no tokens; a prompt needs at least one.")
+        return ids
+
+    def _decoder_prompts(self, request: Any, pad_id: Array) -> list[list[int]]:
+        """Encoder-decoder models start from this; for others it is one padding token, which they do not look at."""
+        texts = _texts(request, "DECODER_QUERY", optional=True)
+        starts = [[int(row[0])] for row in pad_id]
+        for row, text in enumerate(texts[: len(starts)]):
+            if text:
+                starts[row] = self._encode(text, "DECODER_QUERY (decoder_text_input)")
+        return starts
+
+    def _word_lists(self, request: Any, name: str, batch: int) -> Array:
+        """Return [batch, 2, longest]: the ids of all words in a row, and below where each word ends."""
+        tensor = _input(request, name)
+        rows = [[]] * batch if tensor is None else [self._words(row, name) for row in tensor.reshape(batch, -1)]
+        longest = max(1, max(sum(len(word) for word in words) for words in rows))
+        lists = np.zeros((batch, 2, longest), dtype=np.int32)
+        lists[:, 1] = NO_OFFSET
+        for row, words in enumerate(rows):
+            flat = [token for word in words for token in word]
+            lists[row, 0, : len(flat)] = flat
+            lists[row, 1, : len(words)] = np.cumsum([len(word) for word in words])
+        return lists
+
+    def _words(self, row: Array, name: str) -> list[list[int]]:
+        """Ids of every word of one prompt; an empty word, which clients send for "none", has none."""
+        words = (self._tokens.encode(_decoded(raw, name), False) for raw in row)
+        return [word for word in words if word]
+
+    def _bias(self, request: Any, batch: int) -> Array:
+        """Return [batch, vocabulary], or [batch, 0] when no bias is asked for."""
+        words, weights = _input(request, "EMBEDDING_BIAS_WORDS"), _input(request, "EMBEDDING_BIAS_WEIGHTS")
+        if words is None and weights is None:
+            return np.zeros((batch, 0), dtype=np.float32)
+        if words is None or weights is None or words.size != weights.size:
+            raise BadInput(
+                "EMBEDDING_BIAS_WORDS and EMBEDDING_BIAS_WEIGHTS (embedding_bias_words, embedding_bias_weights) belong"
+                f" together; {0 if words is None else words.size} words and"
+                f" {0 if weights is None else weights.size} weights were given."
+            )
+        bias = np.zeros((batch, self._tokens.size), dtype=np.float32)
+        rows = zip(words.reshape(batch, -1), weights.reshape(batch, -1), strict=True)
+        for row, (names, values) in enumerate(rows):
+            for raw, weight in zip(names, values, strict=True):
+                bias[row, self._tokens.encode(_decoded(raw, "EMBEDDING_BIAS_WORDS"), False)] += weight
+        return bias
+
+    def _extra_ids(self, request: Any, ids: Array) -> Array:
+        """Mark the virtual tokens of a prompt table (ids beyond the vocabulary), so that KV reuse tells tables apart."""
+        table = _input(request, "PROMPT_TABLE_EXTRA_ID")
+        extra = np.zeros(ids.shape, dtype=np.uint64)
+        if table is not None:
+            extra[ids >= self._tokens.size] = table.reshape(-1)[0]
+        return extra
+
+
+class JsonTokenizer:
+    """`tokenizer.json` beside `tokenizer_config.json`."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.size = int(self._tokenizer.get_vocab_size())
+        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        end, pad = self._special(config, "eos_token"), self._special(config, "pad_token")
+        self.end_id = -1 if end is None else end
+        self.pad_id = max(0, self.end_id) if pad is None else pad
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text, with or without the tokens a prompt starts with."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def _special(self, config: dict[str, Any], name: str) -> int | None:
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        return None if content is None else self._tokenizer.token_to_id(content)
+
+
+class TransformersTokenizer:
+    """Any tokenizer that transformers opens, such as a folder with only tokenizer.model."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
+        self.size = len(self._tokenizer)
+        end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        self.end_id = -1 if end is None else int(end)
+        self.pad_id = max(0, self.end_id) if pad is None else int(pad)
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text, with or without the tokens a prompt starts with."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+
+def open_tokenizer(folder: Path) -> JsonTokenizer | TransformersTokenizer:
+    """Open the tokenizer of a folder."""
+    return JsonTokenizer(folder) if (folder / "tokenizer.json").is_file() else TransformersTokenizer(folder)
+
+
+def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
+    given = parameters.get("tokenizer_dir", {}).get("string_value", "")
+    folder = Path(args["model_repository"]).parent / given
+    if not given or not folder.is_dir():
+        raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of preprocessing: {folder} is not a folder.")
+    return folder
+
+
+def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
+    word = parameters.get(name, {}).get("string_value", "").lower()
+    return word in ("true", "1") if word in ("true", "1", "false", "0") else default
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _input(request: Any, name: str) -> Array | None:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else tensor.as_numpy()
+
+
+def _texts(request: Any, name: str, *, optional: bool = False) -> list[bytes]:
+    tensor = _input(request, name)
+    if tensor is None:
+        if optional:
+            return []
+        raise BadInput(f"{name} is missing.")
+    return [raw for raw in tensor.reshape(-1)]
+
+
+def _decoded(raw: Any, name: str) -> str:
+    try:
+        return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name} is not valid UTF-8: {error}.") from error
+
+
+def _given(request: Any, name: str, default: int, batch: int) -> Array:
+    """Return [batch, 1]: what the client sent, or the tokenizer's own id."""
+    tensor = _input(request, name)
+    if tensor is None:
+        return np.full((batch, 1), default, dtype=np.int32)
+    return np.ascontiguousarray(np.broadcast_to(tensor.reshape(-1, 1), (batch, 1)), dtype=np.int32)
+
+
+def _padded(rows: list[list[int]], pad_id: Array) -> tuple[Array, Array]:
+    """Return ids [batch, longest] and lengths [batch, 1]."""
+    lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
+    ids = np.repeat(pad_id, int(lengths.max()), axis=1)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return ids, lengths
+
+
+def _output_lengths(request: Any, batch: int) -> Array:
+    tensor = _input(request, "REQUEST_OUTPUT_LEN")
+    if tensor is None:
+        raise BadInput("REQUEST_OUTPUT_LEN (max_tokens) is missing.")
+    return np.ascontiguousarray(np.broadcast_to(tensor.reshape(-1, 1), (batch, 1)), dtype=np.int32)

@@ -1,0 +1,196 @@
+"""Triton model `tensorrt_llm` of the CPU repository: the OpenVINO engine behind TensorRT-LLM's interface.
+
+Thin: it turns Triton's requests into the scheduler's and the scheduler's pieces into Triton's responses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.requests import Bounds, read_requests
+from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.streams import Piece
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SWITCH_SECONDS = 0.0002
+"""How long a thread waits for the interpreter before it asks; the engine's step holds it, so others must not wait twice."""
+
+
+class TritonPythonModel:
+    """Python-backend entry point."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the engine that config.pbtxt names."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        config = json.loads(args["model_config"])
+        try:
+            options = ServingOptions.from_model_config(config, Path(args["model_repository"]).parent)
+            folder = EngineFolder.load(options.engine_dir)
+            self._bounds = _bounds(options, folder)
+            self._scheduler = Scheduler(folder, options, _characters(options))
+        except UserError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+        self._logits_type = _logits_type(config)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Queue requests; answers come from the scheduler's threads."""
+        for request in requests:
+            channel = TritonChannel(request, self._logits_type)
+            try:
+                self._take(request, channel)
+            except UserError as error:
+                channel.fail(str(error), unavailable=False)
+
+    def finalize(self) -> None:
+        """Cancel what runs and join all threads."""
+        self._scheduler.close()
+
+    def _take(self, request: Any, channel: TritonChannel) -> None:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        stop = inputs.get("stop")
+        if stop is not None and stop.any():
+            if not request.request_id():
+                raise UserError("stop=true came without a request id.", todo="Send the id of the request to stop.")
+            self._scheduler.cancel(request.request_id())
+            channel.close()
+            return
+        prompts = read_requests(inputs, self._bounds)
+        self._scheduler.submit(prompts, channel, request.request_id(), request.timeout())
+
+
+class TritonChannel:
+    """Answers one Triton request.
+
+    Asking whether a request is cancelled after, or while, its final response goes out crashes this server version
+    (python backend 2.51: the response factory is gone by then). Both therefore happen under one lock.
+    """
+
+    def __init__(self, request: Any, logits_type: Any) -> None:
+        self._sender = request.get_response_sender()
+        self._logits_type = logits_type
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def send(self, piece: Piece) -> None:
+        """Send a response."""
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(*entry) for entry in self._tensors(piece)])
+        if piece.last:
+            self._finish(response)
+        else:
+            self._sender.send(response)
+
+    def fail(self, message: str, *, unavailable: bool) -> None:
+        """Send an error."""
+        kind = pb_utils.TritonError.UNAVAILABLE if unavailable else pb_utils.TritonError.INVALID_ARG
+        self._finish(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, kind)))
+
+    def close(self) -> None:
+        """End without content."""
+        self._finish(pb_utils.InferenceResponse([]))
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone."""
+        with self._lock:
+            return not self._closed and bool(self._sender.is_cancelled())
+
+    def _finish(self, response: Any) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._sender.send(response, flags=FINAL)
+
+    def _tensors(self, piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        """Name the parts of a response; clients count on output_ids being the first."""
+        asked, reply = piece.stream.asked, piece.stream.reply
+        lengths = [len(row) for row in piece.rows]
+        tensors = [
+            ("output_ids", _padded(piece.rows, max(lengths), asked.pad_id, np.int32)),
+            ("sequence_length", np.array([lengths], dtype=np.int32)),
+        ]
+        if reply.batch > 1:
+            tensors.append(("batch_index", np.array([[piece.stream.batch_index]], dtype=np.int32)))
+        if asked.num_return_sequences > 1:
+            tensors.append(("sequence_index", np.array([[piece.stream.sequence_index]], dtype=np.int32)))
+        if piece.log_probs is not None:
+            longest = max(len(row) for row in piece.log_probs)
+            tensors.append(("cum_log_probs", np.array([piece.cum_log_probs], dtype=np.float32)))
+            tensors.append(("output_log_probs", _padded(piece.log_probs, longest, 0, np.float32)))
+        if piece.context_logits is not None:
+            tensors.append(("context_logits", piece.context_logits[None].astype(self._logits_type)))
+        if piece.generation_logits is not None:
+            tensors.append(("generation_logits", piece.generation_logits[None].astype(self._logits_type)))
+        return tensors + _extras(piece)
+
+
+def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    stream, asked = piece.stream, piece.stream.asked
+    extras: list[tuple[str, Any, Any]] = []
+    if asked.num_input_tokens:
+        extras.append(("num_input_tokens", len(asked.prompt), np.int32))
+    if asked.num_output_tokens:
+        extras.append(("num_output_tokens", len(stream.tokens), np.int32))
+    if asked.perf_metrics:
+        stamps, kv = stream.stamps, stream.kv
+        extras += [
+            ("kv_cache_alloc_new_blocks", kv.new, np.int32),
+            ("kv_cache_reused_blocks", kv.reused, np.int32),
+            ("kv_cache_alloc_total_blocks", kv.total, np.int32),
+            ("arrival_time_ns", stamps.arrival, np.int64),
+            ("first_scheduled_time_ns", stamps.first_scheduled, np.int64),
+            ("first_token_time_ns", stamps.first_token, np.int64),
+            ("last_token_time_ns", stamps.last_token, np.int64),
+            ("acceptance_rate", 0.0, np.float32),
+            ("total_accepted_draft_tokens", 0, np.int32),
+            ("total_draft_tokens", 0, np.int32),
+        ]
+    return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras]
+
+
+def _padded(rows: list[list[Any]], longest: int, fill: int, kind: Any) -> np.ndarray[Any, Any]:
+    """Return [1, beams, longest]."""
+    if len(rows) == 1:
+        return np.array([rows], dtype=kind)
+    return np.array([[row + [fill] * (longest - len(row)) for row in rows]], dtype=kind)
+
+
+def _bounds(options: ServingOptions, folder: EngineFolder) -> Bounds:
+    width = folder.limits.max_beam_width
+    if options.max_beam_width is not None and options.max_beam_width > width:
+        raise UserError(
+            f"Parameter max_beam_width={options.max_beam_width} is more than the engine's {width}.",
+            todo=f"Build the engine with max_beam_width={options.max_beam_width} or more.",
+        )
+    return Bounds(
+        vocab_size=folder.config.vocab_size,
+        max_beam_width=options.max_beam_width or width,
+        exclude_input=options.exclude_input,
+        decoupled=options.decoupled,
+        guides=options.guides,
+    )
+
+
+def _characters(options: ServingOptions) -> PartialCharacters:
+    folder = options.tokenizer_dir
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        pb_utils.Logger.log_warn(
+            "tensorrt_llm: no tokenizer.json was found (parameter tokenizer_dir), so characters that span tokens are"
+            " streamed in parts."
+        )
+        return PartialCharacters.none()
+    return PartialCharacters.load(folder)
+
+
+def _logits_type(config: dict[str, Any]) -> Any:
+    output = next(entry for entry in config["output"] if entry["name"] == "generation_logits")
+    return pb_utils.triton_string_to_numpy(output["data_type"])
