@@ -1,0 +1,144 @@
+"""Collecting: what belongs together by digest, what is absent, what is broken."""
+
+import gzip
+import json
+
+import pytest
+
+from pipelines.artifacts import Store
+from pipelines.domain.errors import UserError
+from pipelines.report.collect import collect
+from tests.support.report_store import add_benchmark, add_format, full_store
+
+
+def test_a_format_is_the_chain_of_its_newest_benchmark(two_formats):
+    data = collect(two_formats)
+    assert [item.variant for item in data.formats] == ["none", "fp8"]
+    assert [piece.stage for piece in data.formats[1].chain] == [
+        "quantize", "build", "evaluate", "repository", "benchmark",
+    ]  # fmt: skip
+    by_stage = {piece.stage: piece for piece in data.formats[1].chain}
+    assert {source.name: source.source for source in by_stage["benchmark"].inputs} == {
+        "repository": by_stage["repository"].place,
+        "model": "model",
+    }
+    assert by_stage["build"].inputs[0].digest == by_stage["quantize"].digest
+
+
+def test_requests_of_every_level_are_there(two_formats):
+    run = collect(two_formats).workloads[0].runs[0]
+    assert [len(run.timings(level)) for level in run.result.levels] == [24, 24, 24]
+
+
+def test_the_accuracy_is_paired_with_the_baseline_of_the_same_questions(two_formats):
+    none, fp8 = collect(two_formats).formats
+    assert none.accuracy.row is None
+    assert fp8.accuracy.row["loss_percent"] == 0
+    assert fp8.accuracy.baseline == none.accuracy.piece.place
+
+
+def test_two_engines_of_one_label_are_not_mixed(tmp_path):
+    """The newest benchmark is of TP 2, so the evaluation of the TP 1 engine is left out and said so."""
+    store = Store(tmp_path)
+    add_benchmark(store, add_format(store, "fp8", minute=0), "fp8", minute=10)
+    add_benchmark(store, add_format(store, "fp8", minute=20, tp=2), "fp8", minute=30)
+    (fp8,) = collect(store).formats
+    assert fp8.piece("quantize").settings["tp_size"] == 2
+    assert fp8.accuracy.piece.created.endswith("03:22:00+00:00")
+    assert sorted(text.split("/")[0] for text in fp8.left_out) == [
+        "benchmark", "build", "evaluate", "quantize", "repository",
+    ]  # fmt: skip
+
+
+def test_an_evaluation_of_another_engine_is_named_not_used(tmp_path):
+    store = Store(tmp_path)
+    add_format(store, "fp8")
+    repository = add_format(store, "fp8", minute=20, tp=2)
+    evaluations = sorted((tmp_path / "evaluate").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+    for file in evaluations[-1].iterdir():
+        file.unlink()
+    add_benchmark(store, repository, "fp8", minute=30)
+    (fp8,) = collect(store).formats
+    assert fp8.accuracy is None
+    assert "another engine build" in fp8.missing[0]
+
+
+def test_other_workloads_stand_alone_newest_first(tmp_path):
+    store = Store(tmp_path)
+    repository = add_format(store, "fp8")
+    add_benchmark(store, repository, "fp8", minute=10, name="chat")
+    add_benchmark(store, repository, "fp8", minute=11, name="summary")
+    data = collect(store)
+    assert [(item.title, len(item.runs)) for item in data.workloads] == [("summary", 1), ("chat", 1)]
+
+
+def test_a_second_benchmark_of_the_same_engine_is_a_repeat(tmp_path):
+    store = Store(tmp_path)
+    repository = add_format(store, "fp8")
+    add_benchmark(store, repository, "fp8", minute=10)
+    add_benchmark(store, repository, "fp8", minute=11, speed=1.3)
+    (run,) = collect(store).workloads[0].runs
+    assert run.piece.created.endswith("03:11:00+00:00")
+    assert len(run.repeats) == 1
+
+
+def test_without_a_benchmark_it_is_named_as_absent(tmp_path):
+    store = Store(tmp_path)
+    add_format(store, "none")
+    data = collect(store)
+    assert data.workloads == ()
+    assert data.formats[0].missing == ("No benchmark of synthetic none yet.",)
+
+
+def test_a_store_without_the_large_files_is_enough(tmp_path):
+    """Engines and checkpoints need not travel: their manifests do."""
+    store = full_store(tmp_path, ("none", "fp8"))
+    for path in [*tmp_path.glob("build/*/config.json"), *tmp_path.glob("quantize/*/config.json")]:
+        path.unlink()
+    assert len(collect(store).formats) == 2
+
+
+def test_formats_come_in_the_order_asked_for(two_formats):
+    assert [item.variant for item in collect(two_formats, "synthetic", ["fp8", "none"]).formats] == ["fp8", "none"]
+
+
+def test_what_is_not_there_is_refused(two_formats, tmp_path):
+    with pytest.raises(UserError, match=r"nothing to report in .*empty"):
+        collect(Store(tmp_path / "empty"))
+    with pytest.raises(UserError, match=r"model 'syntetic'.*Did you mean 'synthetic'"):
+        collect(two_formats, "syntetic")
+    with pytest.raises(UserError, match=r"format nvfp4.*none"):
+        collect(two_formats, "synthetic", ["nvfp4"])
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        ("benchmark/*/manifest.json", b"{", "manifest.json is not readable JSON"),
+        ("benchmark/*/benchmark.json", b"{}", "benchmark.json was changed"),
+        ("benchmark/*/requests-0.json.gz", gzip.compress(b"{}"), "requests-0.json.gz was changed"),
+        ("evaluate/*/evaluation.json", None, "evaluation.json cannot be read"),
+    ],
+)
+def test_a_broken_artifact_is_one_clear_error(tmp_path, place, content, message):
+    store = full_store(tmp_path, ("fp8",))
+    (path,) = tmp_path.glob(place)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        collect(store)
+
+
+def test_a_manifest_of_another_version_is_refused(tmp_path):
+    store = full_store(tmp_path, ("fp8",))
+    (path,) = tmp_path.glob("build/*/manifest.json")
+    manifest = json.loads(path.read_text())
+    del manifest["made_from"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"build/synthetic-fp8.*not a manifest of this version: 'made_from'"):
+        collect(store)
+
+
+def test_an_unfinished_folder_is_not_an_artifact(two_formats, tmp_path):
+    store = full_store(tmp_path, ("fp8",))
+    (tmp_path / "build" / "synthetic-fp8-unfinished").mkdir()
+    assert len(collect(store).formats) == 1
