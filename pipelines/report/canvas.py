@@ -88,7 +88,8 @@ def _render(size: tuple[float, float], draw: Draw, theme: Theme, form: str) -> b
     from matplotlib.figure import Figure as Drawing
 
     style: dict[str, Any] = {
-        "svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "DejaVu Sans", "font.size": 8.5,
+        "svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": "report",
+        "font.family": "DejaVu Sans", "font.size": 8.5,
         "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": theme["muted"],
         "axes.linewidth": 0.7, "axes.labelcolor": theme["muted"], "axes.titlecolor": theme["ink"],
         "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.labelsize": 8.5,

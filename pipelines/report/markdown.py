@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pipelines.report.blocks import Block, Callout, Code, Column, Document, Figure, Fold, Listing, Table, Terms, Text
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]|#~$])")
+_HTML = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _WORDS = {"good": "", "note": "Note: ", "warning": "Warning: "}
 
 
@@ -31,7 +32,7 @@ def render_markdown(document: Document) -> str:
 
 def escape(text: str) -> str:
     """Text without meaning for Markdown or HTML, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split())).translate(_HTML)
 
 
 def _block(block: Block) -> list[str]:

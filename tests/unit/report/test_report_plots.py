@@ -1,0 +1,68 @@
+"""Parts of the plots: thinning, labels that keep apart, numbers as text."""
+
+import pytest
+
+from pipelines.domain.benchmark import Distribution
+from pipelines.report.labels import apart
+from pipelines.report.plots_requests import MAX_STEPS, steps
+from pipelines.report.settings import ReportSettings
+from pipelines.report.show import flat, lengths, loads, ms, number, settings_text, when
+from tests.support.report_store import benchmark
+
+
+def test_a_cumulative_curve_ends_at_all():
+    assert steps([1, 2, 4, 8]) == ([1, 1, 2, 4, 8], [0, 25, 50, 75, 100])
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends():
+    xs, ys = steps([float(i) for i in range(10_000)])
+    assert len(xs) == MAX_STEPS + 1
+    assert (xs[0], xs[-1], ys[-1]) == (0.0, 9999.0, 100.0)
+
+
+def test_names_keep_their_order_and_distance():
+    assert apart([0.5, 0.5, 0.1], 0.1) == pytest.approx([0.5, 0.6, 0.1])
+
+
+def test_names_at_the_top_move_down():
+    assert apart([0.98, 1.0], 0.1) == pytest.approx([0.9, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1234.5, "1,234"), (99.96, "100"), (12.34, "12.3"), (1.239, "1.24"), (0.1234, "0.123"), (0, "0.00"), (None, "–")],
+)
+def test_numbers_have_three_digits(value, shown):
+    assert number(value) == shown
+
+
+def test_milliseconds_are_shown_without_unit():
+    assert ms(0.01234) == "12.3"
+
+
+def test_lengths_are_one_number_when_all_are_equal():
+    """(10 x 100 + 30 x 200) / 40 = 175."""
+    assert lengths([Distribution(5, 128, 128, 128, 128, 128, 128, 128)]) == "128"
+    mixed = [Distribution(10, 100, 50, 0, 0, 0, 0, 120), Distribution(30, 200, 90, 0, 0, 0, 0, 300)]
+    assert lengths(mixed) == "175 (50..300)"
+    assert lengths([Distribution(0)]) == "–"
+
+
+def test_loads_are_listed_together():
+    assert loads(benchmark("none", (1, 4))[0].levels) == "concurrency 1, 4"
+
+
+def test_settings_are_flat_and_without_empty_values():
+    given = {"isl": {"mean": 128.0, "stdev": None}, "chat": False, "rates": [1, 2.5]}
+    assert flat(given) == [("isl.mean", "128"), ("chat", "no"), ("rates", "1, 2.5")]
+    assert settings_text({"a": 1}) == "a 1"
+
+
+def test_times_are_shown_to_the_minute():
+    assert when("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04 UTC"
+
+
+def test_a_loss_above_everything_is_refused():
+    assert ReportSettings().max_accuracy_loss_percent == 1.0
+    with pytest.raises(ValueError, match="max_accuracy_loss_percent"):
+        ReportSettings(max_accuracy_loss_percent=101)
