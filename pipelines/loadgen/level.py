@@ -30,7 +30,8 @@ from pipelines.loadgen.shared import CONNECTION, ERRORS, LAST_OK, OK, Job, Repor
 _POLL_S = 0.05
 _WARMUP_PROMPTS = 256
 _SILENCE_NS = 3 * SECOND
-INTERRUPTED = "interrupted"
+_HOPELESS = 100
+INTERRUPTED, GONE, REFUSED = "interrupted", "the server stopped answering", "every request was refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Outcome:
     Attributes:
         timings: of all requests, warm-up included, ns from the start of the level.
         window: what is measured of it, same clock; None when it ended before the window began.
+        start_ns: when the level started, on CLOCK_MONOTONIC of the client's machine.
         reports: of the client processes.
         machine: CPU load of the machine.
         server: counters of the server over the window.
@@ -62,6 +64,7 @@ class Outcome:
 
     timings: list[RequestTiming]
     window: Window | None
+    start_ns: int
     reports: list[Report]
     machine: MachineLoad
     server: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +142,7 @@ class _Run:
         reports = fleet.collect()
         timings = sorted(self._timings(reports), key=lambda timing: timing.index)
         server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
-        return Outcome(timings, self._window(timings), reports, machine.load(), server, self._reason)
+        return Outcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
 
     def _follow(self, view: View) -> None:
         fleet = self._bench.fleet
@@ -151,8 +154,8 @@ class _Run:
                 self._begin = self._planned[0] + self._start if self._planned else monotonic_ns()
             elif self._begin is not None and self._end is None and self._over(now):
                 self._close()
-            if not self._reason and self._server_is_gone(now):
-                self._cut("the server stopped answering: " + ("alive" if self._bench.server.is_live() else "not alive"))
+            if not self._reason and (trouble := self._trouble(now)):
+                self._cut(trouble)
             view.show(self._meter.state(self._phase(), self._left(now)))
         if self._begin is not None and self._end is None:
             self._close()
@@ -196,12 +199,12 @@ class _Run:
         enough = asked is not None and done >= asked
         return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
 
-    def _server_is_gone(self, now: int) -> bool:
-        """Connections fail and nothing has come for some seconds."""
+    def _trouble(self, now: int) -> str:
+        """Why to go on makes no sense: connections fail and nothing has come for some seconds, or all is refused."""
         board = self._bench.fleet.board
-        if not board.total(CONNECTION):
-            return False
-        return now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS
+        if board.total(CONNECTION) and now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS:
+            return GONE + (", though it is still there" if self._bench.server.is_live() else "")
+        return REFUSED if not board.total(OK) and board.total(ERRORS) >= _HOPELESS else ""
 
     def _phase(self) -> str:
         return "warm-up" if self._begin is None else "measuring" if self._end is None else "finishing"
@@ -251,7 +254,7 @@ class _Run:
         if self._load.arrival == "closed":
             users, asked = self._load.concurrency or 1, self._settings.num_requests
             limit = asked if self._whole else None
-            pool = plan.pool(limit)
+            pool = plan.pool(None if limit is None else limit + users * self._bench.workload.turns)
             return [
                 Job(
                     **base,

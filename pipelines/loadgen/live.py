@@ -9,7 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
-from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TOKENS, TTFT_N, TTFT_US, Board
+from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, Board
 
 _EVERY_S = 5.0
 _RATE_OVER_S = 2.0
@@ -41,7 +41,6 @@ class State:
         title: the load, e.g. "concurrency 16".
         phase: "warm-up", "measuring" or "finishing".
         rate: finished requests per second, over the last seconds.
-        tokens_per_s: of finished requests, over the last seconds.
         in_flight: sent and not finished.
         ttft_s: mean so far, None without streaming.
         itl_s: mean so far.
@@ -52,7 +51,6 @@ class State:
     title: str
     phase: str
     rate: float
-    tokens_per_s: float
     in_flight: int
     ttft_s: float | None
     itl_s: float | None
@@ -60,18 +58,18 @@ class State:
     left_s: float | None
 
     def line(self) -> str:
-        """At most 79 columns."""
-        parts = [f"{self.phase:<9}", f"{_short(self.rate)} req/s", f"{_short(self.tokens_per_s)} tok/s"]
-        parts.append(f"{self.in_flight} in flight")
+        """At most 77 columns."""
+        parts = [] if self.phase == "measuring" else [self.phase]
+        parts += [f"{_short(self.rate)} req/s", f"{self.in_flight} in flight"]
         if self.ttft_s is not None:
-            parts.append(f"TTFT {_short(self.ttft_s * 1e3)}")
+            parts.append(f"TTFT {_short(self.ttft_s * 1e3)} ms")
         if self.itl_s is not None:
             parts.append(f"ITL {_short(self.itl_s * 1e3)} ms")
         if self.errors:
             parts.append(f"{self.errors} errors")
         if self.left_s is not None:
             parts.append(f"{self.left_s:.0f} s left")
-        return ("  " + "  ".join(parts))[:79]
+        return "  ".join(parts)[:77]
 
 
 class Meter:
@@ -79,23 +77,22 @@ class Meter:
 
     def __init__(self, board: Board, title: str) -> None:
         self._board, self._title = board, title
-        self._past: list[tuple[float, int, int]] = [(monotonic(), 0, 0)]
+        self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 
     def state(self, phase: str, left_s: float | None) -> State:
         """Read the counters now."""
         total = self._board.total
-        at, ok, tokens = monotonic(), total(OK), total(TOKENS)
-        self._past.append((at, ok, tokens))
+        at, ok = monotonic(), total(OK)
+        self._past.append((at, ok))
         while len(self._past) > 2 and self._past[1][0] < at - _RATE_OVER_S:
             self._past.pop(0)
-        since, ok_then, tokens_then = self._past[0]
+        since, ok_then = self._past[0]
         seconds = max(at - since, 1e-9)
         errors = total(ERRORS)
         return State(
             title=self._title,
             phase=phase,
             rate=(ok - ok_then) / seconds,
-            tokens_per_s=(tokens - tokens_then) / seconds,
             in_flight=max(total(SENT) - ok - errors, 0),
             ttft_s=_mean(total(TTFT_US), total(TTFT_N)),
             itl_s=_mean(total(ITL_US), total(ITL_N)),
@@ -108,7 +105,7 @@ class PlainView:
     """Lines on standard error, for logs."""
 
     def __init__(self, write: Callable[[str], Any] = sys.stderr.write) -> None:
-        self._write, self._next = write, monotonic() + _EVERY_S
+        self._write, self._next, self._title = write, monotonic() + _EVERY_S, ""
 
     def __enter__(self) -> PlainView:
         return self
@@ -122,7 +119,10 @@ class PlainView:
         """See `View.show`."""
         if monotonic() >= self._next:
             self._next = monotonic() + _EVERY_S
-            self._write(f"{state.title}:{state.line()}\n"[:80])
+            if state.title != self._title:
+                self._title = state.title
+                self._write(f"  {state.title}\n")
+            self._write(f"  {state.line()}\n")
 
 
 class TerminalView:
@@ -147,7 +147,7 @@ class TerminalView:
         """See `View.show`."""
         from rich.text import Text
 
-        self._live.update(Text(f"  {state.title}\n{state.line()}"), refresh=True)
+        self._live.update(Text(f"  {state.title}\n  {state.line()}"), refresh=True)
 
 
 def default_view() -> View:

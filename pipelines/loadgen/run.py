@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 from pipelines.artifacts import write_json
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import CONVENTIONS, Window, summarise
-from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.domain.summary import CONVENTIONS, summarise
+from pipelines.domain.timing import to_columns
 from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge
 from pipelines.loadgen.interface import Interface
-from pipelines.loadgen.level import INTERRUPTED, Bench, Outcome, run_level
+from pipelines.loadgen.level import INTERRUPTED, REFUSED, Bench, Outcome, run_level
 from pipelines.loadgen.live import View, default_view
 from pipelines.loadgen.plan import Load, is_whole, loads
 from pipelines.loadgen.prompts import PromptMaker
@@ -121,7 +121,7 @@ def _measure(bench: Bench, result: BenchmarkResult, out_dir: Path, note: Callabl
             break
         if outcome.window is not None:
             level = _level(bench, load, outcome, result.slo)
-            keep_requests(out_dir / level.requests_file, outcome.timings, outcome.window)
+            keep_requests(out_dir / level.requests_file, outcome)
             result = replace(result, levels=(*result.levels, level))
             note(level_line(level))
         _check_answers(load, outcome)
@@ -173,7 +173,7 @@ def _check_answers(load: Load, outcome: Outcome) -> None:
     Raises:
         UserError: not one request finished and the server said why.
     """
-    if outcome.reason or not outcome.timings or any(timing.ok for timing in outcome.timings):
+    if outcome.reason not in ("", REFUSED) or not outcome.timings or any(timing.ok for timing in outcome.timings):
         return
     kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it did not say why"))
     todo = "Look at workload.isl and workload.osl against the engine's max_input_len and max_seq_len."
@@ -226,6 +226,7 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
         **{key: getattr(settings, key) for key in keys},
         "window": "whole" if whole else "steady",
         "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
+        "after_error": "a user pauses 0.2 s",
         "after_window": "nobody sends; what is under way is followed to its end",
         "osl": exact if workload.ignore_eos else "the model may stop before",
         "osl_counted_by": "server" if interface.counts_output else "responses with text",
@@ -241,9 +242,9 @@ def _warms(settings: BenchmarkSettings) -> bool:
     return bool(settings.warmup_s or settings.warmup_requests)
 
 
-def keep_requests(path: Path, timings: Sequence[RequestTiming], window: Window) -> None:
-    """Write one level's records: columns of `pipelines.domain.timing.to_columns`, and `window_ns`."""
-    data = {**to_columns(timings), "window_ns": list(window)}
+def keep_requests(path: Path, outcome: Outcome) -> None:
+    """Write one level's records: columns of `pipelines.domain.timing.to_columns`, the window, the clock's zero."""
+    data = {**to_columns(outcome.timings), "window_ns": outcome.window, "start_monotonic_ns": outcome.start_ns}
     aside = path.with_name(f".{path.name}.part")
     with gzip.open(aside, "wt", compresslevel=3) as file:
         json.dump(data, file, separators=(",", ":"))

@@ -10,8 +10,8 @@ from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.lane import Row
 from pipelines.loadgen.plan import Ask, Conversation
 
-_FIELDS = ("sent", "ok", "errors", "connection", "tokens", "ttft_us", "ttft_n", "itl_us", "itl_n", "last_ok_ns")
-SENT, OK, ERRORS, CONNECTION, TOKENS, TTFT_US, TTFT_N, ITL_US, ITL_N, LAST_OK = range(len(_FIELDS))
+_FIELDS = ("sent", "ok", "errors", "connection", "ttft_us", "ttft_n", "itl_us", "itl_n", "last_ok_ns")
+SENT, OK, ERRORS, CONNECTION, TTFT_US, TTFT_N, ITL_US, ITL_N, LAST_OK = range(len(_FIELDS))
 WIDTH = len(_FIELDS)
 
 

@@ -27,6 +27,7 @@ from pipelines.loadgen.shared import WIDTH, Job, Report
 _LAG_PERIOD_S = 0.02
 _SWEEP_S = 0.05
 _RETRY_S = 0.2
+"""Pause of a user after an error, so that a server in trouble is not hammered."""
 _OPEN_LANES = 8
 _CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -151,7 +152,6 @@ class _Worker:
             self._messages.setdefault(error, lane.error_text)
             return
         cells[base + shared.OK] += 1
-        cells[base + shared.TOKENS] += osl
         cells[base + shared.LAST_OK] = end
         if first is not None:
             cells[base + shared.TTFT_US] += (first - due) // 1000
@@ -183,19 +183,18 @@ class _Closed:
         turns = self._conversations()
         await asyncio.gather(*(self._user(lane, turns, start) for lane in self._users))
 
-    def _conversations(self) -> Iterator[list[tuple[Any, int]]]:
-        for conversation in cycle(self._pool):
-            self._given += 1
-            yield conversation
+    def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, int]]]]:
+        return enumerate(cycle(self._pool), 1)
 
-    async def _user(self, lane: Lane, conversations: Iterator[list[tuple[Any, int]]], start: int) -> None:
+    async def _user(self, lane: Lane, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int) -> None:
         await Pacer(1e9).until(start)
-        for conversation in conversations:
+        for taken, conversation in conversations:
             for request, isl in conversation:
                 if self._worker.stopped() or self._sent == self._job.limit:
                     return
+                self._given = max(self._given, taken)
                 row = await self._ask(lane, request, isl)
-                if row[-1] == "connection":
+                if row[-1] is not None:
                     await asyncio.sleep(_RETRY_S)
                 if self._job.think_ns:
                     await asyncio.sleep(self._job.think_ns / 1e9)
