@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipelines.report.blocks import Block, Callout, Code, Column, Document, Figure, Fold, Listing, Table, Terms, Text
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]|#~$])")
+_SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore is an underscore
 _HTML = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _WORDS = {"good": "", "note": "Note: ", "warning": "Warning: "}
 
@@ -55,7 +55,7 @@ def _block(block: Block) -> list[str]:
 
 def _fold(block: Fold) -> list[str]:
     inner = [line for each in block.blocks for line in _block(each)]
-    return ["<details>", f"<summary>{escape(block.title)}</summary>", "", *inner, "</details>", ""]
+    return ["<details>", f"<summary>{block.title.translate(_HTML)}</summary>", "", *inner, "</details>", ""]
 
 
 def _figure(block: Figure) -> list[str]:

@@ -175,8 +175,9 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
         axes.axvline(0, color=theme["ink"], linewidth=0.9)
-        axes.axvline(-limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
         for at, row in enumerate(rows):
+            accepted = -limit * row["baseline_accuracy"]
+            axes.plot([accepted] * 2, [at - 0.5, at + 0.5], color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
             middle = 100 * row["difference"]
             colour = theme["bad"] if row["verdict"] == "loses accuracy" else theme["work"]
             if row["interval"]:
@@ -200,7 +201,7 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
         title="Change of accuracy by format",
         caption=(
             "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the loss that is accepted "
-            f"({limit:g} points). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
+            f"({limit:g} % of the baseline). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
             f"{rows[0]['questions']} questions, engine {rows[0]['engine']}."
         ),
         alt="Change of accuracy in points. "

@@ -155,7 +155,7 @@ def test_the_markdown_shows_every_plot(written):
 
 
 def test_markdown_text_stays_text():
-    assert escape("a|b *c* <i> _d_\ne") == r"a\|b \*c\* &lt;i&gt; \_d\_ e"
+    assert escape("a|b *c* <i> _d_\nint4_wo") == r"a\|b \*c\* &lt;i&gt; \_d\_ int4_wo"
 
 
 def test_a_folder_that_cannot_be_written_is_said(two_formats, tmp_path):
