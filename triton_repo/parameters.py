@@ -27,6 +27,9 @@ MUST_BE_THERE = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decodi
 BUILT_IN_TREE = "mc_sim_7b_63"
 
 BOTH = (
+    "decoding_mode",
+    "max_tokens_in_paged_kv_cache",
+    "guided_decoding_backend",
     "batch_scheduler_policy",
     "exclude_input_in_output",
     "normalize_log_probs",
@@ -37,22 +40,19 @@ BOTH = (
 )
 """What `tensorrt_llm` reads in either flavour."""
 ANSWERS = (
-    "max_tokens_in_paged_kv_cache",
     "max_attention_window_size",
     "sink_token_length",
     "lora_prefetch_dir",
-    "decoding_mode",
     "lookahead_window_size",
     "lookahead_ngram_size",
     "lookahead_verification_set_size",
     "speculative_decoding_fast_logits",
-    "guided_decoding_backend",
-    "xgrammar_tokenizer_info_path",
     "medusa_choices",
     "eagle_choices",
 )
 """What the CPU engine lacks and a user would miss: asking for it there is refused."""
 PLACES = (
+    "xgrammar_tokenizer_info_path",
     "kv_cache_free_gpu_mem_fraction",
     "kv_cache_host_memory_bytes",
     "kv_cache_onboard_blocks",
@@ -71,6 +71,11 @@ PLACES = (
     "lora_cache_host_memory_bytes",
 )
 """Where and how a GPU does the same work; a CPU repository leaves it out, so that one configuration serves both."""
+
+CPU_WORDS = {
+    "decoding_mode": ("top_k", "top_p", "top_k_top_p", "beam_search"),
+    "batching_strategy": ("inflight_fused_batching", "inflight_batching"),
+}
 
 
 def text(value: Any) -> str:
@@ -115,7 +120,7 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
     }
     if spec.flavour == "openvino":
         return {**found, **_openvino(spec)}
-    return {**found, **dict.fromkeys(MUST_BE_THERE, ""), **_set(settings, (*ANSWERS, *PLACES))}
+    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **_set(settings, (*ANSWERS, *PLACES))}
 
 
 def _openvino(spec: RepositorySpec) -> dict[str, str]:
@@ -151,12 +156,26 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
         )
         for name, value in wanted.items()
     ]
-    if settings.batching_strategy.lower() == "v1":
-        faults.append(
-            Fault(
-                f"triton.batching_strategy='{settings.batching_strategy}' (static batching) was given, which "
-                "engine=openvino does not have.",
-                "It batches in flight: inflight_fused_batching.",
+    for name, known in CPU_WORDS.items():
+        given = getattr(settings, name)
+        if given is not None and given not in known:
+            faults.append(
+                Fault(
+                    f"triton.{name}='{given}' was given, which engine=openvino does not have.",
+                    f"It has {', '.join(known)}.",
+                )
             )
-        )
     return faults
+
+
+def gpu_faults(settings: TritonSettings) -> list[Fault]:
+    """What TensorRT-LLM's backend would ignore without a word."""
+    if settings.guided_decoding_backend is None or settings.xgrammar_tokenizer_info_path is not None:
+        return []
+    return [
+        Fault(
+            f"triton.guided_decoding_backend='{settings.guided_decoding_backend}' was given without "
+            "triton.xgrammar_tokenizer_info_path.",
+            "TensorRT-LLM's backend needs both; with one it leaves guided decoding off and says nothing.",
+        )
+    ]

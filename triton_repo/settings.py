@@ -141,15 +141,6 @@ class TritonSettings(Group):
         return self
 
     @model_validator(mode="after")
-    def _guided_decoding_has_its_vocabulary(self) -> TritonSettings:
-        if self.guided_decoding_backend and not self.xgrammar_tokenizer_info_path:
-            raise ValueError(
-                f"guided_decoding_backend '{self.guided_decoding_backend}' needs xgrammar_tokenizer_info_path=...: "
-                "without it the backend switches guided decoding off and says nothing"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _fast_logits_have_ranks(self) -> TritonSettings:
         if self.speculative_decoding_fast_logits and self.participant_ids is None:
             raise ValueError(

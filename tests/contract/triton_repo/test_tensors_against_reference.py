@@ -1,0 +1,172 @@
+"""Tensors, wiring and parameters are those of TensorRT-LLM's own templates, one by one.
+
+`reference/` holds what their config.pbtxt files declare, extracted as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine_folders import write_engine
+from triton_repo.generate import llmapi_configs, repository_configs
+from triton_repo.limits import EngineLimits
+from triton_repo.parameters import ENGINE_DIR
+from triton_repo.settings import DECIDED_ELSEWHERE, TritonSettings
+from triton_repo.spec import RepositorySpec
+
+REFERENCE = Path(__file__).parent / "reference"
+IO = json.loads((REFERENCE / "triton_io.json").read_text())
+STEPS = json.loads((REFERENCE / "triton_ensemble_steps.json").read_text())
+PARAMETERS = json.loads((REFERENCE / "triton_template_params.json").read_text())
+PLACEHOLDERS = {
+    "${logits_datatype}": "TYPE_FP16",
+    "${encoder_input_features_data_type}": "TYPE_FP16",
+    "${prompt_embedding_table_data_type}": "TYPE_FP16",
+}
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+
+
+@pytest.fixture(params=["openvino", "tensorrt_llm"])
+def configs(request, tmp_path):
+    """All five models of an engine whose logits are FP16."""
+    engine = write_engine(tmp_path, request.param, logits_dtype="float16")
+    return repository_configs(TritonSettings(), EngineLimits.load(engine), RepositorySpec(request.param, "m", "fp8"))
+
+
+def as_reference(tensor: Any, *, is_input: bool) -> dict[str, Any]:
+    """One tensor of a ModelConfig in the shape of the reference."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    found = {"name": tensor.name, "dtype": pb.DataType.Name(tensor.data_type), "dims": list(tensor.dims)}
+    found["optional"] = bool(is_input and tensor.optional)
+    if tensor.HasField("reshape"):
+        found["reshape"] = list(tensor.reshape.shape)
+    if is_input and tensor.allow_ragged_batch:
+        found["allow_ragged_batch"] = True
+    return found
+
+
+def expected(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The reference with its types filled in; what it declares twice stands once."""
+    filled = [{**tensor, "dtype": PLACEHOLDERS.get(tensor["dtype"], tensor["dtype"])} for tensor in tensors]
+    return [tensor for index, tensor in enumerate(filled) if tensor not in filled[:index]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_inputs_are_those_of_the_reference_in_its_order(configs, model):
+    found = [as_reference(tensor, is_input=True) for tensor in configs[model].input]
+    assert found == expected(IO[model]["inputs"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_outputs_are_those_of_the_reference_in_its_order(configs, model):
+    found = [as_reference(tensor, is_input=False) for tensor in configs[model].output]
+    assert found == expected(IO[model]["outputs"])
+
+
+def test_the_reference_declares_exactly_one_tensor_twice():
+    """The only difference between it and ours."""
+    twice = {
+        (model, tensor["name"])
+        for model in MODELS
+        for kind in ("inputs", "outputs")
+        for tensor in IO[model][kind]
+        if IO[model][kind].count(tensor) > 1
+    }
+    assert twice == {("ensemble", "kv_cache_alloc_total_blocks")}
+
+
+def test_llmapi_tensors_are_those_of_the_reference():
+    config = llmapi_configs(TritonSettings())["tensorrt_llm"]
+    reference = IO["llmapi_tensorrt_llm"]
+    assert [as_reference(tensor, is_input=True) for tensor in config.input] == expected(reference["inputs"])
+    assert [as_reference(tensor, is_input=False) for tensor in config.output] == expected(reference["outputs"])
+    assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (0, True)
+
+
+def test_the_ensemble_is_wired_as_the_reference(configs):
+    found = [
+        (step.model_name, dict(step.input_map), dict(step.output_map))
+        for step in configs["ensemble"].ensemble_scheduling.step
+    ]
+    assert found == [(step["model_name"], dict(step["input_map"]), dict(step["output_map"])) for step in STEPS]
+
+
+def test_every_wire_ends_at_a_tensor_of_the_same_type(configs):
+    """Triton would refuse the ensemble, but only when it loads."""
+    types: dict[str, int] = {}
+    for step in configs["ensemble"].ensemble_scheduling.step:
+        model = configs[step.model_name]
+        for tensors, wires in ((model.input, step.input_map), (model.output, step.output_map)):
+            known = {tensor.name: tensor.data_type for tensor in tensors}
+            for name, wire in wires.items():
+                assert types.setdefault(wire, known[name]) == known[name], wire
+    for tensor in (*configs["ensemble"].input, *configs["ensemble"].output):
+        assert types[tensor.name] == tensor.data_type
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_template_parameter_is_a_setting_or_decided_elsewhere(model):
+    known = {*TritonSettings.model_fields, *DECIDED_ELSEWHERE}
+    assert set(PARAMETERS[model]) <= known
+
+
+def test_no_parameter_is_decided_twice():
+    assert not set(TritonSettings.model_fields) & set(DECIDED_ELSEWHERE)
+
+
+def test_defaults_are_those_of_the_reference():
+    """Where the reference has one; beams follow the engine, and streaming is on."""
+    ours = {"max_beam_width": None, "executor_worker_path": None}
+    for model in MODELS:
+        for name, entry in PARAMETERS[model].items():
+            if name in TritonSettings.model_fields and name not in ours and entry["default"] is not None:
+                assert TritonSettings.model_fields[name].default == entry["default"], name
+
+
+def test_choices_are_those_of_the_reference():
+    for name, entry in PARAMETERS["tensorrt_llm"].items():
+        if name in TritonSettings.model_fields and entry.get("choices"):
+            extra = {"lookahead_window_size": 1, "lookahead_ngram_size": 1, "lookahead_verification_set_size": 1}
+            for choice in entry["choices"]:
+                assert getattr(TritonSettings(**extra, **{name: choice}), name) == choice
+
+
+def test_parameter_keys_are_those_of_the_reference(tmp_path):
+    """What the C++ backend looks up, and not one key more."""
+    hard_coded = {"FORCE_CPU_ONLY_INPUT_TENSORS", "executor_worker_path"}
+    every = TritonSettings(
+        max_tokens_in_paged_kv_cache=1,
+        max_attention_window_size=(1,),
+        sink_token_length=1,
+        gpu_device_ids=((0,),),
+        participant_ids=((1,),),
+        lora_prefetch_dir="/lora",
+        decoding_mode="lookahead",
+        lookahead_window_size=1,
+        lookahead_ngram_size=1,
+        lookahead_verification_set_size=1,
+        medusa_choices="{0}",
+        eagle_choices="{0}",
+        guided_decoding_backend="xgrammar",
+        xgrammar_tokenizer_info_path="/info.json",
+        tensorrt_llm_draft_model_name="draft",
+    )
+    limits = EngineLimits.load(write_engine(tmp_path))
+    configs = repository_configs(every, limits, RepositorySpec("tensorrt_llm", "m", "none"))
+    absent = {name for name, why in DECIDED_ELSEWHERE.items() if "not built here" in why}
+    for model in ("preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_bls"):
+        keys = {
+            entry["triton_key"]
+            for name, entry in PARAMETERS[model].items()
+            if name not in absent and not (model == "preprocessing" and name == "engine_dir")  # images only
+        }
+        keys = {
+            key for key in keys if "." not in key and key not in ("backend", "max_batch_size", "(tensor data_type)")
+        }
+        assert set(configs[model].parameters) - hard_coded == keys, model
+    assert configs["tensorrt_llm"].parameters["gpt_model_path"].string_value == ENGINE_DIR

@@ -1,0 +1,48 @@
+"""Golden copies of what is generated: a person reads the diff before `make golden` makes it the new truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine_folders import write_engine, write_tokenizer
+from triton_repo import write
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.write import write_repository
+
+GOLDEN = Path(__file__).parent
+SPECS = {
+    "openvino": RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"inference_precision": "f32"}),
+    "tensorrt_llm": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", enable_chunked_context=True, tp_size=2),
+    "llmapi": RepositorySpec("llmapi", "llama_3_8b", "fp8"),
+}
+
+
+def generated(tmp_path: Path, flavour: str) -> dict[str, str]:
+    """Every text of a repository that we write ourselves, by relative name."""
+    spec = SPECS[flavour]
+    model = write_tokenizer(tmp_path / "model")
+    engine = model if flavour == "llmapi" else write_engine(tmp_path / "engine", flavour, tp_size=spec.tp_size)
+    repo = tmp_path / "repo"
+    write_repository(
+        repo, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={"build": "0"}
+    )
+    ours = [*repo.glob("*/config.pbtxt"), *repo.glob("*/1/model.yaml"), repo / "repository.json"]
+    return {str(path.relative_to(repo)): path.read_text() for path in ours}
+
+
+@pytest.mark.parametrize("flavour", SPECS)
+def test_the_repository_is_the_golden_one(flavour, tmp_path, monkeypatch, request):
+    monkeypatch.setattr(write, "SOURCES", tmp_path)  # the models' code is not what is looked at here
+    for name in ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"):
+        (tmp_path / name).mkdir()
+    found = generated(tmp_path, flavour)
+    folder = GOLDEN / flavour
+    if request.config.getoption("--rewrite-golden"):
+        for name, text in found.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    golden = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert golden == found

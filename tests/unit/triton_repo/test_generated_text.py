@@ -1,0 +1,116 @@
+"""Whatever the settings, the text that is written reads back as the same configuration and holds no placeholder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
+from triton_repo.limits import EngineLimits
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+
+LIMITS = EngineLimits(
+    flavour="tensorrt_llm",
+    version="1.2.1",
+    architecture="LlamaForCausalLM",
+    dtype="bfloat16",
+    logits_dtype="float32",
+    quant_algo=None,
+    vocab_size=1920,
+    tp_size=1,
+    pp_size=1,
+    world_size=1,
+    max_batch_size=8,
+    max_input_len=64,
+    max_seq_len=128,
+    max_num_tokens=256,
+    max_beam_width=4,
+    gather_context_logits=False,
+    gather_generation_logits=False,
+    paged_context_fmha=True,
+)
+PLAIN_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1)
+PATHS = st.none() | PLAIN_TEXT.filter(lambda text: text.strip() and "${" not in text)
+COUNTS = st.integers(0, 2**31 - 1)
+SIZES = st.integers(1, 2**31 - 1)
+GROUPS = st.none() | st.lists(st.lists(COUNTS, min_size=1).map(tuple), min_size=1).map(tuple)
+
+ANY_SETTINGS = st.builds(
+    TritonSettings,
+    triton_max_batch_size=st.none() | SIZES,
+    decoupled_mode=st.booleans(),
+    max_queue_size=COUNTS,
+    max_queue_delay_microseconds=COUNTS,
+    preprocessing_instance_count=SIZES,
+    bls_instance_count=SIZES,
+    add_special_tokens=st.booleans(),
+    accumulate_tokens=st.booleans(),
+    tensorrt_llm_draft_model_name=PATHS,
+    batch_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+    max_beam_width=st.none() | SIZES,
+    kv_cache_free_gpu_mem_fraction=st.floats(0, 1, exclude_min=True),
+    max_tokens_in_paged_kv_cache=st.none() | SIZES,
+    max_attention_window_size=st.none() | st.lists(SIZES, min_size=1).map(tuple),
+    sink_token_length=st.none() | COUNTS,
+    gpu_device_ids=GROUPS,
+    lora_prefetch_dir=PATHS,
+    decoding_mode=st.sampled_from([None, "top_k", "medusa"]),
+    xgrammar_tokenizer_info_path=PATHS,
+)
+SPECS = st.builds(
+    RepositorySpec,
+    flavour=st.sampled_from(["openvino", "tensorrt_llm"]),
+    label=PLAIN_TEXT,
+    variant=st.just("fp8"),
+    enable_kv_cache_reuse=st.booleans(),
+    enable_chunked_context=st.booleans(),
+    openvino=st.dictionaries(st.sampled_from(["num_threads", "kv_cache_bytes"]), st.none() | SIZES),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY_SETTINGS, SPECS, st.sampled_from(["float32", "float16", "bfloat16"]))
+def test_every_text_reads_back_and_holds_no_placeholder(given_settings, spec, logits_dtype):
+    limits = replace(LIMITS, logits_dtype=logits_dtype)
+    for config in (
+        *repository_configs(given_settings, limits, spec).values(),
+        *llmapi_configs(given_settings).values(),
+    ):
+        text = to_text(config)
+        assert parse(text) == config
+        assert "${" not in text
+
+
+@pytest.mark.parametrize(
+    ("flavour", "backend", "batch"), [("openvino", "python", 8), ("tensorrt_llm", "tensorrtllm", 8)]
+)
+def test_the_flavours_differ_in_the_backend(flavour, backend, batch):
+    configs = repository_configs(TritonSettings(), LIMITS, RepositorySpec(flavour, "m", "none"))
+    assert configs["tensorrt_llm"].backend == backend
+    assert {config.max_batch_size for config in configs.values()} == {batch}
+    for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
+        other = repository_configs(TritonSettings(), LIMITS, RepositorySpec("openvino", "m", "none"))
+        assert configs[name] == other[name]
+
+
+def test_decoupled_and_queue_reach_the_models():
+    chosen = TritonSettings(decoupled_mode=False, max_queue_size=7, max_queue_delay_microseconds=50)
+    configs = repository_configs(chosen, LIMITS, RepositorySpec("openvino", "m", "none"))
+    assert [configs[name].model_transaction_policy.decoupled for name in ("tensorrt_llm", "tensorrt_llm_bls")] == [
+        False,
+        False,
+    ]
+    batching = configs["tensorrt_llm"].dynamic_batching
+    assert (batching.default_queue_policy.max_queue_size, batching.max_queue_delay_microseconds) == (7, 50)
+    assert list(batching.preferred_batch_size) == [8]
+
+
+def test_one_instance_per_group_of_gpus():
+    chosen = TritonSettings(gpu_device_ids=((0, 1), (2, 3)))
+    configs = repository_configs(chosen, LIMITS, RepositorySpec("tensorrt_llm", "m", "none"))
+    assert configs["tensorrt_llm"].instance_group[0].count == 2
+    assert configs["tensorrt_llm"].parameters["gpu_device_ids"].string_value == "0,1;2,3"

@@ -1,0 +1,240 @@
+"""A written repository holds all it needs and says what it was made from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from pipelines import __version__
+from pipelines.domain.errors import UserError
+from tests.support.engine_folders import write_engine, write_tokenizer
+from triton_repo import write
+from triton_repo.check import check_repository
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.write import write_repository
+
+CPU = RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"num_threads": 2, "kv_cache_bytes": None})
+GPU = RepositorySpec("tensorrt_llm", "llama", "fp8")
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path, monkeypatch):
+    """Model code of a few bytes, with the leavings of a run beside it."""
+    for name in ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"):
+        folder = tmp_path / "sources" / name
+        (folder / "__pycache__").mkdir(parents=True)
+        (folder / "model.py").write_text("# model")
+        (folder / "__pycache__" / "model.pyc").write_bytes(b"")
+    monkeypatch.setattr(write, "SOURCES", tmp_path / "sources")
+
+
+def make(tmp_path, spec=CPU, settings=None, **engine):
+    """A repository of an engine in the same folder."""
+    flavour = "tensorrt_llm" if spec.flavour == "llmapi" else spec.flavour
+    engine_dir = write_engine(tmp_path / "engine", flavour, **engine)
+    facts = write_repository(
+        tmp_path / "repo",
+        engine_dir=engine_dir,
+        tokenizer_dir=write_tokenizer(tmp_path / "model"),
+        settings=settings or TritonSettings(),
+        spec=spec,
+        made_from={"build": "abc"},
+    )
+    return tmp_path / "repo", facts
+
+
+def files(folder):
+    """Relative names of all files."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_tree_of_the_cpu_flavour(tmp_path):
+    repo, facts = make(tmp_path)
+    code = {f"{name}/1/model.py" for name in ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json", "config.json"}  # no weights, no README
+    assert files(repo) == {
+        "repository.json",
+        "ensemble/1/.keep",
+        *(f"{name}/config.pbtxt" for name in facts["models"]),
+        *code,
+        *(f"tensorrt_llm/1/engine/{name}" for name in ("config.json", "openvino_model.xml", "openvino_model.bin")),
+        *(f"{model}/1/tokenizer/{name}" for model in ("preprocessing", "postprocessing") for name in tokenizer),
+    }
+    assert check_repository(repo) == []
+
+
+def test_the_gpu_flavour_has_no_code_for_the_engine(tmp_path):
+    repo, _ = make(tmp_path, replace(GPU, tp_size=2), tp_size=2)
+    inside = {name for name in files(repo) if name.startswith("tensorrt_llm/1/")}
+    assert inside == {f"tensorrt_llm/1/{name}" for name in (".keep", "engine/config.json", *ranks(2))}
+    assert check_repository(repo) == []
+
+
+def ranks(count):
+    """Names of an engine's files."""
+    return [f"engine/rank{rank}.engine" for rank in range(count)]
+
+
+def test_engine_and_tokenizer_are_hard_links(tmp_path):
+    repo, _ = make(tmp_path)
+    for place, source in (
+        ("tensorrt_llm/1/engine/openvino_model.bin", "engine/openvino_model.bin"),
+        ("preprocessing/1/tokenizer/tokenizer.json", "model/tokenizer.json"),
+    ):
+        assert (repo / place).samefile(tmp_path / source)
+        assert not (repo / place).is_symlink()
+
+
+def test_a_symbolic_link_of_a_cache_becomes_a_file(tmp_path):
+    """The Hub's cache is made of them, and they would not survive a copy."""
+    write_tokenizer(tmp_path / "model")
+    (tmp_path / "blob").write_text('{"vocab": 1}')
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "blob")
+    target = tmp_path / "target"
+    write.link_files(write.tokenizer_files(tmp_path / "model"), tmp_path / "model", target)
+    assert not (target / "tokenizer.json").is_symlink()
+    assert (target / "tokenizer.json").read_text() == '{"vocab": 1}'
+
+
+def test_another_file_system_gets_copies(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    repo, _ = make(tmp_path)
+    copied = repo / "tensorrt_llm/1/engine/openvino_model.bin"
+    assert copied.read_bytes() == b"weights"
+    assert not copied.samefile(tmp_path / "engine/openvino_model.bin")
+
+
+def test_a_full_disk_is_not_mistaken_for_another_file_system(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="No space left"):
+        make(tmp_path)
+
+
+def test_a_copied_folder_is_whole(tmp_path):
+    repo, _ = make(tmp_path)
+    shutil.copytree(repo, tmp_path / "elsewhere")
+    shutil.rmtree(repo)
+    shutil.rmtree(tmp_path / "engine")
+    assert check_repository(tmp_path / "elsewhere") == []
+
+
+def test_no_path_of_this_machine_is_written(tmp_path):
+    repo, _ = make(tmp_path)
+    for name in ("repository.json", *(f"{path.parent.name}/config.pbtxt" for path in repo.glob("*/config.pbtxt"))):
+        assert str(tmp_path) not in (repo / name).read_text()
+
+
+def test_what_it_was_made_from_is_recorded(tmp_path):
+    repo, facts = make(tmp_path, settings=TritonSettings(kv_cache_free_gpu_mem_fraction=0.5))
+    described = json.loads((repo / "repository.json").read_text())
+    assert (described["label"], described["variant"], described["flavour"]) == ("tiny_llama", "fp8", "openvino")
+    assert (described["engine_version"], described["pipelines_version"]) == ("2026.4.1", __version__)
+    assert (described["limits"]["max_batch_size"], described["world_size"]) == (8, 1)
+    assert described["made_from"] == {"build": "abc"}
+    assert described["settings_without_effect"] == ["kv_cache_free_gpu_mem_fraction"]
+    assert facts["bytes"] > 0
+
+
+def test_options_of_the_cpu_engine_reach_its_model(tmp_path):
+    repo, _ = make(tmp_path)
+    text = (repo / "tensorrt_llm/config.pbtxt").read_text()
+    assert 'key: "openvino_num_threads"' in text
+    assert "openvino_kv_cache_bytes" not in text  # None is the engine's own default
+    assert f'string_value: "{__version__}"' in text
+
+
+def test_an_engine_without_tokenizer_is_refused(tmp_path):
+    engine = write_engine(tmp_path / "engine", "openvino")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"'{tmp_path / 'model'}' has no tokenizer.*tokenizer.json"):
+        write_repository(
+            tmp_path / "repo",
+            engine_dir=engine,
+            tokenizer_dir=tmp_path / "model",
+            settings=TritonSettings(),
+            spec=CPU,
+            made_from={},
+        )
+
+
+def test_the_other_flavours_engine_is_refused(tmp_path):
+    engine = write_engine(tmp_path / "engine", "openvino")
+    with pytest.raises(UserError, match="of flavour 'openvino', the repository was asked for as 'tensorrt_llm'"):
+        write_repository(
+            tmp_path / "repo",
+            engine_dir=engine,
+            tokenizer_dir=write_tokenizer(tmp_path / "model"),
+            settings=TritonSettings(),
+            spec=GPU,
+            made_from={},
+        )
+
+
+def test_all_faults_of_settings_and_engine_come_at_once(tmp_path):
+    with pytest.raises(UserError) as caught:
+        make(tmp_path, replace(CPU, tp_size=2), TritonSettings(decoding_mode="eagle"))
+    text = "\n".join(str(fault) for fault in caught.value.faults)
+    assert "build.tp_size=2" in text
+    assert "decoding_mode='eagle'" in text
+    assert not (tmp_path / "repo").exists()
+
+
+def test_more_than_the_engine_takes_is_refused(tmp_path):
+    with pytest.raises(UserError, match="max_batch_size=16; the engine was built for 8"):
+        make(tmp_path, settings=TritonSettings(triton_max_batch_size=16))
+
+
+def test_llmapi_has_one_model_and_its_yaml(tmp_path):
+    checkpoint = write_tokenizer(tmp_path / "checkpoint")
+    spec = RepositorySpec(
+        "llmapi", "llama", "fp8", enable_kv_cache_reuse=False, tp_size=2, llm_args={"max_seq_len": 64}
+    )
+    facts = write_repository(
+        tmp_path / "repo",
+        engine_dir=checkpoint,
+        tokenizer_dir=checkpoint,
+        settings=TritonSettings(decoupled_mode=False),
+        spec=spec,
+        made_from={},
+    )
+    content = yaml.safe_load((tmp_path / "repo/tensorrt_llm/1/model.yaml").read_text())
+    assert content["model"] == "tensorrt_llm/1/checkpoint"
+    assert (content["tensor_parallel_size"], content["max_seq_len"]) == (2, 64)
+    assert content["kv_cache_config"]["enable_block_reuse"] is False
+    assert content["triton_config"] == {"max_batch_size": 0, "decoupled": False}
+    assert (tmp_path / "repo/tensorrt_llm/1/checkpoint/model.safetensors").is_file()
+    assert facts["models"] == ["tensorrt_llm"]
+    assert check_repository(tmp_path / "repo") == []
+
+
+def test_llmapi_refuses_an_engine(tmp_path):
+    with pytest.raises(UserError, match=f"'{tmp_path / 'engine'}' is not a Hugging Face checkpoint"):
+        make(tmp_path, RepositorySpec("llmapi", "llama", "fp8"))
+
+
+def test_llmapi_refuses_an_argument_given_twice(tmp_path):
+    checkpoint = write_tokenizer(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="llm_args gives backend, model"):
+        write_repository(
+            tmp_path / "repo",
+            engine_dir=checkpoint,
+            tokenizer_dir=checkpoint,
+            settings=TritonSettings(),
+            spec=RepositorySpec("llmapi", "llama", "fp8", llm_args={"model": "x", "backend": "y"}),
+            made_from={},
+        )
