@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         words.remove("--from-make")
         words += overrides_from(os.environ)
     if not words or words[0] in ("help", "-h", "--help"):
-        lines = [f"  {name:<10}{command.summary}" for name, command in commands.COMMANDS.items()]
+        lines = [f"  {name:<11}{command.summary}" for name, command in commands.COMMANDS.items()]
         sys.stdout.write(USAGE.format(commands="\n".join(lines)))
         return 0
     name, overrides = words[0], words[1:]

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
 from pipelines.hashing import sha256_file
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 MANIFEST = "manifest.json"
 KEY_LENGTH = 16
@@ -152,11 +155,9 @@ class Store:
             key: of the artifact.
             on_wait: called once when another run holds it.
         """
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
+        lock = self._lock(key)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -166,6 +167,29 @@ class Store:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def try_lock(self, key: str) -> Iterator[bool]:
+        """Hold the right to a key where nobody has it; yields whether it was free."""
+        from filelock import Timeout
+
+        lock = self._lock(key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _lock(self, key: str) -> FileLock:
+        from filelock import FileLock
+
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:

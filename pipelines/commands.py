@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.artifacts import Store
-from pipelines.compose import compose_config, to_raw
+from pipelines.compose import compose_config, relative_to_cwd, to_raw
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
+from pipelines.flow import Target
 from pipelines.machine import gather
-from pipelines.plan import Plan, Target, make_plan
+from pipelines.plan import Plan, make_plan
 from pipelines.settings import Settings, validate
+
+if TYPE_CHECKING:
+    from pipelines.runner import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +39,107 @@ def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
     return make_plan(settings, target, store, gather()), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> int:
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
     from pipelines.session import run_target
 
     raw = raw_config(overrides)
     plan, store = _plan_for(validate(raw), target)
-    run_target(plan, store, overrides)
+    outcomes = run_target(plan, store, overrides)
     remember(overrides, raw)
-    return 0
+    return plan, store, outcomes
 
 
 def build(overrides: Sequence[str]) -> int:
     """Model -> engine."""
-    return _run("build", overrides)
+    _run("build", overrides)
+    return 0
 
 
 def evaluate(overrides: Sequence[str]) -> int:
     """Model -> engine -> accuracy beside the 16-bit baseline."""
-    return _run("evaluate", overrides)
+    _run("evaluate", overrides)
+    return 0
+
+
+def repository(overrides: Sequence[str]) -> int:
+    """Model -> engine -> Triton model repository."""
+    _run("repository", overrides)
+    return 0
+
+
+def serve(overrides: Sequence[str]) -> int:
+    """Model -> engine -> repository -> tritonserver until it is told to stop."""
+    from pipelines.screen import ScreenProgress
+    from pipelines.serving.foreground import serve as serve_until_stopped
+
+    settings = load(overrides)
+    folder = settings.serving.repository
+    if folder is None:
+        *_, outcomes = _run("serve", overrides)
+        folder = outcomes[-1].artifact.path
+    return serve_until_stopped(folder, settings.serving, ScreenProgress())
+
+
+def benchmark(overrides: Sequence[str]) -> int:
+    """Serve the engine, or take a server that runs elsewhere, and measure it."""
+    *_, outcomes = _measured("benchmark", overrides)
+    return _code(outcomes)
+
+
+def run_all(overrides: Sequence[str]) -> int:
+    """Everything from the model to the report."""
+    plan, store, outcomes = _measured("all", overrides)
+    if (code := _code(outcomes)) != INTERRUPTED:
+        _report(plan.settings, store, {plan.settings.variant, plan.settings.baseline().variant})
+    return code
+
+
+INTERRUPTED = 130
+
+
+def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
+    from pipelines.measurements import recover
+
+    recover(Store(load(overrides).paths.store))
+    return _run(target, overrides)
+
+
+def _code(outcomes: Sequence[Outcome]) -> int:
+    """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
+    facts = outcomes[-1].artifact.facts
+    if facts["complete"]:
+        return 0
+    sys.stderr.write(f"error: the benchmark is incomplete: {facts['reason']}. What was measured is kept.\n")
+    return INTERRUPTED if "interrupted" in facts["reason"] else 1
+
+
+def report(overrides: Sequence[str]) -> int:
+    """Write the report of a model from what the store holds."""
+    from pipelines.measurements import recover
+
+    settings = load(overrides)
+    store = Store(settings.paths.store)
+    recover(store)
+    _report(settings, store, None)
+    return 0
+
+
+def _report(settings: Settings, store: Store, variants: Collection[str] | None) -> None:
+    from pipelines.report.collect import collect
+    from pipelines.report.write import write_report
+    from pipelines.screen import say
+
+    data = collect(store, settings.model.label, variants)
+    paths = write_report(data, settings.report.folder / settings.model.label, settings.report)
+    say(f"\nreport: {relative_to_cwd(paths.markdown)}")
+    say(f"report: {relative_to_cwd(paths.html)}")
 
 
 def plan(overrides: Sequence[str]) -> int:
     """Say what would run, and why; write nothing."""
     from pipelines.report.console import plan_text
 
-    made, _ = _plan_for(load(overrides), "evaluate")
+    made, _ = _plan_for(load(overrides), "all")
     sys.stdout.write(plan_text(made))
     return 0
 
@@ -78,6 +159,13 @@ def sweep(overrides: Sequence[str]) -> int:
     from pipelines.sweep import sweep as run_sweep
 
     return run_sweep(overrides)
+
+
+def compare(overrides: Sequence[str]) -> int:
+    """Everything for several formats, one table and one report."""
+    from pipelines.sweep import compare as run_compare
+
+    return run_compare(overrides)
 
 
 def verify(overrides: Sequence[str]) -> int:
@@ -107,8 +195,14 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
 
 
 COMMANDS = {
+    "all": Command("everything: engine, accuracy, repository, server, benchmark, report", run_all),
     "build": Command("model -> quantized TensorRT-LLM checkpoint -> engine", build),
     "evaluate": Command("build, then accuracy beside the 16-bit baseline", evaluate),
+    "repository": Command("engine -> Triton model repository, a folder that can be copied", repository),
+    "serve": Command("tritonserver in the foreground; Ctrl-C drains it", serve),
+    "benchmark": Command("serve and measure; benchmark.url=host:8001 for a server elsewhere", benchmark),
+    "report": Command("Markdown and one HTML file from what was made and measured", report),
+    "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
     "plan": Command("what would run, what is cached and why; writes nothing", plan),
     "config": Command("print the resolved configuration", config),

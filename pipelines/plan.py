@@ -7,37 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import rules
 from pipelines.artifacts import Artifact, Store, canonical, fingerprint
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour, choose
+from pipelines.flow import EVALUATED, Node, Target, is_elsewhere, nodes
 from pipelines.machine import Machine, library_versions
 from pipelines.settings import PROJECT_ROOT, ZOO, Settings
-from pipelines.sources import Source, files_source, model_source
-from pipelines.stages import Stage
-from pipelines.stages.build import Build
-from pipelines.stages.download import Download
-from pipelines.stages.evaluate import Evaluate
-from pipelines.stages.quantize import Quantize
-from pipelines.stages.sparsify import Sparsify
-
-Target = Literal["build", "evaluate"]
-Inputs = dict[str, "str | Source"]
-"""What a stage reads: the id of an earlier node, or something the user has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One stage with its place in the flow."""
-
-    id: str
-    stage: Stage
-    label: str
-    inputs: Inputs
+from pipelines.sources import BuiltEngine, Source, engine_source, files_source, model_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +67,23 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     Raises:
         UserError: every fault found, at once.
     """
-    flavour = choose(settings.engine.name, machine)
     faults: list[Fault] = []
     shape = settings.model.shape.to_shape() if settings.model.shape else None
     sources: dict[str, Source] = {}
+    built: BuiltEngine | None = None
     try:
-        sources, found = _sources(settings, target, store)
+        sources, found, built = _sources(settings, target, store)
         if found and shape and found != shape:
             faults.append(_wrong_shape(settings, shape, found))
         shape = found or shape
     except UserError as error:
         faults.extend(error.faults)
-    checked = rules.check(settings, shape, flavour, machine)
+    flavour = choose(built.flavour if built else settings.engine.name, machine)
+    checked = rules.check(settings, shape, flavour, machine, target, built)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
-    device = "cuda" if machine.gpus else "cpu"
-    steps = _resolve(nodes(settings, target, flavour, sources, shape, device), store)
+    steps = _resolve(nodes(settings, target, flavour, sources, shape, machine, built), store)
     faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], store.root)
     if faults:
         raise UserError.of(faults)
@@ -119,44 +101,57 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
     Returns:
         64 hex digits, and {"stage", "version", "settings", "libraries", "inputs"}.
     """
-    parts = {
+    parts: dict[str, Any] = {
         "stage": node.stage.name,
         "version": node.stage.version,
         "settings": node.stage.identity(),
         "libraries": library_versions(node.stage.libraries),
         "inputs": dict(digests),
     }
+    if node.stage.measures:  # two measurements of the same thing are two results
+        parts["measured_at"] = datetime.now(UTC).isoformat()
     return fingerprint(parts), parts
 
 
-def _sources(settings: Settings, target: Target, store: Store) -> tuple[dict[str, Source], ModelShape | None]:
-    """What the user has on disk: model folder, calibration text, questions."""
+def _sources(
+    settings: Settings, target: Target, store: Store
+) -> tuple[dict[str, Source], ModelShape | None, BuiltEngine | None]:
+    """What the user has on disk: model folder, engine, calibration text, questions.
+
+    Raises:
+        UserError: every one that is not what it should be, at once.
+    """
     found: dict[str, Source] = {}
-    shape = None
+    shape, built = None, None
     faults: list[Fault] = []
+    tokenizer_only = settings.engine.path is not None or is_elsewhere(settings, target)
     if settings.model.folder:
-        try:
-            found["model"], shape = model_source(settings.model.folder, store.hashes)
-        except UserError as error:
-            faults.extend(error.faults)
+        with collecting(faults):
+            found["model"], shape = model_source(settings.model.folder, store.hashes, weights=not tokenizer_only)
+    if settings.engine.path is not None:
+        with collecting(faults):
+            found["engine"], built = engine_source(settings.engine.path, store.hashes)
+    for name, (key, path) in _places(settings, target).items():
+        with collecting(faults):
+            found[name] = files_source(path, store.hashes, key)
+    if faults:
+        raise UserError.of(faults)
+    return found, shape, built
+
+
+def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:
+    """Input name -> (setting that names it, where it is)."""
     places: dict[str, tuple[str, Path]] = {}
     calibration = settings.calibration
     if calibration.source == "bundled":
         places["calibration"] = ("calibration", ZOO / "corpus.jsonl")
     elif calibration.path is not None:
         places["calibration"] = ("calibration.path", calibration.path)
-    if target == "evaluate" and settings.eval.dataset_path:
+    if target in EVALUATED and settings.eval.dataset_path:
         places["dataset"] = ("eval.dataset_path", settings.eval.dataset_path)
-    elif target == "evaluate" and settings.eval.task == "mini_mmlu":
+    elif target in EVALUATED and settings.eval.task == "mini_mmlu":
         places["dataset"] = ("eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data")
-    for name, (key, path) in places.items():
-        try:
-            found[name] = files_source(path, store.hashes, key)
-        except UserError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise UserError.of(faults)
-    return found, shape
+    return places
 
 
 def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:
@@ -167,78 +162,6 @@ def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> F
         f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",
         todo="Leave out model=... to take the folder as it is.",
     )
-
-
-def nodes(
-    settings: Settings,
-    target: Target,
-    flavour: Flavour,
-    sources: Mapping[str, Source],
-    shape: ModelShape | None,
-    device: str,
-) -> list[Node]:
-    """The stages of a target in the order they run."""
-    shared: list[Node] = []
-    inputs: Inputs = dict(sources)
-    if "model" not in inputs:
-        hub = settings.model
-        download = Download(str(hub.hub_id), hub.revision or "main", "model", shape)
-        shared.append(Node("download", download, settings.model.label, {}))
-        inputs["model"] = "download"
-    if target == "evaluate" and "dataset" not in inputs:
-        questions = Download(str(settings.eval.dataset), settings.eval.revision or "main", "dataset")
-        shared.append(Node("download.eval", questions, settings.eval.task, {}))
-        inputs["dataset"] = "download.eval"
-    chain = _chain(settings, target, flavour, inputs, device)
-    baseline = settings.baseline()
-    if target == "evaluate" and baseline.variant != settings.variant:
-        chain = _chain(baseline, target, flavour, inputs, device, "baseline.") + chain
-    return shared + chain
-
-
-def _chain(
-    settings: Settings, target: Target, flavour: Flavour, given: Inputs, device: str, prefix: str = ""
-) -> list[Node]:
-    """Sparsify -> quantize -> build -> evaluate for one variant."""
-    nodes: list[Node] = []
-    inputs = dict(given)
-    label = f"{settings.model.label}-{settings.variant}"
-
-    def add(name: str, stage: Stage, names: Mapping[str, str]) -> None:
-        nodes.append(Node(prefix + name, stage, label, {key: inputs[source] for key, source in names.items()}))
-
-    tokenizer = inputs["model"]
-    build = settings.build
-    quantize = Quantize(settings.quant, settings.kv_cache, settings.calibration, build.tp_size, build.pp_size, device)
-    sparsify = Sparsify(settings.sparsity, settings.calibration, device)
-    sparse = settings.sparsity.method != "none"
-    if (quantize.calibrated or (sparse and sparsify.calibrated)) and "calibration" not in inputs:
-        text = Download(str(settings.calibration.dataset), settings.calibration.revision or "main", "dataset")
-        nodes.append(Node("download.calibration", text, "calibration", {}))
-        inputs["calibration"] = "download.calibration"
-    if sparse:
-        add("sparsify", sparsify, {"model": "model"} | ({"calibration": "calibration"} if sparsify.calibrated else {}))
-        inputs["model"] = prefix + "sparsify"
-    add("quantize", quantize, {"model": "model"} | ({"calibration": "calibration"} if quantize.calibrated else {}))
-    inputs["checkpoint"] = prefix + "quantize"
-    add(
-        "build",
-        Build(flavour.name, settings.build, flavour.build_libraries, flavour.packages),
-        {"checkpoint": "checkpoint"},
-    )
-    if target == "evaluate":
-        inputs |= {"engine": prefix + "build", "tokenizer": tokenizer}
-        stage = Evaluate(
-            flavour.name,
-            settings.engine.openvino,
-            settings.eval,
-            settings.model.label,
-            settings.variant,
-            (*flavour.run_libraries, "lm-eval", "transformers", "tokenizers"),
-            (*flavour.packages, "lm_eval", "transformers"),
-        )
-        add("evaluate", stage, {"engine": "engine", "model": "tokenizer", "dataset": "dataset"})
-    return nodes
 
 
 def _resolve(nodes: list[Node], store: Store) -> tuple[Step, ...]:
@@ -258,19 +181,21 @@ def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
             digests[name] = artifact.digest
         else:
             waits.append(f"{name} is made by {given} first")
-    if waits:
-        past = [m for m in store.history(node.stage.name) if m["label"] == node.label]
-        return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
-    key, parts = node_key(node, digests)
-    if artifact := store.find(node.stage.name, key):
-        return Step(node, "cached", key, artifact, "nothing changed", None)
+    if not waits and not node.stage.measures:
+        key, parts = node_key(node, digests)
+        if artifact := store.find(node.stage.name, key):
+            return Step(node, "cached", key, artifact, "nothing changed", None)
     history = store.history(node.stage.name)
     past = [m for m in history if m["label"] == node.label]
+    if node.stage.measures:
+        return Step(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
+    if waits:
+        return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
     return Step(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
 
 
 def _last_seconds(past: list[dict[str, Any]]) -> float | None:
-    return float(past[0]["seconds"]) if past else None
+    return next((float(m["seconds"]) for m in past if m["seconds"] is not None), None)
 
 
 def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:

@@ -15,9 +15,13 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
+from pipelines.flow import EVALUATED, MEASURED, STARTED, Target, is_elsewhere
+from pipelines.loadgen.settings import load_faults
 from pipelines.machine import Machine
+from pipelines.serving.locate import why_no_server
 from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
+from pipelines.sources import BuiltEngine
 from pipelines.stages import Stage
 
 
@@ -34,9 +38,34 @@ class Checked:
     notes: tuple[str, ...] = ()
 
 
-def check(settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine) -> Checked:
-    """Apply every rule that needs no file."""
+def check(
+    settings: Settings,
+    shape: ModelShape | None,
+    flavour: Flavour,
+    machine: Machine,
+    target: Target,
+    built: BuiltEngine | None = None,
+) -> Checked:
+    """Apply every rule that needs no file of the model.
+
+    Args:
+        settings: the configuration.
+        shape: of the model, where known.
+        flavour: engine flavour that was chosen.
+        machine: facts of this machine.
+        target: what is asked for.
+        built: the engine given with engine.path; then nothing is compressed or built.
+    """
     checked = Checked()
+    if target in MEASURED:
+        checked.faults += load_faults(settings.workload, settings.benchmark)
+    if is_elsewhere(settings, target):
+        return checked
+    if target in STARTED and (fault := why_no_server(settings.serving)):
+        checked.faults.append(fault)
+    if built is not None:
+        checked.faults += _built(settings, built, target)
+        return checked
     if flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
     checked.faults += _limits(settings, shape, flavour)
@@ -62,12 +91,35 @@ def check(settings: Settings, shape: ModelShape | None, flavour: Flavour, machin
     return checked
 
 
+def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
+    """What cannot be done with an engine that is already built."""
+    faults = []
+    if settings.engine.name not in ("auto", built.flavour):
+        faults.append(
+            Fault(
+                f"engine={settings.engine.name} was asked for; engine.path='{settings.engine.path}' is an engine of "
+                f"{built.flavour}.",
+                todo=f"Give engine={built.flavour}.",
+            )
+        )
+    if target == "build" or target in EVALUATED:
+        faults.append(
+            Fault(
+                f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
+                "It goes with repository, serve and benchmark.",
+                "Leave out engine.path, or take one of these.",
+            )
+        )
+    return faults
+
+
 def _no_flavour(name: str) -> Fault:
     return Fault(
         f"engine={name} cannot be built by this version yet.",
         f"Built are: {', '.join(ENGINES)}.",
         "With engine=openvino the same TensorRT-LLM checkpoint is written and executed; "
-        "trtllm-build takes it from artifacts/quantize/ in NVIDIA's container.",
+        "trtllm-build takes it from artifacts/quantize/ in NVIDIA's container. "
+        "An engine built there is served with engine.path=/its/folder.",
     )
 
 

@@ -10,13 +10,13 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines import __version__
+from pipelines import __version__, measurements
 from pipelines.artifacts import Artifact, Store
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
@@ -79,22 +79,21 @@ def _make(
             return Outcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
         with store.draft(key) as draft:
-            start, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-            _reset_peak_memory()
-            facts = node.stage.run(paths, draft, progress)
-            seconds = time.monotonic() - start
+            start = time.monotonic()
             manifest = {
                 "key": key,
                 "stage": node.stage.name,
                 "label": node.label,
-                "created": created,
-                "seconds": round(seconds, 3),
-                "peak_memory_bytes": _peak_memory(),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "made_from": parts,
                 "input_paths": {name: str(path) for name, path in paths.items()},
-                "facts": facts,
                 **provenance(plan, overrides),
             }
+            _reset_peak_memory()
+            with measurements.kept(draft, manifest, store) if node.stage.measures else nullcontext():
+                facts = node.stage.run(paths, draft, progress)
+            seconds = time.monotonic() - start
+            manifest |= {"seconds": round(seconds, 3), "peak_memory_bytes": _peak_memory(), "facts": facts}
             artifact = store.commit(draft, manifest, node.label)
     say(f"{node.id}: made in {show_seconds(seconds)}")
     return Outcome(node, artifact, "made", seconds)

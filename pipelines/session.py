@@ -16,6 +16,7 @@ from pipelines import runner
 from pipelines.artifacts import Store, write_json
 from pipelines.compose import relative_to_cwd
 from pipelines.domain.errors import UserError
+from pipelines.flow import EVALUATED
 from pipelines.plan import Plan
 from pipelines.report import console
 from pipelines.screen import ScreenProgress, say
@@ -36,7 +37,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
         say(console.outcome_table(outcomes))
-        if plan.target == "evaluate":
+        if plan.target in EVALUATED:
             table = console.accuracy_table(outcomes)
             write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
+from triton_repo.settings import TritonSettings
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.group import Group, Positive
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.report.settings import ReportSettings
+from pipelines.serving.settings import ServingSettings
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ZOO = Path(__file__).resolve().parent / "zoo"
@@ -118,12 +122,15 @@ class OpenVinoSettings(Group):
 
     inference_precision: Literal["auto", "f32", "bf16"]
     num_threads: Positive | None
+    kv_cache_bytes: Positive
+    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8"]
 
 
 class EngineSettings(Group):
-    """Which engine flavour, and the options of each."""
+    """Which engine flavour, and the options of each; `path` takes an engine that is already built."""
 
     name: Literal["auto", "openvino", "tensorrt_llm"]
+    path: Path | None
     openvino: OpenVinoSettings
 
 
@@ -203,6 +210,11 @@ class Settings(Group):
     runtime: RuntimeSettings
     eval: EvalSettings
     hardware: HardwareSettings
+    triton: TritonSettings
+    serving: ServingSettings
+    workload: WorkloadSettings
+    benchmark: BenchmarkSettings
+    report: ReportSettings
     paths: PathSettings
     verify: VerifySettings
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipelines.artifacts import HashCache, content_digest
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.domain.model_shape import ModelShape
 
 MODEL_PATTERNS = (
@@ -39,13 +40,64 @@ class Source:
     digest: str
 
 
-def model_source(folder: Path, hashes: HashCache, key: str = "model.path") -> tuple[Source, ModelShape]:
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine that the user already has, as its config.json tells it.
+
+    Attributes:
+        flavour: "openvino" or "tensorrt_llm".
+        variant: its compression in one word, e.g. "fp8-kv_fp8".
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline stages.
+    """
+
+    flavour: str
+    variant: str
+    tp_size: int
+    pp_size: int
+
+
+def engine_source(folder: Path, hashes: HashCache) -> tuple[Source, BuiltEngine]:
+    """Look at an engine folder.
+
+    Raises:
+        UserError: it does not exist or has no readable config.json of an engine.
+    """
+    source = files_source(folder, hashes, "engine.path")
+    config = source.path / "config.json"
+    try:
+        raw = json.loads(config.read_text())
+        pretrained, _ = raw["pretrained_config"], raw["build_config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"engine.path='{folder}' is no engine: it has no config.json with pretrained_config and build_config.",
+            todo="Give a folder that trtllm-build or `make build` wrote.",
+        ) from None
+    mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
+    variant = _variant(quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo"), config)
+    flavour = raw.get("engine", {}).get("flavour", "tensorrt_llm")
+    return source, BuiltEngine(flavour, variant, int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1)))
+
+
+def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
+    if quant_algo not in BY_QUANT_ALGO:
+        raise UserError(
+            f"{config} has quant_algo='{quant_algo}', which is not known here.",
+            allowed=f"Known: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
+        )
+    return BY_QUANT_ALGO[quant_algo].value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
+
+
+def model_source(
+    folder: Path, hashes: HashCache, key: str = "model.path", *, weights: bool = True
+) -> tuple[Source, ModelShape]:
     """Look at a local Hugging Face folder.
 
     Args:
         folder: with config.json, safetensors and a tokenizer.
         hashes: to hash each file once.
         key: setting that named the folder, for messages.
+        weights: whether the weights are needed; where only the tokenizer is, they may be absent.
 
     Returns:
         the source and the model's shape.
@@ -58,7 +110,8 @@ def model_source(folder: Path, hashes: HashCache, key: str = "model.path") -> tu
     config = folder / "config.json"
     if not config.is_file():
         raise UserError(f"{key}='{folder}' is no Hugging Face model: it has no config.json.")
-    _check_weights(folder, key)
+    if weights:
+        _check_weights(folder, key)
     try:
         shape = ModelShape.from_hf_config(json.loads(config.read_text()), str(config))
     except ValueError as error:

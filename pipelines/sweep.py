@@ -1,4 +1,4 @@
-"""Sweep: Hydra's multirun over `evaluate`; a failed cell is named in the table and does not stop the others."""
+"""Sweep and compare: Hydra's multirun over a target; a failed cell is named at the end and does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.artifacts import Store, write_json
 from pipelines.compose import CONF, compose_config, diagnose, relative_to_cwd, to_raw
 from pipelines.domain.errors import Fault, UserError
+from pipelines.flow import MEASURED, Target
 from pipelines.machine import gather
 from pipelines.plan import make_plan
 from pipelines.report.console import columns, comparison
@@ -20,9 +22,12 @@ from pipelines.screen import say
 from pipelines.session import run_target
 from pipelines.settings import validate
 
+Cell = dict[str, Any]
+"""What became of one combination: its overrides, model, variant and folders, or "failed" and the reason."""
+
 
 def sweep(overrides: Sequence[str]) -> int:
-    """Run every combination of the comma lists through Hydra's sweeper and launcher.
+    """Evaluate every combination and print one table.
 
     Returns:
         0, or 1 when a cell failed.
@@ -30,6 +35,16 @@ def sweep(overrides: Sequence[str]) -> int:
     Raises:
         UserError: Hydra cannot compose the combinations.
     """
+    folder, cells = _run_cells("evaluate", overrides)
+    good = [cell for cell in cells if "failed" not in cell]
+    table = comparison([(Path(cell["baseline"]), Path(cell["after"])) for cell in good])
+    write_json(folder / "accuracy.json", table.rows)
+    say("\n" + table.text if good else "\nNo cell finished.")
+    return _close(folder, cells)
+
+
+def _run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
+    """Run every combination of the comma lists through Hydra's sweeper and launcher."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -37,14 +52,14 @@ def sweep(overrides: Sequence[str]) -> int:
     folder = _sweep_folder(overrides)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting itself
     before = sys.argv
-    sys.argv = ["pipelines sweep", "--multirun", f"hydra.sweep.dir='{folder}'", *overrides]
+    sys.argv = [f"pipelines {target}", "--multirun", f"hydra.sweep.dir='{folder}'", *overrides]
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_cell)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(partial(_cell, target))()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError.of(diagnose(overrides) or [Fault(str(error).strip().splitlines()[0])]) from None
     finally:
         sys.argv = before
-    return _show(folder)
+    return folder, [json.loads(path.read_text()) for path in sorted(folder.glob("cell-*.json"), key=_number)]
 
 
 def _sweep_folder(overrides: Sequence[str]) -> Path:
@@ -54,20 +69,26 @@ def _sweep_folder(overrides: Sequence[str]) -> Path:
     return root / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _cell(config: Any) -> None:
+def _cell(target: Target, config: Any) -> None:
     """One combination: plan, run, and leave a result or the reason why there is none."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
     say(f"\n[{hydra.job.num + 1}] {' '.join(overrides)}")
-    cell: dict[str, Any] = {"overrides": overrides}
+    cell: Cell = {"overrides": overrides}
     try:
         settings = validate(to_raw(config))
         store = Store(settings.paths.store)
-        outcomes = run_target(make_plan(settings, "evaluate", store, gather()), store, overrides)
+        outcomes = run_target(make_plan(settings, target, store, gather()), store, overrides)
         done = {outcome.node.id: str(outcome.artifact.path) for outcome in outcomes}
         cell |= {"after": done["evaluate"], "baseline": done.get("baseline.evaluate", done["evaluate"])}
+        cell |= {"model": settings.model.label, "variant": settings.variant}
+        facts = outcomes[-1].artifact.facts
+        if target in MEASURED and not facts["complete"]:
+            if facts["reason"].startswith("interrupted"):
+                raise KeyboardInterrupt
+            cell["failed"] = f"the benchmark is incomplete: {facts['reason']}"
     except UserError as error:
         cell["failed"] = str(error)
         say(f"failed: {error}")
@@ -77,13 +98,8 @@ def _cell(config: Any) -> None:
     write_json(Path(hydra.sweep.dir) / f"cell-{hydra.job.num}.json", cell)
 
 
-def _show(folder: Path) -> int:
-    """Print one table of all cells and keep it as JSON."""
-    cells = [json.loads(path.read_text()) for path in sorted(folder.glob("cell-*.json"), key=_number)]
-    good = [cell for cell in cells if "failed" not in cell]
-    table = comparison([(Path(cell["baseline"]), Path(cell["after"])) for cell in good])
-    write_json(folder / "accuracy.json", table.rows)
-    say("\n" + table.text if good else "\nNo cell finished.")
+def _close(folder: Path, cells: Sequence[Cell]) -> int:
+    """Name the cells that failed and where everything lies."""
     failed = [cell for cell in cells if "failed" in cell]
     if failed:
         say("\nfailed cells:\n" + columns([(" ".join(cell["overrides"]), cell["failed"]) for cell in failed]))

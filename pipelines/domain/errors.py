@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -39,6 +40,15 @@ class UserError(Exception):
         error.faults = tuple(faults)
         error.args = ("\n".join(str(fault) for fault in faults),)
         return error
+
+
+@contextmanager
+def collecting(faults: list[Fault]) -> Iterator[None]:
+    """Add the faults of a UserError to a list and go on, so that all can be reported at once."""
+    try:
+        yield
+    except UserError as error:
+        faults.extend(error.faults)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -102,6 +102,11 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         return f"{facts['linears']} linears 2:4 sparse"
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
+    if stage == "repository":
+        return f"{facts['models']} models, {facts['flavour']}"
+    if stage == "benchmark":
+        mark = "" if facts["complete"] else ", incomplete"
+        return f"{facts['levels']} loads, best {facts['best_output_tokens_per_s']:,.0f} output tokens/s{mark}"
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
 
 
@@ -123,15 +128,13 @@ def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
 
 
 def closing(outcomes: Sequence[Outcome], folder: Path) -> str:
-    """Where the result lies."""
-    last = outcomes[-1].artifact.path
+    """Where the results lie."""
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made else ["Nothing to do: every stage is cached."]
-    engine = next(o for o in outcomes if o.node.id == "build")
-    lines.append(f"engine:  {relative_to_cwd(engine.artifact.path)}")
-    if last != engine.artifact.path:
-        lines.append(f"results: {relative_to_cwd(last)}")
-    lines.append(f"run:     {relative_to_cwd(folder)}")
+    words = {"build": "engine", "evaluate": "accuracy", "repository": "repository", "benchmark": "benchmark"}
+    shown = [(words[o.node.id], o.artifact.path) for o in outcomes if o.node.id in words] + [("run", folder)]
+    width = max(len(word) for word, _ in shown) + 1
+    lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]
     return "\n" + "\n".join(lines)
 
 

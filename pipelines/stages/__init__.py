@@ -17,6 +17,7 @@ class Stage(Protocol):
         version: raised when the same inputs should give other bytes.
         libraries: distributions whose version decides the bytes.
         needs: packages that must be importable when it runs.
+        measures: it measures, so it runs every time and what it finished is kept whatever stops it.
     """
 
     @property
@@ -36,6 +37,11 @@ class Stage(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """See the class."""
+        ...
+
+    @property
+    def measures(self) -> bool:
         """See the class."""
         ...
 

@@ -34,6 +34,7 @@ class Build:
     needs: tuple[str, ...]
     name = "build"
     version = "1"
+    measures = False
 
     def identity(self) -> dict[str, Any]:
         """Flavour and limits."""

@@ -28,6 +28,7 @@ class Download:
     shape: ModelShape | None = None
     name = "download"
     version = "1"
+    measures = False
     libraries: tuple[str, ...] = ()  # the bytes are the Hub's, whoever fetches them
     needs: tuple[str, ...] = ("huggingface_hub",)
 

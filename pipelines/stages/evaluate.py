@@ -37,6 +37,7 @@ class Evaluate:
     needs: tuple[str, ...]
     name = "evaluate"
     version = "1"
+    measures = False
 
     def identity(self) -> dict[str, Any]:
         """Task and arithmetic; the labels are in the result, so they count too."""

@@ -36,6 +36,7 @@ class Quantize:
     device: str
     name = "quantize"
     version = "1"
+    measures = False
     libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
     needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
 

@@ -21,6 +21,7 @@ class Sparsify:
     device: str
     name = "sparsify"
     version = "1"
+    measures = False
     libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
     needs: tuple[str, ...] = ("modelopt", "torch", "transformers")
 

@@ -1,0 +1,227 @@
+"""Which stages a target has, in the order they run, and what each of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.flavours import Flavour
+from pipelines.machine import Machine
+from pipelines.settings import Settings
+from pipelines.sources import BuiltEngine, Source
+from pipelines.stages import Stage
+from pipelines.stages.benchmark import Benchmark
+from pipelines.stages.build import Build
+from pipelines.stages.download import Download
+from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.quantize import Quantize
+from pipelines.stages.repository import Repository
+from pipelines.stages.sparsify import Sparsify
+
+Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
+EVALUATED: tuple[Target, ...] = ("evaluate", "all")
+SERVED: tuple[Target, ...] = ("repository", "serve", "benchmark", "all")
+STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
+MEASURED: tuple[Target, ...] = ("benchmark", "all")
+"""Targets with an accuracy, with a repository, with a running server, and with a measurement."""
+
+Inputs = dict[str, "str | Source"]
+"""What a stage reads: the id of an earlier node, or something the user has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One stage with its place in the flow."""
+
+    id: str
+    stage: Stage
+    label: str
+    inputs: Inputs
+
+
+def is_elsewhere(settings: Settings, target: Target) -> bool:
+    """Whether a server that runs elsewhere is measured, so that nothing is built."""
+    return target == "benchmark" and settings.benchmark.url is not None
+
+
+def nodes(
+    settings: Settings,
+    target: Target,
+    flavour: Flavour,
+    sources: Mapping[str, Source],
+    shape: ModelShape | None,
+    machine: Machine,
+    built: BuiltEngine | None = None,
+) -> list[Node]:
+    """The stages of a target in the order they run.
+
+    Args:
+        settings: the configuration.
+        target: how far to go.
+        flavour: engine flavour that was chosen.
+        sources: what the user has on disk: model, calibration, dataset, engine.
+        shape: of the model, where known.
+        machine: facts of this machine.
+        built: facts of the engine among the sources.
+    """
+    flow = _Flow(settings, target, flavour, shape, machine, built, dict(sources))
+    flow.downloads()
+    if is_elsewhere(settings, target):
+        flow.measure(settings)
+        return flow.nodes
+    baseline = settings.baseline()
+    if target in EVALUATED and baseline.variant != settings.variant:
+        flow.engine(baseline, "baseline.")
+        flow.accuracy(baseline, "baseline.")
+    flow.engine(settings, "")
+    if target in EVALUATED:
+        flow.accuracy(settings, "")
+    if target in SERVED:
+        flow.repository(settings)
+    if target in MEASURED:
+        flow.measure(settings)
+    return flow.nodes
+
+
+@dataclass
+class _Flow:
+    """Collects nodes; `given` is what a stage may read so far, by name."""
+
+    settings: Settings
+    target: Target
+    flavour: Flavour
+    shape: ModelShape | None
+    machine: Machine
+    built: BuiltEngine | None
+    given: Inputs
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, name: str, stage: Stage, label: str, inputs: Mapping[str, str]) -> None:
+        """Append a stage; `inputs` maps the stage's words to names in `given`."""
+        self.nodes.append(Node(name, stage, label, {key: self.given[source] for key, source in inputs.items()}))
+
+    def downloads(self) -> None:
+        """What comes from the Hub and is shared by every variant."""
+        model, questions = self.settings.model, self.settings.eval
+        if "model" not in self.given:
+            stage = Download(str(model.hub_id), model.revision or "main", "model", self.shape)
+            self.add("download", stage, model.label, {})
+            self.given["model"] = "download"
+        if self.target in EVALUATED and "dataset" not in self.given:
+            stage = Download(str(questions.dataset), questions.revision or "main", "dataset")
+            self.add("download.eval", stage, questions.task, {})
+            self.given["dataset"] = "download.eval"
+
+    def variant(self, settings: Settings) -> str:
+        """Label of the compression; an engine that was built elsewhere knows its own."""
+        return self.built.variant if self.built else settings.variant
+
+    def label(self, settings: Settings) -> str:
+        """Name of a variant's artifacts."""
+        return f"{settings.model.label}-{self.variant(settings)}"
+
+    def engine(self, settings: Settings, prefix: str) -> None:
+        """Sparsify -> quantize -> build for one variant; afterwards `given["engine"]` is its engine."""
+        if self.built is not None:
+            return
+        label, weights = self.label(settings), "model"
+        quantize, sparsify = self._compression(settings)
+        sparse = settings.sparsity.method != "none"
+        if quantize.calibrated or (sparse and sparsify.calibrated):
+            self._calibration_text()
+        if sparse:
+            self.add(prefix + "sparsify", sparsify, label, _with_text({"model": "model"}, sparsify.calibrated))
+            weights = "sparse"
+            self.given[weights] = prefix + "sparsify"
+        self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
+        self.given["checkpoint"] = prefix + "quantize"
+        stage = Build(self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages)
+        self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
+        self.given["engine"] = prefix + "build"
+
+    def _compression(self, settings: Settings) -> tuple[Quantize, Sparsify]:
+        device = "cuda" if self.machine.gpus else "cpu"
+        text, build = settings.calibration, settings.build
+        quantize = Quantize(settings.quant, settings.kv_cache, text, build.tp_size, build.pp_size, device)
+        return quantize, Sparsify(settings.sparsity, text, device)
+
+    def _calibration_text(self) -> None:
+        if "calibration" in self.given:
+            return
+        text = self.settings.calibration
+        self.add("download.calibration", Download(str(text.dataset), text.revision or "main", "dataset"), "text", {})
+        self.given["calibration"] = "download.calibration"
+
+    def accuracy(self, settings: Settings, prefix: str) -> None:
+        """Put the questions to the engine."""
+        stage = Evaluate(
+            self.flavour.name,
+            settings.engine.openvino,
+            settings.eval,
+            settings.model.label,
+            settings.variant,
+            (*self.flavour.run_libraries, "lm-eval", "transformers", "tokenizers"),
+            (*self.flavour.packages, "lm_eval", "transformers"),
+        )
+        inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
+        self.add(prefix + "evaluate", stage, self.label(settings), inputs)
+
+    def repository(self, settings: Settings) -> None:
+        """Lay out the engine for tritonserver."""
+        stage = Repository(
+            self.flavour.name,
+            settings.triton,
+            settings.engine.openvino,
+            settings.kv_cache.enable_block_reuse,
+            settings.runtime.enable_chunked_context,
+            settings.model.label,
+            self.variant(settings),
+        )
+        self.add("repository", stage, self.label(settings), {"engine": "engine", "model": "model"})
+        self.given["repository"] = "repository"
+
+    def measure(self, settings: Settings) -> None:
+        """Put load on the server."""
+        elsewhere = is_elsewhere(settings, self.target)
+        libraries = ("tritonclient", *(() if elsewhere else self.flavour.run_libraries))
+        stage = Benchmark(
+            settings.workload,
+            settings.benchmark,
+            settings.serving,
+            self._labels(settings, elsewhere),
+            self.machine.to_json(),
+            libraries,
+        )
+        label = f"{settings.model.label}-elsewhere" if elsewhere else self.label(settings)
+        inputs = {"model": "model"} if elsewhere else {"repository": "repository", "model": "model"}
+        self.add("benchmark", stage, label, inputs)
+
+    def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:
+        """Whose numbers these are. Of a server elsewhere nothing is known but what the user says."""
+        if elsewhere:
+            said = settings.benchmark
+            return {
+                "model": settings.model.label,
+                "precision": said.precision or "unknown",
+                "engine": "unknown",
+                "tp_size": said.tp_size or 1,
+                "world_size": said.tp_size or 1,
+            }
+        tp_size, pp_size = settings.build.tp_size, settings.build.pp_size
+        if self.built is not None:
+            tp_size, pp_size = self.built.tp_size, self.built.pp_size
+        if self.flavour.name == "openvino":  # the ranks of a checkpoint become one process on the CPU
+            tp_size = pp_size = 1
+        return {
+            "model": settings.model.label,
+            "precision": self.variant(settings),
+            "engine": self.flavour.name,
+            "tp_size": tp_size,
+            "world_size": tp_size * pp_size,
+        }
+
+
+def _with_text(inputs: dict[str, str], calibrated: bool) -> dict[str, str]:
+    return inputs | ({"calibration": "calibration"} if calibrated else {})

@@ -1,0 +1,88 @@
+"""Benchmark: a Triton repository in, what it does under load out. A measurement, so it is made anew every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.progress import Progress
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.serving.settings import ServingSettings
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Repository and tokenizer in (or a server that runs elsewhere), `benchmark.json` and one file per level out.
+
+    Attributes:
+        workload: lengths, prompts and arrival.
+        benchmark: loads, window, limits; `url` names a server that is already running.
+        serving: how the server is started when there is no `url`.
+        labels: model, precision, engine, tp_size, world_size for the result.
+        machine: facts of this machine for the result.
+        libraries: whose versions stand in the result.
+        needs: packages.
+    """
+
+    workload: WorkloadSettings
+    benchmark: BenchmarkSettings
+    serving: ServingSettings
+    labels: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    libraries: tuple[str, ...]
+    needs: tuple[str, ...] = ("tritonclient", "tokenizers")
+    name = "benchmark"
+    version = "1"
+    measures = True
+
+    def identity(self) -> dict[str, Any]:
+        """What was put on the server."""
+        return {
+            "workload": self.workload.model_dump(mode="json"),
+            "benchmark": self.benchmark.model_dump(mode="json"),
+            **self.labels,
+        }
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Start the server unless one runs already, put the load on it, keep every request."""
+        from pipelines.loadgen.run import Identity, Target, run_benchmark
+        from pipelines.loadgen.table import benchmark_table
+        from pipelines.machine import library_versions
+
+        identity = Identity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
+        with self._server(inputs, out_dir, progress) as (url, metrics_url):
+            result = run_benchmark(
+                Target(url, self.benchmark.model_name, metrics_url),
+                self.workload,
+                self.benchmark,
+                tokenizer_dir=inputs["model"],
+                identity=identity,
+                out_dir=out_dir,
+            )
+        for line in benchmark_table(result).splitlines():
+            progress.note(line)
+        best = max((level.summary.output_tokens_per_s for level in result.levels), default=0.0)
+        return {
+            "levels": len(result.levels),
+            "complete": result.complete,
+            "reason": result.reason,
+            "best_output_tokens_per_s": best,
+            "workload": self.workload.name,
+        }
+
+    @contextmanager
+    def _server(
+        self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress
+    ) -> Iterator[tuple[str, str | None]]:
+        """Yield (gRPC url, metrics url) of the server to measure."""
+        if self.benchmark.url is not None:
+            yield self.benchmark.url, self.benchmark.metrics_url
+            return
+        from pipelines.serving.process import TritonServer
+
+        log = out_dir / "tritonserver.log"
+        with TritonServer(inputs["repository"], self.serving, progress=progress, log_file=log) as server:
+            yield server.grpc_url, server.metrics_url

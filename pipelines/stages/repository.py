@@ -1,0 +1,86 @@
+"""Repository: an engine and a tokenizer in, a Triton model repository out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton_repo.settings import TritonSettings
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.hashing import sha256_file
+from pipelines.settings import OpenVinoSettings
+
+MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
+"""Sources of the python models; the repository carries copies of them."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Engine folder and tokenizer folder in, a folder that tritonserver serves out.
+
+    Attributes:
+        flavour: of the engine: "openvino" or "tensorrt_llm".
+        triton: the models' parameters.
+        options: how the CPU engine runs.
+        enable_block_reuse: reuse KV blocks of equal prompt prefixes.
+        enable_chunked_context: split prompts longer than max_num_tokens.
+        model: label of the model.
+        variant: label of the compression.
+    """
+
+    flavour: str
+    triton: TritonSettings
+    options: OpenVinoSettings
+    enable_block_reuse: bool
+    enable_chunked_context: bool
+    model: str
+    variant: str
+    name = "repository"
+    version = "1"
+    measures = False
+    libraries: tuple[str, ...] = ()  # text and links; the engine's own versions are in its digest
+    needs: tuple[str, ...] = ("tritonclient",)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything written into the files, and the model sources that are copied."""
+        options = self.options.model_dump() if self.flavour == "openvino" else {}
+        return {
+            "flavour": self.flavour,
+            "triton": self.triton.model_dump(mode="json"),
+            "options": options,
+            "enable_block_reuse": self.enable_block_reuse,
+            "enable_chunked_context": self.enable_chunked_context,
+            "model": self.model,
+            "variant": self.variant,
+            "sources": {
+                path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
+            },
+        }
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Write the repository, then read it back and hold it against its engine."""
+        from triton_repo.check import check_repository
+        from triton_repo.write import RepositorySpec, write_repository
+
+        facts = write_repository(
+            out_dir,
+            engine_dir=inputs["engine"],
+            tokenizer_dir=inputs["model"],
+            spec=RepositorySpec(
+                flavour=self.flavour,
+                model=self.model,
+                variant=self.variant,
+                enable_kv_cache_reuse=self.enable_block_reuse,
+                enable_chunked_context=self.enable_chunked_context,
+                openvino=self.options.model_dump(),
+            ),
+            settings=self.triton,
+            made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},
+        )
+        if faults := check_repository(out_dir):
+            raise UserError.of(faults)
+        return facts

@@ -1,0 +1,80 @@
+"""Levels that were measured survive an error, and a run that was killed."""
+
+import json
+
+import pytest
+
+from pipelines.artifacts import Store, write_json
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, Level, Slo, Summary
+from pipelines.measurements import PENDING, kept, recover
+
+NOTHING = Distribution(0)
+SUMMARY = Summary(1.0, 1, {}, 1.0, 8.0, 16.0, None, *[NOTHING] * 6)
+LEVEL = Level("closed", 4, None, SUMMARY, ClientHealth(False, "", {}), {}, "requests-0.json.gz")
+KEY = "0123456789abcdef" * 4
+
+
+def result(levels):
+    return BenchmarkResult("m", "fp8", "openvino", 1, 1, {}, {}, {}, {}, {}, "2026-11-21T00:00:00+00:00", Slo(), levels)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def draft(store):
+    folder = store.root / ".drafts" / KEY[:16]
+    folder.mkdir(parents=True)
+    return folder
+
+
+MANIFEST = {"key": KEY, "stage": "benchmark", "label": "m-fp8", "created": "2026-11-21T00:00:00+00:00", "made_from": {}}
+
+
+def measure(draft, levels):
+    write_json(draft / RESULT, result(levels).to_json())
+
+
+def test_a_good_end_leaves_no_trace(store, draft):
+    with kept(draft, dict(MANIFEST), store):
+        measure(draft, (LEVEL,))
+    assert sorted(path.name for path in draft.iterdir()) == [RESULT]
+
+
+def test_what_was_measured_before_an_error_is_kept_and_says_why(store, draft):
+    def fail():
+        with kept(draft, dict(MANIFEST), store):
+            measure(draft, (LEVEL,))
+            raise RuntimeError("server fell over")
+
+    with pytest.raises(RuntimeError, match="server fell over"):
+        fail()
+    artifact = store.find("benchmark", KEY)
+    read = BenchmarkResult.from_json(json.loads((artifact.path / RESULT).read_text()))
+    assert (read.complete, read.reason, len(read.levels)) == (False, "server fell over", 1)
+    assert artifact.facts["reason"] == "server fell over"
+
+
+def test_an_error_before_the_first_level_keeps_nothing(store, draft):
+    with pytest.raises(RuntimeError, match="too early"), kept(draft, dict(MANIFEST), store):
+        raise RuntimeError("too early")
+    assert store.find("benchmark", KEY) is None
+
+
+def test_a_killed_run_is_found_by_the_next(store, draft):
+    write_json(draft / PENDING, MANIFEST)
+    measure(draft, (LEVEL,))
+    (artifact,) = recover(store)
+    assert artifact.facts["reason"] == "the run was killed"
+    assert not draft.exists()
+    assert recover(store) == []
+
+
+def test_a_run_that_is_going_on_is_left_alone(store, draft):
+    write_json(draft / PENDING, MANIFEST)
+    measure(draft, (LEVEL,))
+    with store.lock(KEY, lambda: None):
+        assert recover(store) == []
+    assert draft.exists()
