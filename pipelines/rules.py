@@ -69,6 +69,8 @@ def check(
     if flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
     checked.faults += _limits(settings, shape, flavour)
+    if target in MEASURED:
+        checked.faults += _load_fits(settings, shape)
     if shape is not None:
         build = settings.build
         checked.faults += quant_rules.check_shape(
@@ -174,6 +176,25 @@ def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> l
             )
         )
     return faults
+
+
+def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
+    """The longest request of the workload against the engine's limits; unbounded lengths are let through."""
+    work, build = settings.workload, settings.build
+    isl, osl = work.isl.longest, work.osl.longest
+    if isl is None or osl is None or work.arrival == "trace":
+        return []
+    prompt = work.turns * isl + (work.turns - 1) * osl
+    limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
+    words = f"workload={work.name} asks for prompts of up to {prompt} tokens"
+    words += f" in {work.turns} turns" if work.turns > 1 else ""
+    if prompt > build.max_input_len:
+        todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
+        return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
+    if limit is not None and prompt + osl > limit:
+        todo = "Shorten workload.isl or workload.osl, or raise build.max_seq_len."
+        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
+    return []
 
 
 def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:

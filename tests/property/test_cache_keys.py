@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 from pipelines.commands import load
 from pipelines.flavours import choose
 from pipelines.machine import Machine
-from pipelines.plan import node_key, nodes
-from pipelines.settings import Group, Settings
+from pipelines.flow import nodes
+from pipelines.group import Group
+from pipelines.plan import node_key
+from pipelines.settings import Settings
 from pipelines.sources import Source
+from triton_repo.settings import TritonSettings
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
 SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset")}
-QUANTIZE = {"quantize", "build", "evaluate"}
+REPOSITORY = {"repository"}
+QUANTIZE = {"quantize", "build", "evaluate", *REPOSITORY}
 SPARSIFY = {"sparsify", *QUANTIZE}
-BASE = {f"baseline.{stage}" for stage in QUANTIZE}
-BUILD = {"build", "evaluate", "baseline.build", "baseline.evaluate"}
+BASE = {f"baseline.{stage}" for stage in ("quantize", "build", "evaluate")}
+BUILD = {"build", "evaluate", "baseline.build", "baseline.evaluate", *REPOSITORY}
 EVALUATE = {"evaluate", "baseline.evaluate"}
 NOTHING: set[str] = set()
 
@@ -28,7 +32,7 @@ HUB_TEXT = {"calibration.source": "hub", "calibration.dataset": "org/text"}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
-    "model.name": ("other", EVALUATE),  # the result carries the model's name
+    "model.name": ("other", EVALUATE | REPOSITORY),  # both carry the model's name
     "model.hub_id": ("org/name", NOTHING),  # a bundled folder is used, so the Hub is not asked
     "model.revision": ("v2", NOTHING),
     "model.bundled": ("tiny_llama", NOTHING),  # the weights count, through their digest
@@ -40,7 +44,7 @@ MUST_RERUN = {
     "quant.awq_alpha_step": (0.25, QUANTIZE),
     "sparsity.method": ("magnitude", SPARSIFY),
     "kv_cache.dtype": ("fp8", QUANTIZE),
-    "kv_cache.enable_block_reuse": (False, NOTHING),  # a choice at run time
+    "kv_cache.enable_block_reuse": (False, REPOSITORY),  # a choice at run time
     "calibration.source": (LOCAL_TEXT, SPARSIFY),  # then the column counts
     "calibration.path": (LOCAL_TEXT, SPARSIFY),  # cannot be given alone; alone it is its digest that counts
     "calibration.dataset": (HUB_TEXT, SPARSIFY),  # cannot be given alone
@@ -52,8 +56,11 @@ MUST_RERUN = {
     "calibration.batch_size": (4, SPARSIFY),
     "calibration.seed": (7, SPARSIFY),
     "engine.name": ("auto", NOTHING),  # resolves to the same engine here
-    "engine.openvino.inference_precision": ("bf16", EVALUATE),
-    "engine.openvino.num_threads": (1, NOTHING),
+    "engine.path": (Path("/engine"), NOTHING),  # its content counts, as an input
+    "engine.openvino.inference_precision": ("bf16", EVALUATE | REPOSITORY),
+    "engine.openvino.num_threads": (1, REPOSITORY),
+    "engine.openvino.kv_cache_bytes": (2**20, REPOSITORY),
+    "engine.openvino.kv_cache_precision": ("u8", REPOSITORY),
     "build.max_batch_size": (8, BUILD),
     "build.max_input_len": (512, BUILD),
     "build.max_seq_len": (1024, BUILD),
@@ -62,7 +69,7 @@ MUST_RERUN = {
     "build.tokens_per_block": (64, BUILD),
     "build.tp_size": (2, QUANTIZE | BASE),
     "build.pp_size": (2, QUANTIZE | BASE),
-    "runtime.enable_chunked_context": (True, NOTHING),
+    "runtime.enable_chunked_context": (True, REPOSITORY),
     "eval.task": ("mmlu", EVALUATE),
     "eval.num_fewshot": (3, EVALUATE),
     "eval.limit": (10, EVALUATE),
@@ -87,7 +94,9 @@ def keys(configured: Settings, digests=None) -> dict[str, str]:
     """Key of every stage; a stage counts as changed when anything before it is."""
     sources = {name: Source(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()}
     found: dict[str, str] = {}
-    for node in nodes(configured, "evaluate", choose(configured.engine.name, MACHINE), sources, None, "cpu"):
+    for node in nodes(configured, "all", choose(configured.engine.name, MACHINE), sources, None, MACHINE):
+        if node.stage.measures:
+            continue
         inputs = {name: src.digest if isinstance(src, Source) else found[src] for name, src in node.inputs.items()}
         found[node.id] = node_key(node, inputs)[0]
     return found
@@ -115,8 +124,52 @@ def test_a_changed_setting_reruns_exactly_these_stages(start, key):
     assert changed(keys(start), keys(change(start, key, value))) == expected
 
 
+OTHER_TRITON = {
+    "triton_max_batch_size": 4,
+    "max_beam_width": 2,
+    "batching_strategy": "V1",
+    "batch_scheduler_policy": "max_utilization",
+    "gpu_device_ids": [[0, 1]],
+    "participant_ids": [[1, 2]],
+    "max_attention_window_size": [64],
+    "decoding_mode": "top_k",
+    "guided_decoding_backend": None,  # goes only with the path of its vocabulary
+    "medusa_choices": "{0}",
+    "eagle_choices": "{0}",
+}
+"""Other valid values where flipping, adding one or naming a path is none."""
+
+
+def another(name, now):
+    """A valid value that is not the one a parameter has."""
+    if name in OTHER_TRITON:
+        return OTHER_TRITON[name]
+    if isinstance(now, bool):
+        return not now
+    if isinstance(now, int | float):
+        return now / 2 if isinstance(now, float) else now + 1
+    return "/some/path" if now or "str" in str(TritonSettings.model_fields[name].annotation) else 1
+
+
+@pytest.mark.parametrize("name", sorted(TritonSettings.model_fields))
+def test_every_parameter_of_the_repository_changes_the_repository_alone(start, name):
+    now = getattr(start.triton, name)
+    new = another(name, now)
+    together = {"triton.participant_ids": [[1]]} if name == "speculative_decoding_fast_logits" else {}
+    expected = REPOSITORY if new != now else NOTHING
+    assert changed(keys(start), keys(change(start, "", {f"triton.{name}": new, **together}))) == expected
+
+
+def test_how_a_server_is_run_and_measured_changes_nothing_that_is_kept(start):
+    """Ports, loads and reports decide no bytes of an artifact; a measurement is made anew anyway."""
+    other = load([*START, "serving.http_port=9999", "serving.openai=true", "workload=poisson", "workload.seed=5",
+                  "benchmark.request_rate=[1]", "benchmark.slo.ttft_ms=1", "report.max_accuracy_loss_percent=5"])  # fmt: skip
+    assert changed(keys(start), keys(other)) == NOTHING
+
+
 def test_every_setting_has_been_decided():
     """A new setting must be put into the table: does it change bytes?"""
+    by_group = {"triton", "serving", "workload", "benchmark", "report"}
     unused = {"gpu", "arch", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops"}
     unused |= {
         "fp4_dense_tflops",
@@ -129,6 +182,8 @@ def test_every_setting_has_been_decided():
 
     def leaves(group, prefix=""):
         for name, field in group.model_fields.items():
+            if not prefix and name in by_group:
+                continue
             if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
                 yield from leaves(field.annotation, f"{prefix}{name}.")
             elif prefix != "hardware." or name not in unused:
