@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.artifacts import Store
-from pipelines.compose import compose_config, relative_to_cwd, to_raw
+from pipelines.compose import compose_config, to_raw
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
 from pipelines.flow import Target
@@ -88,9 +88,12 @@ def benchmark(overrides: Sequence[str]) -> int:
 
 def run_all(overrides: Sequence[str]) -> int:
     """Everything from the model to the report."""
+    from pipelines.reporting import write
+
     plan, store, outcomes = _measured("all", overrides)
     if (code := _code(outcomes)) != INTERRUPTED:
-        _report(plan.settings, store, {plan.settings.variant, plan.settings.baseline().variant})
+        variants = dict.fromkeys([plan.settings.baseline().variant, plan.settings.variant])
+        write(plan.settings, store, plan.settings.model.label, list(variants))
     return code
 
 
@@ -116,23 +119,13 @@ def _code(outcomes: Sequence[Outcome]) -> int:
 def report(overrides: Sequence[str]) -> int:
     """Write the report of a model from what the store holds."""
     from pipelines.measurements import recover
+    from pipelines.reporting import write
 
     settings = load(overrides)
     store = Store(settings.paths.store)
     recover(store)
-    _report(settings, store, None)
+    write(settings, store, settings.model.label, None)
     return 0
-
-
-def _report(settings: Settings, store: Store, variants: Collection[str] | None) -> None:
-    from pipelines.report.collect import collect
-    from pipelines.report.write import write_report
-    from pipelines.screen import say
-
-    data = collect(store, settings.model.label, variants)
-    paths = write_report(data, settings.report.folder / settings.model.label, settings.report)
-    say(f"\nreport: {relative_to_cwd(paths.markdown)}")
-    say(f"report: {relative_to_cwd(paths.html)}")
 
 
 def plan(overrides: Sequence[str]) -> int:

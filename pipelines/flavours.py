@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipelines.engines.registry import ENGINES
 from pipelines.machine import Machine
+from triton_repo.spec import FlavourName
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Flavour:
         packages: what must be importable.
     """
 
-    name: str
+    name: FlavourName
     reason: str
     build_libraries: tuple[str, ...]
     run_libraries: tuple[str, ...]

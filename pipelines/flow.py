@@ -178,6 +178,7 @@ class _Flow:
             settings.runtime.enable_chunked_context,
             settings.model.label,
             self.variant(settings),
+            *self._ranks(settings),
         )
         self.add("repository", stage, self.label(settings), {"engine": "engine", "model": "model"})
         self.given["repository"] = "repository"
@@ -209,11 +210,7 @@ class _Flow:
                 "tp_size": said.tp_size or 1,
                 "world_size": said.tp_size or 1,
             }
-        tp_size, pp_size = settings.build.tp_size, settings.build.pp_size
-        if self.built is not None:
-            tp_size, pp_size = self.built.tp_size, self.built.pp_size
-        if self.flavour.name == "openvino":  # the ranks of a checkpoint become one process on the CPU
-            tp_size = pp_size = 1
+        tp_size, pp_size = self._ranks(settings)
         return {
             "model": settings.model.label,
             "precision": self.variant(settings),
@@ -221,6 +218,14 @@ class _Flow:
             "tp_size": tp_size,
             "world_size": tp_size * pp_size,
         }
+
+    def _ranks(self, settings: Settings) -> tuple[int, int]:
+        """(tp_size, pp_size) of the running engine; the ranks of a checkpoint become one process on the CPU."""
+        if self.flavour.name == "openvino":
+            return 1, 1
+        if self.built is not None:
+            return self.built.tp_size, self.built.pp_size
+        return settings.build.tp_size, settings.build.pp_size
 
 
 def _with_text(inputs: dict[str, str], calibrated: bool) -> dict[str, str]:

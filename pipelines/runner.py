@@ -21,7 +21,8 @@ from pipelines.artifacts import Artifact, Store
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.plan import Node, Plan, Step, node_key
+from pipelines.flow import Node
+from pipelines.plan import Plan, Step, node_key
 from pipelines.screen import say
 from pipelines.settings import PROJECT_ROOT
 from pipelines.sources import Source

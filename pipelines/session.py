@@ -41,6 +41,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             table = console.accuracy_table(outcomes)
             write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)
+        if (measured := outcomes[-1]).node.stage.measures:
+            say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder))
     return outcomes
 

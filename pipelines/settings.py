@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
-from triton_repo.settings import TritonSettings
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
@@ -16,6 +15,7 @@ from pipelines.group import Group, Positive
 from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
 from pipelines.report.settings import ReportSettings
 from pipelines.serving.settings import ServingSettings
+from triton_repo.settings import TritonSettings
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ZOO = Path(__file__).resolve().parent / "zoo"

@@ -43,6 +43,34 @@ def sweep(overrides: Sequence[str]) -> int:
     return _close(folder, cells)
 
 
+def compare(overrides: Sequence[str]) -> int:
+    """Everything for every combination, then one table, one plot and one report per model.
+
+    Returns:
+        0, or 1 when a cell failed.
+    """
+    from pipelines.measurements import recover
+    from pipelines.report.compare import comparison as compare_formats
+    from pipelines.report.compare_text import comparison_text
+    from pipelines.reporting import write
+
+    folder, cells = _run_cells("all", overrides)
+    settings = validate(to_raw(compose_config(_single(overrides))))
+    store = Store(settings.paths.store)
+    recover(store)
+    good = [cell for cell in cells if "after" in cell]
+    for model in dict.fromkeys(cell["model"] for cell in good):
+        variants = dict.fromkeys(cell["variant"] for cell in good if cell["model"] == model)
+        data = write(settings, store, model, list(variants))
+        say("\n" + comparison_text(compare_formats(data, settings.report.max_accuracy_loss_percent)))
+    return _close(folder, cells)
+
+
+def _single(overrides: Sequence[str]) -> list[str]:
+    """The overrides that are no sweep: where things are kept is the same for every cell."""
+    return [text for text in overrides if text.startswith(("paths.", "report."))]
+
+
 def _run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
     """Run every combination of the comma lists through Hydra's sweeper and launcher."""
     import hydra
@@ -64,8 +92,7 @@ def _run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cel
 
 def _sweep_folder(overrides: Sequence[str]) -> Path:
     """A new folder under paths.runs for Hydra's multirun.yaml and one result per cell."""
-    runs = [text for text in overrides if text.startswith("paths.runs=")]
-    root = Path(to_raw(compose_config(runs))["paths"]["runs"]).absolute()
+    root = Path(to_raw(compose_config(_single(overrides)))["paths"]["runs"]).absolute()
     return root / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.compose import relative_to_cwd
+from pipelines.domain.benchmark import RESULT as BENCHMARK
+from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.plan import Plan, Step
 from pipelines.runner import Outcome
@@ -103,7 +106,7 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
-        return f"{facts['models']} models, {facts['flavour']}"
+        return f"{len(facts['models'])} models for {facts['flavour']}"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
         return f"{facts['levels']} loads, best {facts['best_output_tokens_per_s']:,.0f} output tokens/s{mark}"
@@ -114,6 +117,13 @@ def accuracy_table(outcomes: Sequence[Outcome]) -> Table:
     """The 16-bit baseline beside what was built."""
     folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
     return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
+
+
+def measured_table(outcome: Outcome) -> str:
+    """What a benchmark found, one row per load."""
+    from pipelines.loadgen.table import benchmark_table
+
+    return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
 def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:

@@ -49,7 +49,6 @@ class Benchmark:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start the server unless one runs already, put the load on it, keep every request."""
         from pipelines.loadgen.run import Identity, Target, run_benchmark
-        from pipelines.loadgen.table import benchmark_table
         from pipelines.machine import library_versions
 
         identity = Identity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
@@ -61,9 +60,8 @@ class Benchmark:
                 tokenizer_dir=inputs["model"],
                 identity=identity,
                 out_dir=out_dir,
+                note=progress.note,
             )
-        for line in benchmark_table(result).splitlines():
-            progress.note(line)
         best = max((level.summary.output_tokens_per_s for level in result.levels), default=0.0)
         return {
             "levels": len(result.levels),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triton_repo.settings import TritonSettings
-
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.hashing import sha256_file
 from pipelines.settings import OpenVinoSettings
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import FlavourName
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the python models; the repository carries copies of them."""
@@ -30,15 +30,19 @@ class Repository:
         enable_chunked_context: split prompts longer than max_num_tokens.
         model: label of the model.
         variant: label of the compression.
+        tp_size: tensor-parallel ranks of the engine.
+        pp_size: its pipeline stages.
     """
 
-    flavour: str
+    flavour: FlavourName
     triton: TritonSettings
     options: OpenVinoSettings
     enable_block_reuse: bool
     enable_chunked_context: bool
     model: str
     variant: str
+    tp_size: int
+    pp_size: int
     name = "repository"
     version = "1"
     measures = False
@@ -56,6 +60,7 @@ class Repository:
             "enable_chunked_context": self.enable_chunked_context,
             "model": self.model,
             "variant": self.variant,
+            "ranks": [self.tp_size, self.pp_size],
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
@@ -72,8 +77,10 @@ class Repository:
             tokenizer_dir=inputs["model"],
             spec=RepositorySpec(
                 flavour=self.flavour,
-                model=self.model,
+                label=self.model,
                 variant=self.variant,
+                tp_size=self.tp_size,
+                pp_size=self.pp_size,
                 enable_kv_cache_reuse=self.enable_block_reuse,
                 enable_chunked_context=self.enable_chunked_context,
                 openvino=self.options.model_dump(),

@@ -15,6 +15,7 @@ NEEDS = {
     ("model", "hub"): ["model.hub_id=org/name"],
     ("calibration", "hub"): ["calibration.dataset=org/name"],
     ("calibration", "local"): ["calibration.path=/some/file"],
+    ("workload", "trace"): ["workload.trace=/some/file"],
 }
 
 

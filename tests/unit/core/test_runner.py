@@ -17,7 +17,8 @@ from pipelines.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.flavours import choose
-from pipelines.plan import Node, Plan, _resolve, explain
+from pipelines.flow import Node
+from pipelines.plan import Plan, _resolve, explain
 from pipelines.runner import run
 from pipelines.sources import Source
 from tests.unit.core.test_machine import MACHINE
@@ -31,6 +32,7 @@ class Write:
     text: str = "x"
     fails: BaseException | None = None
     version = "1"
+    measures = False
     libraries: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
