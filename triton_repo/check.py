@@ -51,9 +51,14 @@ def check_repository(folder: Path, *, running_version: str | None = None) -> lis
     faults += _missing_files(folder, configs, llmapi=llmapi)
     if TENSORRT_LLM not in configs or llmapi:
         return faults
-    engine_dir = folder / parameter(configs[TENSORRT_LLM], "gpt_model_path")
+    place = parameter(configs[TENSORRT_LLM], "gpt_model_path")
+    if not place:
+        return [
+            *faults,
+            Fault(f"{TENSORRT_LLM} has no parameter gpt_model_path.", "It names the engine's folder.", AGAIN),
+        ]
     try:
-        limits = EngineLimits.load(engine_dir)
+        limits = EngineLimits.load(folder / place)
     except UserError as error:
         return [*faults, *error.faults]
     faults += config_faults(configs, limits)

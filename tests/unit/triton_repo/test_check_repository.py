@@ -138,6 +138,11 @@ def test_no_engine_at_all(repo):
     refused(repo, "elsewhere' is not an engine folder")
 
 
+def test_an_engine_that_is_not_named(repo):
+    change(repo, "tensorrt_llm", parameter("gpt_model_path", ""))
+    refused(repo, "tensorrt_llm has no parameter gpt_model_path")
+
+
 def test_an_openvino_engine_under_the_gpu_backend(repo):
     write_engine(repo / "tensorrt_llm/1/new", "openvino")
     change(repo, "tensorrt_llm", parameter("gpt_model_path", "tensorrt_llm/1/new"))
