@@ -193,6 +193,7 @@ class _Flow:
             settings.serving,
             self._labels(settings, elsewhere),
             self.machine.to_json(),
+            settings.paths.runs.absolute(),
             libraries,
         )
         label = f"{settings.model.label}-elsewhere" if elsewhere else self.label(settings)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ class Benchmark:
         serving: how the server is started when there is no `url`.
         labels: model, precision, engine, tp_size, world_size for the result.
         machine: facts of this machine for the result.
+        logs: folder for the server's log, which outlives a failure.
         libraries: whose versions stand in the result.
         needs: packages.
     """
@@ -32,6 +35,7 @@ class Benchmark:
     serving: ServingSettings
     labels: Mapping[str, Any]
     machine: Mapping[str, Any]
+    logs: Path
     libraries: tuple[str, ...]
     needs: tuple[str, ...] = ("tritonclient", "tokenizers")
     name = "benchmark"
@@ -52,7 +56,7 @@ class Benchmark:
         from pipelines.machine import library_versions
 
         identity = Identity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
-        with self._server(inputs, out_dir, progress) as (url, metrics_url):
+        with self._server(inputs, progress) as (url, metrics_url):
             result = run_benchmark(
                 Target(url, self.benchmark.model_name, metrics_url),
                 self.workload,
@@ -72,15 +76,14 @@ class Benchmark:
         }
 
     @contextmanager
-    def _server(
-        self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress
-    ) -> Iterator[tuple[str, str | None]]:
+    def _server(self, inputs: Mapping[str, Path], progress: Progress) -> Iterator[tuple[str, str | None]]:
         """Yield (gRPC url, metrics url) of the server to measure."""
         if self.benchmark.url is not None:
             yield self.benchmark.url, self.benchmark.metrics_url
             return
         from pipelines.serving.process import TritonServer
 
-        log = out_dir / "tritonserver.log"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
         with TritonServer(inputs["repository"], self.serving, progress=progress, log_file=log) as server:
             yield server.grpc_url, server.metrics_url
