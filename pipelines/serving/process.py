@@ -15,10 +15,10 @@ from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_seconds
 from pipelines.serving import logs
 from pipelines.serving.backends import backend_directory
-from pipelines.serving.command import Launch, Ranks, server_command
+from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
 from pipelines.serving.kept import KeptProcess, describe_exit
 from pipelines.serving.loading import LoadWatch, loading_now
-from pipelines.serving.locate import locate
+from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import choose_ports
 from pipelines.serving.repository import Repository, read_repository
 from pipelines.serving.settings import ServingSettings
@@ -43,6 +43,8 @@ class TritonServer:
         host: address for clients on this machine.
         ports: http_port, grpc_port, metrics_port (and openai_port when settings ask for it).
         log_file: everything the server and its models print.
+        log_is_temporary: whether the log goes when all went well.
+        nvidia_frontend: whether this is NVIDIA's OpenAI frontend, which has tritonserver inside.
     """
 
     def __init__(
@@ -65,11 +67,12 @@ class TritonServer:
         """
         self.repository: Repository = read_repository(repository)
         self.settings = settings
+        self.nvidia_frontend = settings.openai and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host
         self.ports: dict[str, int] = {}
         self._progress = progress or SilentProgress()
         self._usual_ports = usual_ports
-        self._temporary_log = log_file is None
+        self.log_is_temporary = log_file is None
         self.log_file = log_file.absolute() if log_file else _temporary_log()
         self._process: KeptProcess | None = None
         self._log_start = 0
@@ -87,7 +90,18 @@ class TritonServer:
     @property
     def metrics_url(self) -> str:
         """http://127.0.0.1:8002/metrics."""
-        return f"http://{self.host}:{self.ports['metrics_port']}/metrics"
+        port = self.ports["openai_port" if self.nvidia_frontend else "metrics_port"]
+        return f"http://{self.host}:{port}/metrics"
+
+    @property
+    def openai_url(self) -> str:
+        """http://127.0.0.1:9000/v1, the form OpenAI's clients take as base_url."""
+        return f"http://{self.host}:{self.ports['openai_port']}/v1"
+
+    @property
+    def openai_model(self) -> str:
+        """What OpenAI's clients ask for: the repository's label; NVIDIA's frontend knows Triton's names only."""
+        return self.settings.openai_target if self.nvidia_frontend else self.repository.label
 
     @property
     def pid(self) -> int:
@@ -127,7 +141,7 @@ class TritonServer:
         """Drain; a second Ctrl-C during it kills at once."""
         failed = self._process is not None and self._process.poll() is not None
         self.stop()
-        if self._temporary_log and not failed:
+        if self.log_is_temporary and not failed:
             self.log_file.unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -170,21 +184,27 @@ class TritonServer:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         prefix = own_prefix(next(_number))
-        launch: Launch = server_command(
-            located.binary,
-            self.repository.path,
-            self.settings,
-            self.ports,
-            shm_prefix=prefix,
-            backends=backend_directory(located.wheel) if located.wheel else None,
-            ranks=Ranks(self.repository.world_size, self.settings.multi_gpu),
-        )
+        launch = self._launch(located, prefix)
         self._process = KeptProcess(
             launch.command,
             env={**os.environ, **located.env, **launch.env},
             cwd=self.repository.path,
             log_file=self.log_file,
             shm_prefix=prefix,
+        )
+
+    def _launch(self, located: Located, prefix: str) -> Launch:
+        repository = self.repository
+        if self.nvidia_frontend:
+            return nvidia_frontend_command(repository.path, self.settings, self.ports, tokenizer=repository.tokenizer)
+        return server_command(
+            located.binary,
+            repository.path,
+            self.settings,
+            self.ports,
+            shm_prefix=prefix,
+            backends=backend_directory(located.wheel) if located.wheel else None,
+            ranks=Ranks(repository.world_size, self.settings.multi_gpu),
         )
 
     def _wait_until_ready(self) -> None:
@@ -211,7 +231,8 @@ class TritonServer:
         The metrics service is the last to start, and a service whose port is taken ends the server a moment after it
         has told that it started; therefore the second look.
         """
-        if not any(logs.METRICS_STARTED.search(line) for line in lines) or not self._ready():
+        started = self.nvidia_frontend or any(logs.METRICS_STARTED.search(line) for line in lines)
+        if not (started and self._ready()):
             return False
         return self._running.wait(POLL_S) is None
 

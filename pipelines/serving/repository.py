@@ -24,6 +24,8 @@ class Repository:
         label: what it calls itself: the model's name, and the name that OpenAI clients ask for.
         gpu: whether it runs on TensorRT-LLM's own backend.
         world_size: how many GPUs (ranks) that takes.
+        max_seq_len: prompt and output tokens of one request at most; None when the repository does not tell.
+        adds_special_tokens: whether preprocessing lets the tokenizer add its own, such as BOS.
     """
 
     path: Path
@@ -31,6 +33,8 @@ class Repository:
     label: str
     gpu: bool
     world_size: int
+    max_seq_len: int | None = None
+    adds_special_tokens: bool = True
 
     @property
     def tokenizer(self) -> Path:
@@ -61,6 +65,8 @@ def read_repository(folder: Path) -> Repository:
         label=str(described.get("label") or path.name),
         gpu=_backend(path) == "tensorrtllm",
         world_size=int(described.get("world_size") or 1),
+        max_seq_len=(described.get("limits") or {}).get("max_seq_len"),
+        adds_special_tokens=bool((described.get("settings") or {}).get("add_special_tokens", True)),
     )
 
 

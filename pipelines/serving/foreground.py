@@ -1,0 +1,134 @@
+"""`make serve`: a server in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from pipelines.domain.progress import Progress
+from pipelines.domain.units import show_seconds
+from pipelines.screen import say
+from pipelines.serving.command import CLOSED_TO_STRANGERS
+from pipelines.serving.examples import curl_generate, curl_openai, python_stream
+from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.process import ServerFailedError, TritonServer
+from pipelines.serving.settings import ServingSettings
+
+CHECK_S = 0.2
+EXAMPLE_PROMPT = "The quick brown fox"
+OPENED = {
+    "http_port": "HTTP: inference, statistics, configuration of the models",
+    "grpc_port": "gRPC: the same",
+    "metrics_port": "metrics",
+    "openai_port": "OpenAI-compatible access",
+}
+
+
+def serve(
+    repository: Path,
+    settings: ServingSettings,
+    progress: Progress,
+    *,
+    log_file: Path | None = None,
+    prompt: str = EXAMPLE_PROMPT,
+) -> int:
+    """Serve until Ctrl-C, SIGTERM or the server's death.
+
+    Args:
+        repository: folder of the models.
+        settings: address, ports, limits.
+        progress: where loading is shown.
+        log_file: the server's log; None is a temporary file.
+        prompt: for the example lines.
+
+    Returns:
+        Exit code: 0 drained, 1 the server ended by itself (the reason is printed), 130 interrupted before it was ready
+        or a second time.
+
+    Raises:
+        UserError: it cannot start.
+    """
+    started = time.monotonic()
+    with _signals_interrupt():
+        try:
+            with ExitStack() as stack:
+                server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
+                stack.enter_context(server)
+                frontend = None
+                if settings.openai and not server.nvidia_frontend:
+                    frontend = stack.enter_context(OpenAiFrontend(server))
+                if not settings.loopback:
+                    _say_exposure(server)
+                _say_where(server, time.monotonic() - started, prompt)
+                return _watch(server, frontend)
+        except KeyboardInterrupt:
+            say("Stopped at once.")
+            return 130
+
+
+def _watch(server: TritonServer, frontend: OpenAiFrontend | None) -> int:
+    """Wait; the drain itself happens when the caller leaves its with block."""
+    try:
+        while True:
+            server.check()
+            if frontend is not None:
+                frontend.check()
+            time.sleep(CHECK_S)
+    except ServerFailedError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        limit = show_seconds(server.settings.drain_timeout_s)
+        say(f"\nDraining: running requests may take up to {limit}; Ctrl-C again ends them.")
+        return 0
+
+
+def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
+    """Where it listens, and lines to paste."""
+    say(f"Serving {server.repository.label}, ready after {show_seconds(seconds)}. Ctrl-C drains and ends it.")
+    say(f"  HTTP     {server.http_url}")
+    say(f"  gRPC     {server.grpc_url}")
+    say(f"  metrics  {server.metrics_url}")
+    if server.settings.openai:
+        say(f"  OpenAI   {server.openai_url}")
+    say(f"  log      {server.log_file}")
+    model = server.settings.openai_target
+    if model in server.repository.models:
+        say(f"\n{curl_generate(server.http_url, model, prompt)}")
+        say(f"\n{python_stream(server.grpc_url, model, prompt)}")
+    if server.settings.openai:
+        say(f"\n{curl_openai(server.openai_url, server.openai_model, prompt)}")
+    say()
+
+
+def _say_exposure(server: TritonServer) -> None:
+    """What a server that is not on loopback shows to others."""
+    host = server.settings.host
+    reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
+    say(f"serving.host={host} opens these to {reach}.")
+    say("Nobody is asked for a name or a password:")
+    for name, port in server.ports.items():
+        say(f"  {port:5}  {OPENED[name]}")
+    if not server.nvidia_frontend:
+        say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
+    say("Put a proxy with TLS and authentication before it, or keep 127.0.0.1.\n")
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and a closed terminal do what Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,110 @@
+"""Our OpenAI-compatible service as a process beside tritonserver."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from pipelines.serving.kept import KeptProcess, describe_exit
+from pipelines.serving.logs import useful_lines
+from pipelines.serving.process import ServerFailedError, TritonServer
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60  # it imports, and that on a busy machine
+POLL_S = 0.05
+
+
+class OpenAiFrontend:
+    """Runs as long as the `with` block does; needs a started server with an openai_port."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+        self._settings = server.settings
+        self._port = server.ports["openai_port"]
+        self.log_file = server.log_file.with_suffix(".openai.log")
+        self._process: KeptProcess | None = None
+
+    def __enter__(self) -> OpenAiFrontend:
+        """Start and wait until it answers.
+
+        Raises:
+            ServerFailedError: it ended instead, or took too long.
+        """
+        search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
+        self._process = KeptProcess(
+            self._command(),
+            env={**os.environ, "PYTHONPATH": search},
+            cwd=self._server.repository.path,
+            log_file=self.log_file,
+        )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._process.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let running answers finish, then end it."""
+        if self._process is not None:
+            failed = self._process.poll() is not None
+            self._process.stop(self._settings.drain_timeout_s + 1)
+            if not failed and self._server.log_is_temporary:
+                self.log_file.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise what ended it, if something did.
+
+        Raises:
+            ServerFailedError: with the exit code and the last lines of its log.
+        """
+        code = self._process.poll() if self._process else None
+        if code is not None:
+            lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
+            said = " | ".join(useful_lines(lines))
+            raise ServerFailedError(
+                f"The OpenAI service on port {self._port} ended: {describe_exit(code)}."
+                + (f" It said: {said}" if said else ""),
+                todo=f"Log: {self.log_file}",
+            )
+
+    def _command(self) -> list[str]:
+        server = self._server
+        return [
+            sys.executable, "-m", "pipelines.serving.openai",
+            f"--repository={server.repository.path}",
+            f"--grpc={server.grpc_url}",
+            f"--metrics={server.metrics_url}",
+            f"--target={self._settings.openai_target}",
+            f"--host={self._settings.host}",
+            f"--port={self._port}",
+            f"--drain-timeout-s={self._settings.drain_timeout_s}",
+        ]  # fmt: skip
+
+    def _wait_until_ready(self) -> None:
+        until = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until:
+            self.check()
+            if self._healthy():
+                self.check()  # a healthy stranger on our port does not count
+                return
+            time.sleep(POLL_S)
+        raise ServerFailedError(
+            f"The OpenAI service was not ready after {START_TIMEOUT_S} s.", todo=f"Log: {self.log_file}"
+        )
+
+    def _healthy(self) -> bool:
+        connection = http.client.HTTPConnection(self._server.host, self._port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()

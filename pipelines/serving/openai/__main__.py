@@ -1,0 +1,63 @@
+"""Run the service: python -m pipelines.serving.openai --repository R --grpc HOST:PORT ..."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from pipelines.serving.openai.app import Served, make_app
+from pipelines.serving.openai.backend import Backend
+from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.repository import Repository, read_repository
+
+
+def main() -> None:
+    """Serve until SIGTERM; running answers finish first."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.serving.openai", description=__doc__)
+    parser.add_argument("--repository", type=Path, required=True, help="the model repository that tritonserver serves")
+    parser.add_argument("--grpc", required=True, help="host:port of tritonserver's gRPC service")
+    parser.add_argument("--metrics", required=True, help="URL of tritonserver's metrics")
+    parser.add_argument("--target", default="ensemble", help="the Triton model to ask")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--drain-timeout-s", type=int, default=30)
+    given = parser.parse_args()
+    app = make_app(served(read_repository(given.repository), given.metrics), Backend(given.grpc, given.target))
+    uvicorn.run(
+        app,
+        host=given.host,
+        port=given.port,
+        log_level="warning",
+        timeout_graceful_shutdown=given.drain_timeout_s,
+    )
+
+
+def served(repository: Repository, metrics_url: str) -> Served:
+    """Everything about the repository that answers depend on."""
+    return Served(
+        label=repository.label,
+        created=int(repository.path.stat().st_mtime),
+        max_seq_len=repository.max_seq_len,
+        template=ChatTemplate.load(repository.tokenizer, tokenizer_adds_special=repository.adds_special_tokens),
+        count_tokens=_counter(repository),
+        metrics_url=metrics_url,
+    )
+
+
+def _counter(repository: Repository) -> Callable[[str], int] | None:
+    """How the preprocessing model counts a prompt."""
+    file = repository.tokenizer / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    special = repository.adds_special_tokens
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+if __name__ == "__main__":
+    main()

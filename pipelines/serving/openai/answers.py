@@ -1,0 +1,114 @@
+"""The JSON of OpenAI's answers."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.generation import Choice, Source, merge
+from pipelines.serving.openai.schema import Sampling
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One of the two endpoints' forms of answer.
+
+    Attributes:
+        chat: /v1/chat/completions rather than /v1/completions.
+        model: what the client asked for.
+        echo: begin every text with its prompt.
+    """
+
+    chat: bool
+    model: str
+    echo: bool = False
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, choices: Sequence[Choice]) -> Json:
+        """The answer in one piece."""
+        return {
+            **self._head(chunk=False),
+            "choices": [self._whole(choice) for choice in choices],
+            "usage": usage(choices),
+        }
+
+    def chunk(self, choice: Choice, text: str | None, *, first: bool = False) -> Json:
+        """One piece of a stream: new text, or with None its end."""
+        head = self._head(chunk=True)
+        shared = {
+            "index": choice.index,
+            "finish_reason": choice.finish_reason if text is None else None,
+            "logprobs": None,
+        }
+        if not self.chat:
+            return {**head, "choices": [{**shared, "text": text or ""}]}
+        delta = {"role": "assistant", "content": ""} if first else {} if text is None else {"content": text}
+        return {**head, "choices": [{**shared, "delta": delta}]}
+
+    def usage_chunk(self, choices: Sequence[Choice]) -> Json:
+        """The last piece, with stream_options.include_usage."""
+        return {**self._head(chunk=True), "choices": [], "usage": usage(choices)}
+
+    def _whole(self, choice: Choice) -> Json:
+        shared: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+        if self.chat:
+            return {**shared, "message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        return {**shared, "text": choice.prompt + choice.text if self.echo else choice.text}
+
+    def _head(self, *, chunk: bool) -> Json:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def usage(choices: Iterable[Choice]) -> Json:
+    """Tokens as the engine counts them; a prompt with several answers counts once."""
+    choices = list(choices)
+    prompts = sum(choice.input_tokens for choice in choices if choice.number == 0)
+    outputs = sum(choice.output_tokens for choice in choices)
+    return {"prompt_tokens": prompts, "completion_tokens": outputs, "total_tokens": prompts + outputs}
+
+
+async def events(form: Form, choices: Sequence[Choice], source: Source, asked: Sampling) -> AsyncIterator[str]:
+    """The server-sent events of a streamed answer.
+
+    An error before the first piece is raised, so that it can still become an HTTP status; a later one ends the stream
+    with an event of its own and without [DONE].
+    """
+    begun = False
+    try:
+        async with aclosing(merge(choices, source, asked)) as news:  # type: ignore[type-var]
+            async for choice, text in news:
+                if not begun:
+                    begun = True
+                    for chunk in _openings(form, choices):
+                        yield _event(chunk)
+                yield _event(form.chunk(choice, text))
+    except ApiError as error:
+        if not begun:
+            raise
+        yield _event(error.body())
+        return
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        yield _event(form.usage_chunk(choices))
+    yield "data: [DONE]\n\n"
+
+
+def _openings(form: Form, choices: Sequence[Choice]) -> list[Json]:
+    """What comes before the first token: the role, or the echoed prompt."""
+    if form.chat:
+        return [form.chunk(choice, "", first=True) for choice in choices]
+    return [form.chunk(choice, choice.prompt) for choice in choices] if form.echo else []
+
+
+def _event(content: Json) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,115 @@
+"""The tritonserver behind: one gRPC stream per answer, so that leaving the stream cancels exactly that answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from pipelines.serving.openai.errors import from_triton
+from pipelines.serving.openai.inputs import Input
+
+NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}
+OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
+# Ends a stream at its first error with that error's gRPC status, which an error inside the stream does not carry.
+STATUS_HEADER = {"triton_grpc_error": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One response.
+
+    Attributes:
+        text: what is new.
+        input_tokens: of the whole prompt; 0 when the server did not tell.
+        output_tokens: in this piece.
+    """
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+
+
+class Backend:
+    """A Triton model as a source of text."""
+
+    def __init__(self, url: str, model: str) -> None:
+        """Remember where; `open` makes the connection, inside the event loop that it belongs to.
+
+        Args:
+            url: host:port of the gRPC service.
+            model: ensemble or tensorrt_llm_bls.
+        """
+        self._url = url
+        self._model = model
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Make the connection; it connects on first use."""
+        self._client = triton.InferenceServerClient(self._url)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    async def ready(self) -> bool:
+        """Whether the server answers and has all its models."""
+        try:
+            return bool(await self._client.is_server_ready(client_timeout=5))
+        except InferenceServerException:
+            return False
+
+    async def generate(self, inputs: Sequence[Input]) -> AsyncIterator[Piece]:
+        """Send one request; closing the iterator cancels it on the server.
+
+        Raises:
+            ApiError: what the server answered, or that it does not.
+        """
+        call: Any = self._client.stream_infer(_once(self._model, inputs), headers=STATUS_HEADER)
+        try:
+            async for result, error in call:
+                if error is not None:
+                    raise from_triton(error.message() or str(error), None)
+                yield _piece(result)
+        except grpc.aio.AioRpcError as error:
+            raise from_triton(error.details() or "no reason given", error.code().name) from None
+        except InferenceServerException as error:
+            raise from_triton(error.message(), _code(error)) from None
+        finally:
+            call.cancel()
+
+
+async def _once(model: str, inputs: Sequence[Input]) -> AsyncIterator[dict[str, Any]]:
+    """The one request of a stream."""
+    outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
+    yield {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
+
+
+def _tensor(entry: Input) -> Any:
+    values = [value.encode() if isinstance(value, str) else value for value in entry.values]
+    array = np.array([values], dtype=NUMPY[entry.datatype])
+    tensor = triton.InferInput(entry.name, list(array.shape), entry.datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _piece(result: Any) -> Piece:
+    text = result.as_numpy("text_output")
+    words = b"" if text is None else b"".join(text.reshape(-1).tolist())
+    return Piece(words.decode(errors="replace"), _number(result, OUTPUTS[1]), _number(result, OUTPUTS[2]))
+
+
+def _number(result: Any, name: str) -> int:
+    found = result.as_numpy(name)
+    return 0 if found is None or found.size == 0 else int(found.reshape(-1)[0])
+
+
+def _code(error: InferenceServerException) -> str | None:
+    """From "StatusCode.UNAVAILABLE" to "UNAVAILABLE"."""
+    status = error.status()
+    return str(status).rpartition(".")[2] if status else None

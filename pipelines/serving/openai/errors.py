@@ -1,0 +1,61 @@
+"""Errors in OpenAI's form, and what Triton's errors become in it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+QUEUE_FULL = re.compile(r"exceeds maximum queue size|maximum queue size of", re.IGNORECASE)
+TOO_LONG = re.compile(
+    r"max_(input_len|seq_len|num_tokens)|maximum (input|sequence) length|prompt length", re.IGNORECASE
+)
+GONE = re.compile(r"not ready|unknown model|no available|failed to connect|socket closed", re.IGNORECASE)
+CLIENT_CODES = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED")
+
+
+class ApiError(Exception):
+    """Answers a request with an error.
+
+    Attributes:
+        status: HTTP status.
+        kind: OpenAI's `type`.
+        param: the parameter at fault, when one is.
+        code: OpenAI's machine-readable `code`, when it has one.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+
+    def body(self) -> dict[str, Any]:
+        """The JSON that OpenAI's clients read."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def unsupported(param: str, given: object, instead: str) -> ApiError:
+    """A parameter that OpenAI has and this server does not."""
+    message = f"'{param}' = {given!r} is not supported here. {instead}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def from_triton(message: str, grpc_code: str | None) -> ApiError:
+    """Translate an error of the server behind.
+
+    Args:
+        message: its text.
+        grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...), None when it came without.
+    """
+    if QUEUE_FULL.search(message):
+        return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded")
+    if TOO_LONG.search(message):
+        return ApiError(400, message, code="context_length_exceeded")
+    if grpc_code in CLIENT_CODES:
+        return ApiError(400, message)
+    if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message):
+        return ApiError(
+            503, f"The inference server does not answer: {message}", kind="server_error", code="unavailable"
+        )
+    return ApiError(500, message, kind="server_error")

@@ -1,0 +1,121 @@
+"""Choices: one request to Triton each, its text cut at stop strings, its end explained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pipelines.serving.openai.inputs import Input, triton_inputs
+from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.stops import StopFilter
+
+FinishReason = Literal["stop", "length"]
+
+
+class Piece(Protocol):
+    """See `pipelines.serving.openai.backend.Piece`."""
+
+    @property
+    def text(self) -> str: ...  # noqa: D102
+    @property
+    def input_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def output_tokens(self) -> int: ...  # noqa: D102
+
+
+class Source(Protocol):
+    """See `pipelines.serving.openai.backend.Backend`."""
+
+    def generate(self, inputs: Sequence[Input]) -> AsyncIterator[Piece]: ...  # noqa: D102
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer.
+
+    Attributes:
+        index: its number in the response.
+        prompt: what it answers.
+        max_tokens: output tokens at most.
+        max_seq_len: prompt and output at most, as the engine was built; None when unknown.
+        number: its number among the answers to the same prompt.
+    """
+
+    index: int
+    prompt: str
+    max_tokens: int
+    max_seq_len: int | None
+    number: int = 0
+    text: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: FinishReason | None = field(default=None)
+
+    async def run(self, source: Source, asked: Sampling) -> AsyncIterator[str]:
+        """Yield the answer's text as it comes; sets the counts and the finish reason."""
+        stops = StopFilter(asked.stops)
+        inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number)
+        async with aclosing(source.generate(inputs)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                self.input_tokens = max(self.input_tokens, piece.input_tokens)
+                self.output_tokens += piece.output_tokens
+                if new := stops.push(piece.text):
+                    yield new
+                if stops.stopped:
+                    break
+        if rest := stops.rest():
+            yield rest
+        self.finish_reason = self._reason(stopped=stops.stopped)
+
+    async def collect(self, source: Source, asked: Sampling) -> Choice:
+        """Run to the end and keep the text."""
+        self.text = "".join([new async for new in self.run(source, asked)])
+        return self
+
+    def _reason(self, *, stopped: bool) -> FinishReason:
+        """Triton does not say why a text ended, the counts do: every token that was allowed means "length".
+
+        A text whose last allowed token happens to be the end token counts as "length" too.
+        """
+        full = self.max_seq_len is not None and self.input_tokens + self.output_tokens >= self.max_seq_len
+        return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
+
+
+async def collect_all(choices: Sequence[Choice], source: Source, asked: Sampling) -> None:
+    """Run all choices at once; when one fails, or we are cancelled, the others are cancelled too."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for choice in choices:
+                group.create_task(choice.collect(source, asked))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def merge(choices: Sequence[Choice], source: Source, asked: Sampling) -> AsyncIterator[tuple[Choice, str | None]]:
+    """Yield (choice, new text) as it comes from any of them, and (choice, None) when one has ended."""
+    queue: asyncio.Queue[tuple[Choice, str | None] | Exception] = asyncio.Queue(maxsize=64)
+
+    async def follow(choice: Choice) -> None:
+        try:
+            async for new in choice.run(source, asked):
+                await queue.put((choice, new))
+            await queue.put((choice, None))
+        except Exception as error:  # noqa: BLE001 - raised again below, in the task that reads
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(follow(choice)) for choice in choices]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            running -= item[1] is None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

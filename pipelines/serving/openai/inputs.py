@@ -1,0 +1,67 @@
+"""OpenAI's sampling parameters -> inputs of the Triton model."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from pipelines.serving.openai.schema import Sampling
+
+UINT64 = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input tensor of shape [1, number of values].
+
+    Attributes:
+        name: the ensemble's.
+        datatype: Triton's.
+        values: strings for BYTES.
+    """
+
+    name: str
+    datatype: str
+    values: tuple[int | float | bool | str, ...]
+
+
+def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) -> list[Input]:
+    """The request for one choice of one prompt.
+
+    Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
+    Temperature 0 and top_p 0 are greedy. Without a seed TensorRT-LLM would draw the same every time, so one is made up.
+
+    Args:
+        asked: the client's parameters.
+        prompt: the whole text.
+        max_tokens: output tokens at most.
+        choice: number of the answer among the `n` to this prompt; each draws from a seed of its own.
+    """
+    inputs = [
+        Input("text_input", "BYTES", (prompt,)),
+        Input("max_tokens", "INT32", (max_tokens,)),
+        Input("stream", "BOOL", (bool(asked.stream),)),
+        Input("exclude_input_in_output", "BOOL", (True,)),
+        Input("return_num_input_tokens", "BOOL", (True,)),
+        Input("return_num_output_tokens", "BOOL", (True,)),
+    ]
+    inputs += _sampling(asked, choice)
+    if asked.stops:
+        inputs.append(Input("stop_words", "BYTES", asked.stops))
+    for name, given in (("presence_penalty", asked.presence_penalty), ("frequency_penalty", asked.frequency_penalty)):
+        if given:  # 0 is what happens without it
+            inputs.append(Input(name, "FP32", (given,)))
+    return inputs
+
+
+def _sampling(asked: Sampling, choice: int) -> list[Input]:
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    if temperature == 0 or top_p == 0:
+        return [Input("top_k", "INT32", (1,))]
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    return [
+        Input("temperature", "FP32", (temperature,)),
+        Input("top_p", "FP32", (top_p,)),
+        Input("seed", "UINT64", ((seed + choice) % UINT64,)),
+    ]

@@ -1,0 +1,148 @@
+"""What clients may send. Known parameters that cannot be honoured are refused, unknown ones too; nothing is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipelines.serving.openai.errors import ApiError, unsupported
+
+INT32_MAX = 2**31 - 1
+MAX_CHOICES = 128
+MAX_STOPS = 4
+# Say something about the request without changing its answer.
+WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Sampling(BaseModel):
+    """What both endpoints share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers per prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises:
+            ApiError: 400, naming the parameter.
+        """
+        if len(self.stops) > MAX_STOPS or "" in self.stops:
+            raise ApiError(400, f"'stop' takes up to {MAX_STOPS} strings, none of them empty.", param="stop")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "'stream_options' goes with stream=true only.", param="stream_options")
+        for name, value in (self.model_extra or {}).items():
+            if name in WITHOUT_EFFECT or _says_nothing(value):
+                continue
+            instead = UNSUPPORTED.get(name)
+            if instead is None:
+                raise ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+            raise unsupported(name, value, instead)
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+
+    def prompts(self) -> list[str]:
+        """The prompts as text.
+
+        Raises:
+            ApiError: 400, there is none or it is given as tokens.
+        """
+        given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if not given or not all(isinstance(prompt, str) for prompt in given):
+            raise unsupported("prompt", self.prompt, "Give text, or a list of texts; tokens are the server's business.")
+        return [str(prompt) for prompt in given]
+
+
+class Message(BaseModel):
+    """One message; `content` parts of type text only."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+    def plain(self) -> dict[str, str]:
+        """What the chat template gets."""
+        return {"role": self.role, "content": self._text()}
+
+    def _text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        for part in self.content:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise unsupported("messages", part, "Content is text only.")
+        return "".join(part["text"] for part in self.content)
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Output tokens at most; the newer name wins."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+PLAIN_TEXT_ONLY = "Answers are plain text."
+UNSUPPORTED = {
+    "logprobs": "Use the Triton interface with return_log_probs.",
+    "top_logprobs": "Use the Triton interface with return_log_probs.",
+    "best_of": "Use n.",
+    "suffix": "Put everything into the prompt.",
+    "logit_bias": "Use the Triton interface with embedding_bias_words.",
+    "response_format": PLAIN_TEXT_ONLY,
+    "tools": PLAIN_TEXT_ONLY,
+    "tool_choice": PLAIN_TEXT_ONLY,
+    "parallel_tool_calls": PLAIN_TEXT_ONLY,
+    "functions": PLAIN_TEXT_ONLY,
+    "function_call": PLAIN_TEXT_ONLY,
+    "modalities": PLAIN_TEXT_ONLY,
+    "audio": PLAIN_TEXT_ONLY,
+    "prediction": "Leave it out.",
+    "reasoning_effort": "Leave it out.",
+    "verbosity": "Leave it out.",
+    "web_search_options": "Leave it out.",
+}
+
+
+def _says_nothing(value: object) -> bool:
+    """A value that asks for what happens anyway; logprobs=0 is not one, it asks for the chosen tokens' own."""
+    return value is None or value is False or value in ({}, [], "none", ["text"], {"type": "text"})
