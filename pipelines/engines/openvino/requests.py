@@ -22,6 +22,7 @@ Words = tuple[tuple[int, ...], ...]
 
 GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 MAX_RETURN_SEQUENCES = 64
+MAX_LENGTH_PENALTY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class _Row:
         found = self._inputs.get(name)
         if found is None:
             return default
-        return found.reshape(-1)[self.index if found.size >= self._batch else 0].item()
+        return found.reshape(-1).tolist()[self.index if found.size >= self._batch else 0]
 
     def vector(self, name: str) -> Array | None:
         """Return the row of an input as a vector."""
@@ -190,7 +191,7 @@ def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         beam_width=_beam_width(row, bounds),
-        length_penalty=row.number("len_penalty", 0.0, "a finite number", lambda p: True),
+        length_penalty=row.number("len_penalty", 0.0, "between -1000 and 1000", lambda p: abs(p) < MAX_LENGTH_PENALTY),
         early_stopping=bool(row.value("early_stopping", True)),
         num_return_sequences=row.number(
             "num_return_sequences", 0, f"from 1 to {MAX_RETURN_SEQUENCES}", lambda n: 1 <= n <= MAX_RETURN_SEQUENCES

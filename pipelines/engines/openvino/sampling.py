@@ -15,7 +15,7 @@ NEVER = -np.inf
 
 
 class TokenChooser:
-    """Chooses the tokens of one sequence; order of the steps as in openvino_genai: penalties, bans, temperature, cuts."""
+    """Chooses the tokens of one sequence; the steps in the order of openvino_genai: penalties, temperature, cuts."""
 
     def __init__(self, asked: Asked, seed: int) -> None:
         """Take the limits; `seed` replaces that of `asked`."""

@@ -31,7 +31,7 @@ STOPPED = "The engine is stopping; no new requests are taken."
 _READER = Reader()
 
 
-class QueueFull(UserError):
+class QueueFullError(UserError):
     """The queue has its configured length."""
 
     def __init__(self, limit: int) -> None:
@@ -83,7 +83,7 @@ class Scheduler:
             timeout_us: give up when it has not started by then; 0 is never.
 
         Raises:
-            UserError: a prompt is too long, or the queue is full (`QueueFull`); nothing was queued.
+            UserError: a prompt is too long, or the queue is full (`QueueFullError`); nothing was queued.
         """
         for asked in prompts:
             check_request(self.folder, self._options.engine, len(asked.prompt), asked.max_tokens)
@@ -121,7 +121,7 @@ class Scheduler:
         with self._changed:
             waiting, running = len(self._waiting), len(self._running)
             context = sum(1 for stream in self._running if not stream.stamps.first_token)
-        cache = self._pipeline.get_metrics().cache_usage if not self._failure else 0.0
+        cache = self._pipeline.get_metrics().cache_usage if running else 0.0  # else it is that of the last step
         return self._counters.snapshot(waiting + self._own.waiting, running + self._own.running, context, cache)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Scheduler:
             raise UserError(f"The engine has failed: {self._failure}", todo="Load the model again.")
         limit = self._options.max_queue_size
         if limit and len(self._waiting) + self._own.waiting + new > limit + self._free_slots():
-            raise QueueFull(limit)
+            raise QueueFullError(limit)
 
     def _free_slots(self) -> int:
         return max(0, self.folder.limits.max_batch_size - len(self._running))

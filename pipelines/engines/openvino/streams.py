@@ -213,7 +213,7 @@ class Outbox:
     SHARE = 0.12
     """Seconds of sending per second of engine."""
 
-    def __init__(self, characters: PartialCharacters, after: Callable[[Stream], None] = lambda stream: None) -> None:
+    def __init__(self, characters: PartialCharacters, after: Callable[[Stream], None]) -> None:
         """Start empty.
 
         Args:

@@ -1,7 +1,7 @@
 """Triton model `preprocessing`: text to token ids, and words to the id lists that `tensorrt_llm` takes.
 
-The same file serves the GPU and the CPU repository. It reads `tokenizer.json` with the `tokenizers` library, which loads
-in milliseconds; `transformers` is imported only for a tokenizer that has no such file.
+The same file serves the GPU and the CPU repository. It reads `tokenizer.json` with the `tokenizers` library, which
+loads in milliseconds; `transformers` is imported only for a tokenizer that has no such file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_OFFSET = -1
 IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
 
 
-class BadInput(Exception):
+class BadInputError(Exception):
     """What a client sent cannot be used; the message names the input."""
 
 
@@ -45,7 +45,7 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         try:
             tensors = self._outputs(request)
-        except BadInput as fault:
+        except BadInputError as fault:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(fault), pb_utils.TritonError.INVALID_ARG))
         wanted = set(request.requested_output_names())
         return pb_utils.InferenceResponse(
@@ -55,7 +55,7 @@ class TritonPythonModel:
     def _outputs(self, request: Any) -> dict[str, Array]:
         for name in IMAGE_INPUTS:
             if _input(request, name) is not None:
-                raise BadInput(f"{name} was given, but this repository serves a text model; leave it out.")
+                raise BadInputError(f"{name} was given, but this repository serves a text model; leave it out.")
         prompts = [self._encode(text, "QUERY (text_input)") for text in _texts(request, "QUERY")]
         batch = len(prompts)
         end_id = _given(request, "END_ID", self._tokens.end_id, batch)
@@ -79,10 +79,10 @@ class TritonPythonModel:
     def _encode(self, raw: bytes, name: str) -> list[int]:
         text = _decoded(raw, name)
         if not text:
-            raise BadInput(f"{name} is empty; a prompt needs at least one character.")
+            raise BadInputError(f"{name} is empty; a prompt needs at least one character.")
         ids = self._tokens.encode(text, self._add_special_tokens)
         if not ids:
-            raise BadInput(f"{name} gives no tokens; a prompt needs at least one.")
+            raise BadInputError(f"{name} gives no tokens; a prompt needs at least one.")
         return ids
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> list[list[int]]:
@@ -118,7 +118,7 @@ class TritonPythonModel:
         if words is None and weights is None:
             return np.zeros((batch, 0), dtype=np.float32)
         if words is None or weights is None or words.size != weights.size:
-            raise BadInput(
+            raise BadInputError(
                 "EMBEDDING_BIAS_WORDS and EMBEDDING_BIAS_WEIGHTS (embedding_bias_words, embedding_bias_weights) belong"
                 f" together; {0 if words is None else words.size} words and"
                 f" {0 if weights is None else weights.size} weights were given."
@@ -131,7 +131,7 @@ class TritonPythonModel:
         return bias
 
     def _extra_ids(self, request: Any, ids: Array) -> Array:
-        """Mark the virtual tokens of a prompt table (ids beyond the vocabulary), so that KV reuse tells tables apart."""
+        """Mark the virtual tokens of a prompt table, ids beyond the vocabulary, so that KV reuse tells tables apart."""
         table = _input(request, "PROMPT_TABLE_EXTRA_ID")
         extra = np.zeros(ids.shape, dtype=np.uint64)
         if table is not None:
@@ -213,7 +213,7 @@ def _texts(request: Any, name: str, *, optional: bool = False) -> list[bytes]:
     if tensor is None:
         if optional:
             return []
-        raise BadInput(f"{name} is missing.")
+        raise BadInputError(f"{name} is missing.")
     return [raw for raw in tensor.reshape(-1)]
 
 
@@ -221,7 +221,7 @@ def _decoded(raw: Any, name: str) -> str:
     try:
         return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw)
     except UnicodeDecodeError as error:
-        raise BadInput(f"{name} is not valid UTF-8: {error}.") from error
+        raise BadInputError(f"{name} is not valid UTF-8: {error}.") from error
 
 
 def _given(request: Any, name: str, default: int, batch: int) -> Array:
@@ -244,5 +244,5 @@ def _padded(rows: list[list[int]], pad_id: Array) -> tuple[Array, Array]:
 def _output_lengths(request: Any, batch: int) -> Array:
     tensor = _input(request, "REQUEST_OUTPUT_LEN")
     if tensor is None:
-        raise BadInput("REQUEST_OUTPUT_LEN (max_tokens) is missing.")
+        raise BadInputError("REQUEST_OUTPUT_LEN (max_tokens) is missing.")
     return np.ascontiguousarray(np.broadcast_to(tensor.reshape(-1, 1), (batch, 1)), dtype=np.int32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.requests import Bounds, read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
-from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
 from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_BUCKETS
 from pipelines.engines.openvino.streams import Piece
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
-"""How long a thread waits for the interpreter before it asks; the engine's step holds it, so others must not wait twice."""
+"""How long a thread waits for the interpreter before it asks. The engine's step holds it; nobody should wait twice."""
 
 
 class TritonPythonModel:
@@ -42,6 +44,8 @@ class TritonPythonModel:
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._logits_type = _logits_type(config)
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._metrics = Metrics(self._scheduler, labels, options.stats_check_period_ms / 1000)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue requests; answers come from the scheduler's threads."""
@@ -50,10 +54,14 @@ class TritonPythonModel:
             try:
                 self._take(request, channel)
             except UserError as error:
-                channel.fail(str(error), unavailable=False)
+                channel.fail(str(error), unavailable=isinstance(error, QueueFullError))
+            except Exception as error:  # noqa: BLE001 - of this request only; the others of the batch must go on
+                pb_utils.Logger.log_error(f"tensorrt_llm: {traceback.format_exc()}")
+                channel.fail(f"The request could not be read: {error}", unavailable=False)
 
     def finalize(self) -> None:
         """Cancel what runs and join all threads."""
+        self._metrics.close()
         self._scheduler.close()
 
     def _take(self, request: Any, channel: TritonChannel) -> None:
@@ -131,6 +139,60 @@ class TritonChannel:
         if piece.generation_logits is not None:
             tensors.append(("generation_logits", piece.generation_logits[None].astype(self._logits_type)))
         return tensors + _extras(piece)
+
+
+class Metrics:
+    """Prometheus families under the names TensorRT-LLM's backend uses, updated by a thread of their own."""
+
+    def __init__(self, scheduler: Scheduler, labels: dict[str, str], period_s: float) -> None:
+        self._scheduler, self._labels, self._period = scheduler, labels, period_s
+        families = {
+            name: pb_utils.MetricFamily(name=name, description=text, kind=pb_utils.MetricFamily.GAUGE)
+            for name, (_, text) in GAUGES.items()
+        }
+        lengths = {
+            name: pb_utils.MetricFamily(
+                name=name, description=f"Tokens of a request: {kind}", kind=pb_utils.MetricFamily.HISTOGRAM
+            )
+            for name, kind in HISTOGRAMS.items()
+        }
+        self._families = families | lengths  # a family must outlive its metrics
+        self._gauges: dict[tuple[str, str], Any] = {}
+        self._shown: dict[tuple[str, str], float] = {}
+        self._histograms = [
+            lengths[name].Metric(labels={**labels, "response_metric_type": kind}, buckets=list(LENGTH_BUCKETS))
+            for name, kind in HISTOGRAMS.items()
+        ]
+        self._update()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period):
+            self._update()
+
+    def _update(self) -> None:
+        """Set what has changed: each costs a round trip to the server."""
+        snapshot = self._scheduler.snapshot()
+        for family, values in snapshot.gauges.items():
+            for kind, value in values.items():
+                if self._shown.get((family, kind)) != value:
+                    self._gauge(family, kind).set(value)
+                    self._shown[family, kind] = value
+        for lengths in snapshot.lengths:
+            for histogram, tokens in zip(self._histograms, lengths, strict=True):
+                histogram.observe(tokens)
+
+    def _gauge(self, family: str, kind: str) -> Any:
+        if (family, kind) not in self._gauges:
+            self._gauges[family, kind] = self._families[family].Metric(labels={**self._labels, GAUGES[family][0]: kind})
+        return self._gauges[family, kind]
 
 
 def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:

@@ -1,0 +1,344 @@
+"""Triton model `tensorrt_llm_bls`: the ensemble's interface, with the steps called one by one.
+
+Business logic scripting costs a round trip more than the ensemble and can do what an ensemble cannot: with the
+parameter `accumulate_tokens` every streamed response holds the whole text so far. The same file serves the GPU and the
+CPU repository.
+
+Requests are answered by threads, so one instance serves many at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+Array = np.ndarray[Any, Any]
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+REPLACEMENT = "\ufffd"
+THREADS = 64
+CANCELLATION_PERIOD_S = 0.1
+
+TO_PREPROCESSING = {
+    "text_input": "QUERY",
+    "decoder_text_input": "DECODER_QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "DECODER_INPUT_ID": "decoder_input_ids",
+    "REQUEST_DECODER_INPUT_LEN": "decoder_input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
+}
+TO_MODEL = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+} | {
+    name: name
+    for name in (
+        "exclude_input_in_output",
+        "temperature",
+        "repetition_penalty",
+        "min_tokens",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "return_log_probs",
+        "return_context_logits",
+        "return_generation_logits",
+        "return_perf_metrics",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+        "num_return_sequences",
+        "beam_width",
+        "prompt_embedding_table",
+        "prompt_vocab_size",
+        "lora_task_id",
+        "lora_weights",
+        "lora_config",
+        "guided_decoding_guide_type",
+        "guided_decoding_guide",
+    )
+}
+PASSED_ON = frozenset(
+    {
+        "cum_log_probs",
+        "output_log_probs",
+        "context_logits",
+        "generation_logits",
+        "batch_index",
+        "sequence_index",
+        "kv_cache_alloc_new_blocks",
+        "kv_cache_reused_blocks",
+        "kv_cache_alloc_total_blocks",
+        "arrival_time_ns",
+        "first_scheduled_time_ns",
+        "first_token_time_ns",
+        "last_token_time_ns",
+        "acceptance_rate",
+        "total_accepted_draft_tokens",
+        "total_draft_tokens",
+        "num_input_tokens",
+        "num_output_tokens",
+    }
+)
+NEEDS_DRAFT = ("num_draft_tokens", "use_draft_logits")
+NEEDS_ENCODER = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
+
+
+class RefusedError(Exception):
+    """A request that cannot be answered; the message is for the client."""
+
+
+class TritonPythonModel:
+    """Python-backend entry point."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the parameters `tensorrt_llm_model_name`, `accumulate_tokens` and the names of helper models.
+
+        Raises:
+            TritonModelException: a helper model is configured that this version cannot drive.
+        """
+        config = json.loads(args["model_config"])
+        self._model = _parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
+        self._accumulate = _parameter(config, "accumulate_tokens").lower() in ("true", "1")
+        for name in ("tensorrt_llm_draft_model_name", "multimodal_encoders_name"):
+            if _parameter(config, name):
+                raise pb_utils.TritonModelException(
+                    f"Parameter {name}='{_parameter(config, name)}' of tensorrt_llm_bls is not possible: this model"
+                    " drives preprocessing, tensorrt_llm and postprocessing only. Leave it empty."
+                )
+        self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bls")
+        self._calls: set[Call] = set()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="cancellation", daemon=True)
+        self._watcher.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand the requests to threads."""
+        for request in requests:
+            self._threads.submit(self._answer, Call(request))
+
+    def finalize(self) -> None:
+        """Wait for what runs."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._closing.set()
+        self._watcher.join()
+
+    def _answer(self, call: Call) -> None:
+        self._calls.add(call)
+        try:
+            if call.streaming:
+                for response in self._responses(call):
+                    call.sender.send(response)
+                call.finish(None)
+            else:
+                self._answer_whole(call)
+        except RefusedError as fault:
+            call.finish(_error(str(fault), pb_utils.TritonError.INVALID_ARG))
+        except Exception as error:  # noqa: BLE001 - every request must get its end, or its client waits for ever
+            pb_utils.Logger.log_error(f"tensorrt_llm_bls: {error}")
+            call.finish(_error(str(error), pb_utils.TritonError.INTERNAL))
+        finally:
+            self._calls.discard(call)
+
+    def _answer_whole(self, call: Call) -> None:
+        """One response per sequence; the end rides on the last, as models without streaming need it."""
+        responses = list(self._responses(call))
+        for response in responses[:-1]:
+            call.sender.send(response)
+        call.finish(responses[-1] if responses else None)
+
+    def _responses(self, call: Call) -> Iterator[Any]:
+        """Run the three steps; yield a response for each one of the model."""
+        _refuse(call.inputs)
+        prepared = self._prepare(call)
+        texts = _Accumulator() if self._accumulate and call.streaming else None
+        for outputs in self._generate(call, prepared):
+            ids, lengths = outputs["output_ids"], outputs["sequence_length"]
+            if texts is not None:
+                ids, lengths = texts.extend(outputs)
+            text = _run("postprocessing", {"TOKENS_BATCH": ids, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"])["OUTPUT"]
+            if texts is not None:
+                text = _without_partial_characters(text)
+            extras = [pb_utils.Tensor(name, values) for name, values in outputs.items() if name in PASSED_ON]
+            yield pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text), *extras])
+
+    def _prepare(self, call: Call) -> dict[str, Array]:
+        inputs = {inner: call.inputs[name] for name, inner in TO_PREPROCESSING.items() if name in call.inputs}
+        found = _run("preprocessing", inputs, list(FROM_PREPROCESSING))
+        prepared = {FROM_PREPROCESSING[name]: values for name, values in found.items()}
+        prepared |= {inner: call.inputs[name] for name, inner in TO_MODEL.items() if name in call.inputs}
+        return prepared
+
+    def _generate(self, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
+        request = pb_utils.InferenceRequest(
+            model_name=self._model,
+            requested_output_names=["output_ids", "sequence_length", *sorted(PASSED_ON)],
+            inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
+            request_id=call.inner_id,
+        )
+        responses = request.exec(decoupled=True) if self._decoupled else [request.exec()]
+        for response in responses:
+            found = _checked(response)
+            if found:
+                yield found
+
+    def _watch(self) -> None:
+        """Stop the generation of clients that are gone."""
+        while not self._closing.wait(CANCELLATION_PERIOD_S):
+            for call in list(self._calls):
+                if not call.stopped and call.is_cancelled():
+                    call.stopped = True
+                    _stop(self._model, call.inner_id, decoupled=self._decoupled)
+
+
+class Call:
+    """One request being answered.
+
+    Asking whether a request is cancelled after, or while, its final response goes out crashes python backend 2.51;
+    both happen under one lock.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self.sender = request.get_response_sender()
+        self.inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        batch = len(self.inputs["text_input"])
+        # flags that the server strips of their last dimension get it back, for the same server to strip it again
+        self.inputs = {
+            name: values.reshape(batch, -1) if values.ndim == 1 else values for name, values in self.inputs.items()
+        }
+        self.inner_id = f"bls-{uuid.uuid4().hex}"
+        self.stopped = False
+        self._lock = threading.Lock()
+        self._finished = False
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the client wants pieces."""
+        return "stream" in self.inputs and bool(self.inputs["stream"].any())
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone."""
+        with self._lock:
+            return not self._finished and bool(self.sender.is_cancelled())
+
+    def finish(self, response: Any) -> None:
+        """End the request, with a last response if there is one."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            if response is None:
+                self.sender.send(flags=FINAL)
+            else:
+                self.sender.send(response, flags=FINAL)
+
+
+class _Accumulator:
+    """All tokens so far of every sequence of a request."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[int, int], list[list[int]]] = {}
+
+    def extend(self, outputs: dict[str, Array]) -> tuple[Array, Array]:
+        """Append the new tokens of a response; return (ids [1, beams, n], lengths [1, beams]) of all."""
+        key = (_index(outputs, "batch_index"), _index(outputs, "sequence_index"))
+        new = [
+            row[:length]
+            for row, length in zip(
+                outputs["output_ids"][0].tolist(), outputs["sequence_length"][0].tolist(), strict=True
+            )
+        ]
+        rows = self._tokens.setdefault(key, [[] for _ in new])
+        for row, more in zip(rows, new, strict=True):
+            row.extend(more)
+        longest = max(len(row) for row in rows)
+        ids = np.array([[row + [0] * (longest - len(row)) for row in rows]], dtype=np.int32)
+        return ids, np.array([[len(row) for row in rows]], dtype=np.int32)
+
+
+def _index(outputs: dict[str, Array], name: str) -> int:
+    return int(outputs[name].reshape(-1)[0]) if name in outputs else 0
+
+
+def _without_partial_characters(texts: Array) -> Array:
+    """Cut what a decoder writes for a character that is not complete yet."""
+    kept = [text.decode("utf-8").rstrip(REPLACEMENT).encode("utf-8") for text in texts]
+    return np.array(kept, dtype=object)
+
+
+def _refuse(inputs: dict[str, Array]) -> None:
+    for name in NEEDS_DRAFT:
+        if name in inputs and inputs[name].any():
+            raise RefusedError(
+                f"{name} asks for speculative decoding, but no draft model is configured"
+                " (tensorrt_llm_draft_model_name is empty). Leave it out."
+            )
+    for name in NEEDS_ENCODER:
+        if name in inputs and inputs[name].size:
+            raise RefusedError(
+                f"{name} was given, but no vision model is configured (multimodal_encoders_name is empty)."
+            )
+
+
+def _run(model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
+    """Call a model that answers once."""
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=outputs,
+        inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
+    )
+    return _checked(request.exec())
+
+
+def _stop(model: str, request_id: str, *, decoupled: bool) -> None:
+    one = np.array([[1]], dtype=np.int32)
+    inputs = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=["output_ids"],
+        inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
+        request_id=request_id,
+    )
+    for _ in request.exec(decoupled=True) if decoupled else [request.exec()]:
+        pass
+
+
+def _checked(response: Any) -> dict[str, Array]:
+    if response.has_error():
+        raise RefusedError(response.error().message())
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def _error(message: str, kind: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, kind))
+
+
+def _parameter(config: dict[str, Any], name: str) -> str:
+    text = str(config.get("parameters", {}).get(name, {}).get("string_value", ""))
+    return "" if text.startswith("${") else text
