@@ -52,6 +52,70 @@ def test_stages_in_order(tmp_path, model):
     ]
 
 
+def test_all_goes_from_the_model_to_the_benchmark(tmp_path, model):
+    made = plan(tmp_path, [f"model.path={model}", "quant=none"], "all")
+    assert [step.node.id for step in made.steps] == ["quantize", "build", "evaluate", "repository", "benchmark"]
+    assert made.steps[-1].why == "it measures, so it runs every time"
+
+
+def test_serving_asks_no_questions(tmp_path, model):
+    """A server needs no accuracy: neither the evaluation nor the baseline is made for it."""
+    for target, last in (("serve", "repository"), ("benchmark", "benchmark")):
+        made = plan(tmp_path, [f"model.path={model}"], target)
+        assert "evaluate" not in [step.node.stage.name for step in made.steps]
+        assert made.steps[-1].node.id == last
+
+
+def test_of_a_server_elsewhere_nothing_is_built_and_nothing_is_claimed(tmp_path, model):
+    words = [f"model.path={model}", "benchmark.url=gpu7:8001", "benchmark.tp_size=2"]
+    (step,) = plan(tmp_path, words, "benchmark").steps
+    labels = step.node.stage.labels
+    assert (labels["precision"], labels["engine"], labels["tp_size"]) == ("unknown", "unknown", 2)
+    assert step.node.label == "my_llama-elsewhere"
+
+
+def engine_folder(tmp_path, **quantization):
+    """What trtllm-build leaves, as far as planning reads it."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    pretrained = {"quantization": quantization, "mapping": {"tp_size": 2, "pp_size": 1, "world_size": 2}}
+    (folder / "config.json").write_text(json.dumps({"pretrained_config": pretrained, "build_config": {}}))
+    (folder / "rank0.engine").write_bytes(b"plan")
+    return folder
+
+
+def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model):
+    """Flavour, format and ranks are the engine's own; the model folder is there for its tokenizer."""
+    engine = engine_folder(tmp_path, quant_algo="FP8", kv_cache_quant_algo="FP8")
+    (model / "model.safetensors").unlink()
+    made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}"], "repository")
+    (step,) = made.steps
+    assert (made.flavour.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
+    assert (step.node.stage.tp_size, step.node.stage.pp_size) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "target", "message"),
+    [
+        (
+            ["engine=openvino"],
+            "repository",
+            r"engine=openvino was asked for; engine\.path='.*' is an engine of tensorrt_llm",
+        ),
+        ([], "evaluate", r"is built already; `evaluate` starts from a model"),
+    ],
+)
+def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overrides, target, message):
+    engine = engine_folder(tmp_path)
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, [f"model.path={model}", f"engine.path={engine}", *overrides], target)
+
+
+def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
+    with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is no engine: it has no config\.json with"):
+        plan(tmp_path, [f"model.path={model}", f"engine.path={model}"], "repository")
+
+
 def test_the_baseline_is_not_made_twice(tmp_path, model):
     made = plan(tmp_path, [f"model.path={model}", "quant=none"], "evaluate")
     assert [step.node.id for step in made.steps] == ["quantize", "build", "evaluate"]
@@ -106,12 +170,19 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
         (["engine=tensorrt_llm"], r"engine=tensorrt_llm cannot be built by this version yet.*engine=openvino"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
+        (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
+        (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
+        (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),
+        (
+            ["workload.isl=1000", "workload.osl=1500"],
+            r"1000 tokens and 1500 of output; the engine holds max_seq_len=2048",
+        ),
         (["model=llama_3_8b"], r"is not a llama_3_8b: its num_hidden_layers is 2, model=llama_3_8b says 32"),
     ],
 )
 def test_impossible_combinations_are_refused(tmp_path, model, overrides, message):
     with pytest.raises(UserError, match=message):
-        plan(tmp_path, [f"model.path={model}", *overrides])
+        plan(tmp_path, [f"model.path={model}", *overrides], "all")
 
 
 def test_what_does_not_fit_the_gpu_is_refused_with_what_would(tmp_path):
