@@ -220,7 +220,8 @@ class TritonServer:
                 code = self._running.wait(POLL_S)
                 if code is not None:
                     raise self._startup_failure(code)
-                if logs.load_failures(lines):  # the server would first load the others, for minutes perhaps
+                if logs.load_failures(lines) or logs.taken_port(lines):
+                    # The server would first load the other models, for minutes perhaps, and then unload them.
                     self._running.wait(FAILED_GRACE_S)
                     raise self._startup_failure(code)
         raise self._too_slow(limit)
@@ -234,7 +235,7 @@ class TritonServer:
         started = self.nvidia_frontend or any(logs.METRICS_STARTED.search(line) for line in lines)
         if not (started and self._ready()):
             return False
-        return self._running.wait(POLL_S) is None
+        return self._running.wait(POLL_S) is None and logs.taken_port(self.log_lines()) is None
 
     def _ready(self) -> bool:
         connection = http.client.HTTPConnection(self.host, self.ports["http_port"], timeout=5)

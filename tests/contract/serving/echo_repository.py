@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 CONFIG = """
@@ -18,6 +19,7 @@ input [
   { name: "temperature" data_type: TYPE_FP32 dims: [1] optional: true },
   { name: "presence_penalty" data_type: TYPE_FP32 dims: [1] optional: true },
   { name: "frequency_penalty" data_type: TYPE_FP32 dims: [1] optional: true },
+  { name: "top_k" data_type: TYPE_INT32 dims: [1] optional: true },
   { name: "seed" data_type: TYPE_UINT64 dims: [1] optional: true },
   { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [1] optional: true },
   { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [1] optional: true },
@@ -57,9 +59,9 @@ class TritonPythonModel:
     def answer(self, request, sender):
         words = value(request, "text_input", b"").decode().split()
         if "full" in words or "long" in words:
-            text = "Exceeds maximum queue size 4" if "full" in words else (
-                "Prompt length (5000) exceeds maximum input length (4096).")
-            sender.send(pb.InferenceResponse(error=pb.TritonError(text)), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            text, kind = ("Exceeds maximum queue size 4", pb.TritonError.UNAVAILABLE) if "full" in words else (
+                "Prompt length (5000) exceeds maximum input length (4096).", pb.TritonError.INTERNAL)
+            sender.send(pb.InferenceResponse(error=pb.TritonError(text, kind)), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
         limit, stream = int(value(request, "max_tokens", 0)), bool(value(request, "stream", False))
         seed = int(value(request, "seed", 0))
@@ -110,3 +112,23 @@ def write_failing(repository: Path, statement: str) -> Path:
     config = CONFIG.replace('"ensemble"', '"broken"')
     body = f"class TritonPythonModel:\n    def initialize(self, args):\n        {statement}\n"
     return write_model(repository, "broken", config, body)
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
+    "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message is not the user\\'s') }}{% endif %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of words that puts <bos> in front, with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    folder.mkdir(parents=True)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<bos>": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "chat_template": TEMPLATE}))
+    return folder

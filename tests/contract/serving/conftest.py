@@ -1,0 +1,54 @@
+"""One echoing server and one OpenAI service in front of it for all tests that leave them as they are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tritonclient.grpc")
+
+from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.locate import why_no_server
+from pipelines.serving.process import TritonServer
+from pipelines.serving.settings import ServingSettings
+from tests.contract.serving.echo_repository import CONFIG, MODEL, write_echo, write_model, write_tokenizer
+
+SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
+
+
+@pytest.fixture(scope="session")
+def echo_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The echoing model with a tokenizer of its words, a chat template and a room of 64 tokens."""
+    repository = write_echo(tmp_path_factory.mktemp("echo"))
+    write_model(repository, "preprocessing", CONFIG.replace('"ensemble"', '"preprocessing"'), MODEL)
+    write_tokenizer(repository / "preprocessing" / "1" / "tokenizer")
+    (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 64}}))
+    return repository
+
+
+@pytest.fixture(scope="session")
+def echo_server(echo_repository: Path) -> Iterator[TritonServer]:
+    if fault := why_no_server(SETTINGS):
+        pytest.skip(str(fault))
+    with TritonServer(echo_repository, SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def frontend(echo_server: TritonServer) -> Iterator[OpenAiFrontend]:
+    with OpenAiFrontend(echo_server) as service:
+        yield service
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 2.0) -> bool:
+    """Whether it holds within `seconds`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return holds()

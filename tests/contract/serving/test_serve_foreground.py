@@ -1,0 +1,125 @@
+"""`serve` in a process of its own: what it prints works when pasted, and every way to end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.serving.locate import why_no_server
+from pipelines.serving.settings import ServingSettings
+
+pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import sys
+from pathlib import Path
+from pipelines.domain.progress import SilentProgress
+from pipelines.serving.foreground import serve
+from pipelines.serving.settings import ServingSettings
+settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]))
+sys.exit(serve(Path(sys.argv[1]), settings, SilentProgress(), prompt="it's a fox"))
+"""
+
+
+@dataclass
+class Running:
+    """One `serve` and what it printed until it was ready."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def read_until_ready(self) -> None:
+        assert self.process.stdout is not None
+        while not any("/v1/completions" in line for line in self.lines) or self.lines[-1].strip():
+            line = self.process.stdout.readline()
+            assert line, f"ended early: {self.lines}"
+            self.lines.append(line)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def server_pid(self) -> int:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(found.pid for found in children if found.name() == "tritonserver")
+
+
+def start(repository: Path, drain_timeout_s: int = 5) -> Running:
+    command = [sys.executable, "-u", "-c", PROGRAM, str(repository), str(drain_timeout_s)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Running(process)
+
+
+@pytest.fixture
+def running(echo_repository: Path) -> Iterator[Running]:
+    found = start(echo_repository)
+    try:
+        found.read_until_ready()
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.process.kill()
+        found.process.communicate()
+
+
+def paste(text: str) -> str:
+    """Run what stands there as a person would, in a shell in the same folder."""
+    done = subprocess.run(["bash", "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout
+
+
+def test_every_printed_line_works_when_pasted_and_sigterm_drains(running: Running) -> None:
+    """Curl and Python against Triton, curl against the OpenAI service; then an orderly end."""
+    blocks = re.split(r"\n\n+", running.text)
+    curl, python, openai = (
+        block for block in blocks if block.startswith(("curl", ".venv", "/", "'")) and "Serving" not in block
+    )
+    assert '"text_output":"it\'s a fox it\'s a fox' in paste(curl)
+    assert "it's a fox it's a fox" in paste(python)
+    assert '"finish_reason":"length"' in paste(openai)
+    assert max(len(line.rstrip()) for line in running.lines) <= 100
+    children = psutil.Process(running.process.pid).children(recursive=True)
+    running.process.send_signal(signal.SIGTERM)
+    said, _ = running.process.communicate(timeout=15)
+    assert "Draining: running requests may take up to 5.00 s" in said
+    assert running.process.returncode == 0
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_server_that_dies_ends_it_with_the_reason(running: Running) -> None:
+    os.kill(running.server_pid(), signal.SIGSEGV)
+    said, _ = running.process.communicate(timeout=15)
+    assert "tritonserver ended while it was in use: killed by SIGSEGV" in said
+    assert running.process.returncode == 1
+
+
+def test_a_second_ctrl_c_does_not_wait(echo_repository: Path) -> None:
+    """A request that would hold the drain for 20 s is given up."""
+    found = start(echo_repository, drain_timeout_s=30)
+    found.read_until_ready()
+    url = re.search(r"HTTP +(\S+)", found.text)
+    assert url is not None
+    body = '{"text_input": "sleep", "max_tokens": 200}'
+    asking = ["curl", "-s", f"{url[1]}/v2/models/ensemble/generate", "-d", body]
+    with subprocess.Popen(asking, stdout=subprocess.DEVNULL) as request:
+        time.sleep(0.3)
+        found.process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        assert found.process.poll() is None
+        begun = time.monotonic()
+        found.process.send_signal(signal.SIGINT)
+        said, _ = found.process.communicate(timeout=10)
+        assert time.monotonic() - begun < 3
+        assert "Stopped at once." in said
+        assert found.process.returncode == 130
+        request.wait(5)

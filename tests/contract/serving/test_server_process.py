@@ -1,0 +1,204 @@
+"""A real tritonserver: it starts, says why it cannot, is watched, drains, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.serving import process as process_module
+from pipelines.serving.locate import why_no_server
+from pipelines.serving.process import ServerFailedError, TritonServer
+from pipelines.serving.settings import ServingSettings
+from tests.contract.serving.conftest import eventually
+from tests.contract.serving.echo_repository import write_echo, write_failing
+
+pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
+SETTINGS = ServingSettings(drain_timeout_s=5, startup_timeout_s=60)
+SHM = Path("/dev/shm")
+ROOT = Path(__file__).parents[3]
+
+
+def regions(owner: int) -> list[str]:
+    return [path.name for path in SHM.glob(f"trtllm_pipelines_*_{owner}_*")]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(found.is_running() and found.status() != psutil.STATUS_ZOMBIE for found in processes)
+
+
+def generate(server: TritonServer, text: str, max_tokens: int) -> str:
+    body = json.dumps({"text_input": text, "max_tokens": max_tokens, "exclude_input_in_output": True}).encode()
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/ensemble/generate", body, timeout=20) as answer:
+        return str(json.loads(answer.read())["text_output"])
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[TritonServer]:
+    """A server that the test may end."""
+    with TritonServer(
+        write_echo(tmp_path / "repository"), SETTINGS, log_file=tmp_path / "logs" / "server.log"
+    ) as found:
+        yield found
+
+
+def test_all_three_services_answer_on_loopback(echo_server: TritonServer) -> None:
+    """HTTP generates, gRPC listens, metrics are Prometheus'; none of the ports is reachable from outside."""
+    assert generate(echo_server, "a b", 3) == " a b a"
+    with urllib.request.urlopen(echo_server.metrics_url, timeout=5) as answer:
+        assert b"nv_inference_request_success" in answer.read()
+    names = ("http_port", "grpc_port", "metrics_port")
+    listening = [found for found in psutil.Process(echo_server.pid).net_connections() if found.status == "LISTEN"]
+    assert {found.laddr.port for found in listening} == {echo_server.ports[name] for name in names}
+    assert {found.laddr.ip.removeprefix("::ffff:") for found in listening} == {"127.0.0.1"}
+
+
+def test_a_drain_lets_running_requests_finish_and_leaves_nothing(own_server: TritonServer) -> None:
+    """A request of 0.8 s that runs when the drain begins gets its whole text."""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(generate(own_server, "sleep", 8)))
+    thread.start()
+    time.sleep(0.3)
+    processes, started = family(own_server.pid), time.monotonic()
+    regions_before = len(regions(os.getpid()))
+    assert len(processes) == 2  # the server and the stub of its one model
+    own_server.stop()
+    thread.join()
+    assert answers == [" sleep" * 8]
+    assert time.monotonic() - started < SETTINGS.drain_timeout_s
+    assert own_server.poll() == 0
+    assert gone(processes)
+    assert len(regions(os.getpid())) == regions_before - 1
+
+
+def test_a_killed_server_is_noticed_with_its_signal_and_log(own_server: TritonServer) -> None:
+    """Its stub, which would live on for seconds, is gone at once."""
+    processes = family(own_server.pid)
+    own_server.check()
+    os.kill(own_server.pid, signal.SIGKILL)
+    assert own_server.wait(2) == -signal.SIGKILL
+    assert gone(processes)
+    with pytest.raises(ServerFailedError, match=r"killed by SIGKILL .*Log: .*logs/server\.log"):
+        own_server.check()
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from pipelines.serving.process import TritonServer
+from pipelines.serving.settings import ServingSettings
+with TritonServer(Path(sys.argv[1]), ServingSettings()) as server:
+    print(server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_parent(echo_repository: Path, number: signal.Signals) -> None:
+    """Not even after kill -9: no process within two seconds, no shared memory; Ctrl-C drains first."""
+    command = [sys.executable, "-c", PARENT, str(echo_repository)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        processes = [*family(int(parent.stdout.readline())), *family(parent.pid)]
+        assert len(set(processes)) == 5  # server, two stubs, keeper, parent
+        parent.send_signal(number)
+        assert eventually(lambda: gone(processes), 6 if number == signal.SIGINT else 2)
+        assert eventually(lambda: regions(parent.pid) == [])
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            "raise FileNotFoundError('no engine in /x')",
+            r"'broken' does not load: FileNotFoundError: no engine in /x \(model",
+        ),
+        ("import os; os._exit(3)", "'broken' does not load: Stub process 'broken_0_0' is not healthy"),
+        ("this is no python", "'broken' does not load: SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path: Path, statement: str, said: str) -> None:
+    """One line instead of a hundred, and the log is kept."""
+    repository = write_failing(write_echo(tmp_path / "repository"), statement)
+    log = tmp_path / "server.log"
+    with pytest.raises(UserError, match=said) as caught, TritonServer(repository, SETTINGS, log_file=log):
+        pass
+    assert str(log) in str(caught.value)
+    assert "broken" in log.read_text()
+    assert len(str(caught.value)) < 300 + len(str(log))
+
+
+def test_a_model_without_code_does_not_hang_the_start(tmp_path: Path) -> None:
+    """The server itself would wait for ever."""
+    repository = write_echo(tmp_path / "repository")
+    (repository / "ensemble" / "1" / "model.py").unlink()
+    with pytest.raises(UserError, match="'ensemble' does not load: Python model file not found"):
+        TritonServer(repository, SETTINGS).__enter__()
+
+
+def test_a_model_that_loads_too_long_is_named(tmp_path: Path) -> None:
+    """And the server that still loads it is ended."""
+    repository = write_failing(write_echo(tmp_path / "repository"), "import time; time.sleep(60)")
+    server = TritonServer(repository, ServingSettings(startup_timeout_s=1))
+    with pytest.raises(UserError, match=r"not ready after 1\.00 s; still loading: broken.*serving\.startup_timeout_s"):
+        server.__enter__()
+    assert server.poll() == -signal.SIGKILL
+
+
+def test_a_port_in_use_is_named_with_its_setting(echo_repository: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"serving\.grpc_port={port} cannot be used: .*127\.0\.0\.1:{port}"):
+            TritonServer(echo_repository, ServingSettings(grpc_port=port)).__enter__()
+
+
+def test_a_port_lost_between_look_and_start_is_replaced(echo_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first choice is a port that somebody else took; the second start takes other ones."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        lost, real, calls = other.getsockname()[1], process_module.choose_ports, []
+
+        def choose(settings: ServingSettings, *, usual: bool) -> dict[str, int]:
+            calls.append(usual)
+            return {**real(settings, usual=usual), **({"metrics_port": lost} if len(calls) == 1 else {})}
+
+        monkeypatch.setattr(process_module, "choose_ports", choose)
+        with TritonServer(echo_repository, SETTINGS) as server:
+            assert generate(server, "a", 1) == " a"
+            assert server.ports["metrics_port"] != lost
+        assert len(calls) == 2
+
+
+def test_strangers_cannot_touch_memory_models_or_logs(echo_repository: Path) -> None:
+    """Off loopback, the endpoints that could break the server are closed; inference is not."""
+    with TritonServer(echo_repository, SETTINGS.model_copy(update={"host": "0.0.0.0"})) as server:
+        assert generate(server, "a", 1) == " a"
+        for path in ("v2/repository/index", "v2/logging", "v2/systemsharedmemory/region/x/register"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"{server.http_url}/{path}", b"{}", timeout=5)
+            assert "restricted" in caught.value.read().decode()
