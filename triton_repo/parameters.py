@@ -101,10 +101,7 @@ def postprocessing(settings: TritonSettings) -> dict[str, str]:
 
 def bls(settings: TritonSettings) -> dict[str, str]:
     """Of the model that calls the others in code."""
-    found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
-    if settings.tensorrt_llm_draft_model_name is not None:
-        found["tensorrt_llm_draft_model_name"] = settings.tensorrt_llm_draft_model_name
-    return found
+    return {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
 
 
 def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
@@ -147,7 +144,7 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
     """What was asked for that the CPU engine cannot do."""
-    wanted = changed(settings, (*ANSWERS, "tensorrt_llm_draft_model_name"))
+    wanted = changed(settings, ANSWERS)
     faults = [
         Fault(
             f"triton.{name}='{text(value)}' was given, which engine=openvino does not have.",

@@ -29,6 +29,7 @@ DECIDED_ELSEWHERE = {
     "enable_chunked_context": "runtime.enable_chunked_context",
     "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
     "tensorrt_llm_model_name": "the layout of the repository",
+    "tensorrt_llm_draft_model_name": "a draft model of its own is not built here",
     "encoder_input_features_data_type": ENCODER,
     "encoder_engine_dir": ENCODER,
     "cross_kv_cache_fraction": ENCODER,
@@ -65,7 +66,6 @@ class TritonSettings(Group):
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
     accumulate_tokens: bool = False
-    tensorrt_llm_draft_model_name: str | None = None
 
     batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1", "v1"] = "inflight_fused_batching"
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
@@ -120,9 +120,7 @@ class TritonSettings(Group):
             raise ValueError(f"'{choices}' is not a tree: write it as {{0}}, {{0, 0}}, {{1}} or take mc_sim_7b_63")
         return choices
 
-    @field_validator(
-        "executor_worker_path", "lora_prefetch_dir", "xgrammar_tokenizer_info_path", "tensorrt_llm_draft_model_name"
-    )
+    @field_validator("executor_worker_path", "lora_prefetch_dir", "xgrammar_tokenizer_info_path")
     @classmethod
     def _is_filled_in(cls, text: str | None) -> str | None:
         """A placeholder of NVIDIA's templates would reach the server as if it were a path."""

@@ -154,7 +154,6 @@ def test_parameter_keys_are_those_of_the_reference(tmp_path):
         eagle_choices="{0}",
         guided_decoding_backend="xgrammar",
         xgrammar_tokenizer_info_path="/info.json",
-        tensorrt_llm_draft_model_name="draft",
     )
     limits = EngineLimits.load(write_engine(tmp_path))
     configs = repository_configs(every, limits, RepositorySpec("tensorrt_llm", "m", "none"))

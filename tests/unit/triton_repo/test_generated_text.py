@@ -49,7 +49,6 @@ ANY_SETTINGS = st.builds(
     bls_instance_count=SIZES,
     add_special_tokens=st.booleans(),
     accumulate_tokens=st.booleans(),
-    tensorrt_llm_draft_model_name=PATHS,
     batch_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
     max_beam_width=st.none() | SIZES,
     kv_cache_free_gpu_mem_fraction=st.floats(0, 1, exclude_min=True),
