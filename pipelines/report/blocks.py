@@ -75,6 +75,11 @@ class Table:
     strong: int | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """A cell under the wrong title would be a false number."""
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"a row of '{self.caption}' has not {len(self.columns)} cells")
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,12 +149,19 @@ def axis(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     axes.set_ylabel(ylabel)
 
 
-def plain_log(axes: Axes, which: str) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 1, 2, 5, 10, ..."""
+def plain_log(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """A logarithmic axis whose ticks are plain numbers: 1, 2, 5, 10, ..., or 1, 10, 100 over more than two decades.
+
+    Args:
+        axes: the panel.
+        which: "x" or "y".
+        values: what will be drawn, above 0.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axes, f"set_{which}scale")("log")
     line = getattr(axes, f"{which}axis")
-    line.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    wide = max(values) > 100 * min(values)
+    line.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5)))
     line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     line.set_minor_formatter(NullFormatter())

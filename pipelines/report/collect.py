@@ -126,9 +126,8 @@ def _format(
     runs, repeated = _runs(shelf, _stage(pieces, "benchmark"), results)
     places = {*chain, *(run.piece.place for run in runs), *repeated}
     left_out = tuple(
-        f"{piece.place} ({piece.created}): not of the engine shown here"
-        if piece.stage != "benchmark"
-        else f"{piece.place} ({piece.created}): a newer benchmark of the same workload is shown"
+        f"{piece.place} ({piece.created}): {'a newer one' if _engines(shelf, piece) & engines else 'another engine'}"
+        " is shown"
         for piece in pieces
         if piece.place not in places
     )

@@ -180,12 +180,17 @@ def _refusal(row: FormatRow, limit: float) -> str:
     return ""
 
 
+def in_words(variant: str) -> str:
+    """A format as the subject of a sentence."""
+    return "none (16 bit)" if variant == BASELINE else variant
+
+
 def _reason(best: FormatRow, limit: float) -> str:
     level = best.at_slo if best.run and has_limits(best.run.result.slo) else best.peak
     assert level is not None, "a chosen format has a level"
     where = "at the highest load that meets the SLO" if level is best.at_slo else "at its peak"
     return (
-        f"{best.variant} gives the most throughput within an accuracy loss of {limit:g} %: "
+        f"{in_words(best.variant)} gives the most throughput within an accuracy loss of {limit:g} %: "
         f"{_rate(level):,.0f} output tokens/s {where} ({level.load}), loss {best.loss_percent:.2f} %."
     )
 

@@ -59,7 +59,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
-        plain_log(axes, "y")
+        plain_log(axes, "y", [y for _, points in curves for _, y, _ in points])
         axis(axes, "", "output tokens/s of the system", "time to first token, ms (log)")
         _limit(axes, curves[0][0], theme)
         for run, points in curves:

@@ -61,7 +61,7 @@ def _values(run: Run, level: Level, field: str) -> list[float]:
 
 
 def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:
-    plain_log(axes, "x")
+    plain_log(axes, "x", [value for _, values in curves for value in (values[0], values[-1])])
     axes.set_ylim(0, 102)
     axes.set_yticks([0, 25, 50, 75, 90, 100])
     count = len(curves)

@@ -10,7 +10,7 @@ from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
 from pipelines.report.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
-from pipelines.report.compare import Comparison, comparison, usable
+from pipelines.report.compare import Comparison, comparison, in_words, usable
 from pipelines.report.data import ReportData, Run, Workload
 from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.report.tables import accuracy_table, chain_table, size_table, subject_table
@@ -128,7 +128,7 @@ def _formats(compared: Sequence[Comparison]) -> Section:
         if item.workload is None:
             blocks.append(Callout("note", item.reason))
         if item.chosen and item.rejected:
-            blocks.append(Text(f"{item.chosen} is chosen. Why not the others:"))
+            blocks.append(Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
         if item.rejected:
             blocks.append(Listing(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
         if item.notes:
@@ -182,9 +182,10 @@ def _details(run: Run, tail: str) -> list[Block]:
 def _protocol(workload: Workload) -> Terms:
     """How it was measured; the protocol is part of every number."""
     result = workload.runs[0].result
+    protocol = {name: value for name, value in result.protocol.items() if name != "conventions"}  # they have a section
     items = [
-        ("workload", settings_text(result.workload)),
-        ("protocol", settings_text(result.protocol) or "not recorded"),
+        ("workload", settings_text({"name": result.workload.get("name"), **result.workload})),
+        ("protocol", settings_text(protocol) or "not recorded"),
         ("SLO", _slo(result.slo) if has_limits(result.slo) else "none given"),
         ("server", settings_text(result.server)),
         ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level
+from pipelines.domain.benchmark import Distribution, Level
 from pipelines.report.data import Run
 
 NONE = "–"
@@ -74,12 +74,6 @@ def six(runs: Sequence[Run], levels: Sequence[Level] | None = None) -> str:
         f"model {first.model}; precision {precisions}; ISL {lengths([level.summary.isl for level in shown])}; "
         f"OSL {lengths([level.summary.osl for level in shown])}; {loads(unique)}; TP {first.tp_size}"
     )
-
-
-def parallelism(result: BenchmarkResult) -> str:
-    """TP, and PP where there is one."""
-    pp = result.world_size // max(result.tp_size, 1)
-    return f"TP {result.tp_size}" + (f", PP {pp}" if pp > 1 else "")
 
 
 def settings_text(values: Mapping[str, Any]) -> str:

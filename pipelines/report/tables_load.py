@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from pipelines.domain.benchmark import Distribution, Level, Summary
+from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
+from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.blocks import LEFT, Column, Table, groups
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.data import Run
 from pipelines.report.labels import load_label
-from pipelines.report.show import NONE, flat, lengths, ms, number, parallelism, percent, six
+from pipelines.report.show import NONE, flat, lengths, ms, number, percent, six
 
 
 def levels_table(run: Run) -> Table:
@@ -20,13 +20,15 @@ def levels_table(run: Run) -> Table:
     title = _load_title(run.result.levels)
     for level in run.result.levels:
         marks = _marks(level)
-        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result.world_size)))
+        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result)))
         notes += [f"* {level.load}: {mark}." for mark in marks]
     result = run.result
+    pp = result.world_size // result.tp_size
+    pipeline = f", PP {pp}" if pp > 1 else ""
     return Table(
-        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}, {parallelism(result)}",
+        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
         origin="measured",
-        columns=_level_columns(title, run.result.world_size > 1),
+        columns=_level_columns(title, run.result.world_size > 1, has_limits(result.slo)),
         rows=tuple(rows),
         notes=tuple(notes),
     )
@@ -36,14 +38,9 @@ def _load_title(levels: Sequence[Level]) -> str:
     return "concurrency" if all(level.concurrency is not None for level in levels) else "load"
 
 
-def _level_columns(load: str, per_gpu: bool) -> tuple[Column, ...]:
-    rates = (
-        "output tok/s",
-        "total tok/s",
-        "req/s",
-        *(("output tok/s/GPU", "req/s/GPU") if per_gpu else ()),
-        "goodput/s",
-    )
+def _level_columns(load: str, per_gpu: bool, with_slo: bool) -> tuple[Column, ...]:
+    gpu = ("output tok/s/GPU", "req/s/GPU") if per_gpu else ()
+    rates = ("output tok/s", "total tok/s", "req/s", *gpu, *(("goodput/s",) if with_slo else ()))
     return (
         Column(load, right=LEFT),
         *groups("requests", ("done", "failed")),
@@ -56,8 +53,8 @@ def _level_columns(load: str, per_gpu: bool) -> tuple[Column, ...]:
     )
 
 
-def _level_cells(level: Level, gpus: int) -> tuple[str, ...]:
-    summary = level.summary
+def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
+    summary, gpus = level.summary, result.world_size
     return (
         f"{summary.requests:,}",
         _errors(summary),
@@ -67,7 +64,7 @@ def _level_cells(level: Level, gpus: int) -> tuple[str, ...]:
         number(summary.total_tokens_per_s),
         number(summary.requests_per_s),
         *((number(summary.output_tokens_per_s / gpus), number(summary.requests_per_s / gpus)) if gpus > 1 else ()),
-        number(summary.goodput_per_s),
+        *((number(summary.goodput_per_s),) if has_limits(result.slo) else ()),
         *_cells(summary.ttft_s, "p50", "p95", "p99"),
         *_cells(summary.itl_s, "p50", "p95", "p99"),
         *_cells(summary.token_gap_s, "p50", "p99"),
@@ -120,28 +117,25 @@ def percentiles_table(run: Run) -> Table:
 def counters_table(run: Run) -> Table | None:
     """What the server and the load generator counted in each level's window; None when neither did."""
     levels = run.result.levels
-    server, client = ([dict(flat(facts)) for facts in side] for side in _sides(levels))
-    sides = (("server", server), ("load generator", client))
-    columns = [(name, side, counted) for side, counted in sides for name in _names(counted)]
-    if not columns:
+    server = [dict(flat(level.server)) for level in levels]
+    client = [dict(flat(level.client.facts)) for level in levels]
+    rows = tuple(
+        (name, side, *(each.get(name, NONE) for each in counted))
+        for side, counted in (("server", server), ("load generator", client))
+        for name in dict.fromkeys(name for each in counted for name in each)
+    )
+    if not rows:
         return None
     return Table(
-        caption=f"Counters of server and load generator in each window: {six([run])}",
+        caption=f"What server and load generator counted in each window: {six([run])}",
         origin="measured",
-        columns=(Column(_load_title(levels), right=LEFT), *(Column(name, group) for name, group, _ in columns)),
-        rows=tuple(
-            (load_label(level), *(counted[number].get(name, NONE) for name, _, counted in columns))
-            for number, level in enumerate(levels)
+        columns=(
+            Column("counter", right=LEFT),
+            Column("of", right=LEFT),
+            *groups(_load_title(levels), [load_label(level) for level in levels]),
         ),
+        rows=rows,
     )
-
-
-def _sides(levels: Sequence[Level]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    return [level.server for level in levels], [level.client.facts for level in levels]
-
-
-def _names(counted: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(name for each in counted for name in each))
 
 
 def comparison_table(compared: Comparison) -> Table:
@@ -172,8 +166,9 @@ def comparison_table(compared: Comparison) -> Table:
 
 
 def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
-    peaks = [(row.variant, row.peak) for row in rows if row.peak]
-    return tuple(f"* {variant} at {level.load}: {mark}." for variant, level in peaks for mark in _marks(level))
+    marked = [row.variant for row in rows if row.peak and _marks(row.peak)]
+    note = "* Client-limited or cut short, so a lower bound; the reason stands with the load further down."
+    return (note,) if marked else ()
 
 
 def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:

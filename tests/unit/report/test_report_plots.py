@@ -1,12 +1,17 @@
 """Parts of the plots: thinning, labels that keep apart, numbers as text."""
 
+import dataclasses
+
 import pytest
 
 from pipelines.domain.benchmark import Distribution
+from pipelines.report.blocks import Column, Table
+from pipelines.report.collect import collect
 from pipelines.report.labels import apart
 from pipelines.report.plots_requests import MAX_STEPS, steps
 from pipelines.report.settings import ReportSettings
 from pipelines.report.show import flat, lengths, loads, ms, number, settings_text, when
+from pipelines.report.tables_load import levels_table
 from tests.support.report_store import benchmark
 
 
@@ -60,6 +65,30 @@ def test_settings_are_flat_and_without_empty_values():
 
 def test_times_are_shown_to_the_minute():
     assert when("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04 UTC"
+
+
+def test_a_cell_under_the_wrong_title_cannot_be_shown():
+    with pytest.raises(ValueError, match="a row of 'speeds' has not 2 cells"):
+        Table("speeds", "measured", (Column("load"), Column("tok/s")), (("1",),))
+
+
+def test_the_levels_have_their_numbers_under_their_titles(two_formats):
+    """Baseline at concurrency 4: TTFT 9, 10 and 11 ms, ITL 3 ms, E2E = TTFT + 7 x 3 ms."""
+    table = levels_table(collect(two_formats).workloads[0].runs[0])
+    row = {(column.group, column.title): cell for column, cell in zip(table.columns, table.rows[1], strict=True)}
+    assert (row["requests", "done"], row["length, tokens", "ISL"], row["length, tokens", "OSL"]) == ("24", "128", "8")
+    assert (row["TTFT, ms", "p50"], row["ITL, ms", "p99"], row["E2E, ms", "p50"]) == ("10.0", "3.00", "31.0")
+    assert ("throughput", "goodput/s") not in row
+
+
+def test_throughput_per_gpu_divides_by_all_ranks(two_formats):
+    """TP 2 x PP 2 = 4 GPUs."""
+    run = collect(two_formats).workloads[0].runs[0]
+    spread = dataclasses.replace(run, result=dataclasses.replace(run.result, tp_size=2, world_size=4))
+    titles = [column.title for column in levels_table(spread).columns]
+    whole, share = (levels_table(spread).rows[0][titles.index(name)] for name in ("req/s", "req/s/GPU"))
+    assert float(share) == pytest.approx(float(whole) / 4, rel=0.01)
+    assert "PP 2" in levels_table(spread).caption
 
 
 def test_a_loss_above_everything_is_refused():
