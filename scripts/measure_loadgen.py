@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,9 +22,9 @@ from pipelines.domain.benchmark import BenchmarkResult  # noqa: E402
 from pipelines.domain.summary import percentile  # noqa: E402
 from pipelines.domain.timing import RequestTiming, from_columns  # noqa: E402
 from pipelines.loadgen.run import Identity, Target, run_benchmark  # noqa: E402
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings  # noqa: E402
+from tests.support.load_settings import TINY_LLAMA, benchmark, workload  # noqa: E402
+from tests.support.stub_triton import Running, running  # noqa: E402
 
-TOKENIZER = ROOT / "pipelines" / "zoo" / "models" / "tiny_llama"
 MS = 1e-6
 
 
@@ -43,7 +41,7 @@ def main() -> None:
 
 def rate(seconds: float, processes: int) -> str:
     """Streaming requests per second, four tokens each, every token stamped."""
-    with stub() as server, tempfile.TemporaryDirectory() as folder:
+    with running() as server, tempfile.TemporaryDirectory() as folder:
         result = _run(server, Path(folder), {"osl": 4}, {"concurrency": [32], "processes": processes}, seconds)
     level = result.levels[0]
     share = level.client.facts["cpu_share"]
@@ -55,7 +53,7 @@ def rate(seconds: float, processes: int) -> str:
 
 def pacing(seconds: float) -> str:
     """Deviation from a schedule of 100 requests/s, seen by the client and by the server."""
-    with stub() as server, tempfile.TemporaryDirectory() as folder:
+    with running() as server, tempfile.TemporaryDirectory() as folder:
         _run(server, Path(folder), {"arrival": "constant", "osl": 4}, {"request_rate": [100]}, seconds)
         start, timings = _records(Path(folder))
         seen = server.stamps()
@@ -65,13 +63,14 @@ def pacing(seconds: float) -> str:
     off = sorted(abs(offset - middle) for offset in offsets)
     return (
         f"100 requests/s: sent after schedule p50 {percentile(own, 0.5):.3f} p99 {percentile(own, 0.99):.3f} ms; "
-        f"at the server {middle:.2f} ms later, deviation p50 {percentile(off, 0.5):.3f} p99 {percentile(off, 0.99):.3f} ms"
+        f"at the server {middle:.2f} ms later, deviation "
+        f"p50 {percentile(off, 0.5):.3f} p99 {percentile(off, 0.99):.3f} ms"
     )
 
 
 def bias(seconds: float) -> str:
     """TTFT of the client minus TTFT of the server's own stamps, at 20 requests/s."""
-    with stub("--ttft-ms", "5") as server, tempfile.TemporaryDirectory() as folder:
+    with running("--ttft-ms", "5") as server, tempfile.TemporaryDirectory() as folder:
         _run(server, Path(folder), {"arrival": "constant", "osl": 4}, {"request_rate": [20]}, seconds)
         _, timings = _records(Path(folder))
         seen = server.stamps()
@@ -81,53 +80,13 @@ def bias(seconds: float) -> str:
     )
 
 
-class Stub:
-    """A running stub server."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self._process = process
-        self.url = f"127.0.0.1:{process.stdout.readline().strip()}"
-
-    def stamps(self) -> dict[int, tuple[int, int]]:
-        """By index of the request: when it arrived and when its first token left, ns."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("stamps\n")
-        self._process.stdin.flush()
-        rows = [row.split(",") for row in self._process.stdout.readline().strip().split(";")]
-        return {int(name) - 1: (int(arrived), int(first)) for name, arrived, first in rows}
-
-
-@contextmanager
-def stub(*options: str) -> Iterator[Stub]:
-    """A stub server in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.stub_triton", *options]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
-        try:
-            yield Stub(process)
-        finally:
-            process.kill()
-
-
-def _run(
-    server: Stub, folder: Path, work: dict[str, object], how: dict[str, object], seconds: float
-) -> BenchmarkResult:
-    workload = WorkloadSettings.model_validate(_defaults("workload/fixed") | work)
-    settings = BenchmarkSettings.model_validate(
-        _defaults("benchmark/default") | {"warmup_s": 1, "duration_s": seconds} | how
-    )
+def _run(server: Running, folder: Path, work: dict[str, Any], how: dict[str, Any], seconds: float) -> BenchmarkResult:
+    settings = benchmark(warmup_s=1, duration_s=seconds, **how)
     identity = Identity(model="stub", precision="none")
     target = Target(server.url, "ensemble")
-    return run_benchmark(target, workload, settings, tokenizer_dir=TOKENIZER, identity=identity, out_dir=folder)
-
-
-def _defaults(name: str) -> dict[str, object]:
-    import yaml
-
-    values: dict[str, object] = yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())
-    return values
+    return run_benchmark(
+        target, workload(**work), settings, tokenizer_dir=TINY_LLAMA, identity=identity, out_dir=folder
+    )
 
 
 def _records(folder: Path) -> tuple[int, list[RequestTiming]]:

@@ -84,6 +84,9 @@ class Lane:
             end, error = now(), self.given_up
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
             end, error = now(), self.given_up or self._broken(failure)
+        if self.given_up is not None:
+            waited = f"not finished within {wait_ns / 1e9:g} s (benchmark.timeout_s)"
+            self.error_text = waited if self.given_up == "timeout" else "cancelled by the load generator"
         self.deadline_ns = self.given_up = None
         if error is not None:
             await self.close()

@@ -143,12 +143,19 @@ def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
         request_rate=load.request_rate,
         summary=summary,
         client=client,
-        server=outcome.server,
+        server={**outcome.server, "tokens_per_response": _tokens_per_response(outcome)},
         requests_file=f"requests-{load.number}.json.gz",
         complete=not outcome.reason,
         reason=outcome.reason,
         notes=tuple(_notes(bench, load, outcome)),
     )
+
+
+def _tokens_per_response(outcome: Outcome) -> float | None:
+    """Above 1 when the server sends several tokens at once; gaps are between responses then. None without streaming."""
+    streamed = [timing for timing in outcome.timings if timing.ok and timing.chunk_ns]
+    responses = sum(len(timing.chunk_ns) for timing in streamed)
+    return sum(timing.osl for timing in streamed) / responses if responses else None
 
 
 def _notes(bench: Bench, load: Load, outcome: Outcome) -> list[str]:

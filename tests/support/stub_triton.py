@@ -8,15 +8,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+ROOT = Path(__file__).resolve().parents[2]
 INPUTS = ("text_input", "max_tokens", "stream", "min_tokens", "exclude_input_in_output", "return_num_input_tokens")
 INPUTS += ("return_num_output_tokens",)
 UNARY = ("ServerLive", "ServerMetadata", "ModelReady", "RepositoryIndex", "ModelConfig", "ModelStatistics")
@@ -151,6 +155,35 @@ async def serve(options: argparse.Namespace) -> None:
             sys.stdout.write(";".join(f"{name},{arrived},{first}" for name, arrived, first in stub.stamps) + "\n")
             sys.stdout.flush()
     await server.stop(0)
+
+
+class Running:
+    """A stub in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.url = f"127.0.0.1:{process.stdout.readline().strip()}"
+
+    def stamps(self) -> dict[int, tuple[int, int]]:
+        """By index of the request: when it arrived and when its first token left, ns on CLOCK_MONOTONIC."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("stamps\n")
+        self.process.stdin.flush()
+        rows = [row.split(",") for row in self.process.stdout.readline().strip().split(";")]
+        return {int(name) - 1: (int(arrived), int(first)) for name, arrived, first in rows}
+
+
+@contextmanager
+def running(*options: str) -> Iterator[Running]:
+    """Start one and end it."""
+    command = [sys.executable, "-m", "tests.support.stub_triton", *options]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield Running(process)
+        finally:
+            process.kill()
 
 
 def main() -> None:

@@ -1,0 +1,220 @@
+"""The load generator with all its processes against a server whose behaviour is known exactly."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.domain.errors import UserError
+from pipelines.domain.timing import RequestTiming, from_columns
+from pipelines.loadgen.run import Identity, Target, run_benchmark
+from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
+from tests.support.stub_triton import running
+
+QUICK = {"warmup_s": 0.2, "duration_s": 0.8}
+SHORT = {"isl": 16, "osl": 4}
+
+
+def measure(
+    url: str, folder: Path, work: dict[str, Any] | None = None, model: str = "ensemble", **how: Any
+) -> BenchmarkResult:
+    """A short benchmark; the result as it was written."""
+    result = run_benchmark(
+        Target(url, model),
+        workload(**SHORT | (work or {})),
+        benchmark(**QUICK | how),
+        tokenizer_dir=TINY_LLAMA,
+        identity=Identity("stub", "none"),
+        out_dir=folder,
+    )
+    assert BenchmarkResult.from_json(json.loads((folder / RESULT).read_text())) == result
+    return result
+
+
+def records(folder: Path, number: int = 1) -> list[RequestTiming]:
+    """One level's requests."""
+    with gzip.open(folder / f"requests-{number}.json.gz", "rt") as file:
+        return from_columns(json.load(file))
+
+
+def test_a_closed_loop_keeps_its_concurrency_and_measures_the_servers_times(tmp_path: Path) -> None:
+    """First token after 30 ms, then 3 x 10 ms: 4 users make at most 4 / 60 ms = 66.7 requests/s."""
+    with running("--ttft-ms", "30", "--itl-ms", "10") as server:
+        (level,) = measure(server.url, tmp_path, concurrency=4).levels
+    summary = level.summary
+    assert 0.0295 <= summary.ttft_s.min <= summary.ttft_s.p50 < 0.045  # type: ignore[operator]
+    assert 0.0095 <= summary.itl_s.p50 < 0.014  # type: ignore[operator]
+    assert 40 < summary.requests_per_s < 66.8
+    assert summary.osl.min == summary.osl.max == 4
+    assert summary.isl.min == summary.isl.max == 16
+    assert level.server["statistics"]["ensemble"]["succeeded"] >= summary.requests > 0
+    assert level.complete
+
+
+def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(tmp_path: Path) -> None:
+    """20 per second at a server that does 10: the queue is measured from when requests were due, and said."""
+    with running("--ttft-ms", "100", "--slots", "1") as server:
+        work = {"arrival": "constant"}
+        (level,) = measure(server.url, tmp_path, work, request_rate=20, duration_s=1.6).levels
+    times = [t.intended_ns for t in records(tmp_path)]
+    assert times == [k * 50_000_000 for k in range(1, len(times) + 1)]
+    assert level.summary.ttft_s.max > 0.5  # type: ignore[operator]
+    assert any("The queue grew" in note for note in level.notes)
+
+
+def test_two_processes_measure_one_load(tmp_path: Path) -> None:
+    """Every index once, on one clock."""
+    with running("--ttft-ms", "5") as server:
+        result = measure(server.url, tmp_path, {"arrival": "poisson"}, request_rate=60, processes=2)
+    rows = records(tmp_path)
+    assert [t.index for t in rows] == list(range(len(rows)))
+    assert [t.intended_ns for t in rows] == sorted(t.intended_ns for t in rows)
+    assert result.levels[0].client.facts["processes"] == 2
+
+
+def test_a_whole_window_has_exactly_the_number_asked_for(tmp_path: Path) -> None:
+    """From the first request to the last response, start burst inside, and the protocol says so."""
+    with running("--ttft-ms", "5") as server:
+        how = {"window": "whole", "duration_s": None, "num_requests": 21, "concurrency": 4}
+        result = measure(server.url, tmp_path, **how)
+    assert result.levels[0].summary.requests == len(records(tmp_path)) == 21
+    assert result.protocol["start_burst_in_window"] is True
+
+
+def test_a_steady_window_ends_with_the_number_asked_for(tmp_path: Path) -> None:
+    """Requests of the warm-up and those still under way are not in it."""
+    with running("--ttft-ms", "5") as server:
+        result = measure(server.url, tmp_path, duration_s=None, num_requests=21, concurrency=4)
+    assert result.levels[0].summary.requests == 21 < len(records(tmp_path))
+    assert result.protocol["start_burst_in_window"] is False
+
+
+def test_without_streaming_there_is_no_ttft(tmp_path: Path) -> None:
+    """Only E2E; output tokens still counted."""
+    with running("--ttft-ms", "5", "--not-decoupled") as server:
+        (level,) = measure(server.url, tmp_path, concurrency=2, streaming=False).levels
+    assert (level.summary.ttft_s.count, level.summary.itl_s.count) == (0, 0)
+    assert level.summary.osl.min == 4
+
+
+def test_a_server_that_refuses_some_is_measured_with_its_errors(tmp_path: Path) -> None:
+    """Two at a time allowed, four users: rejected ones are counted by kind, the others measured."""
+    with running("--ttft-ms", "20", "--max-active", "2") as server:
+        (level,) = measure(server.url, tmp_path, concurrency=4).levels
+    assert level.summary.errors["rejected"] > 0
+    assert level.summary.requests > 0
+    assert any("Exceeds maximum queue size" in note for note in level.notes)
+
+
+def test_a_request_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    """One at a time, 200 ms each: of two users one waits 400 ms, above the limit of 300 ms."""
+    with running("--ttft-ms", "200", "--slots", "1") as server:
+        (level,) = measure(server.url, tmp_path, concurrency=2, timeout_s=0.3, min_requests=3).levels
+    assert set(level.summary.errors) == {"timeout"}
+    assert any(t.ok for t in records(tmp_path))
+    slow = [t.end_ns - t.sent_ns for t in records(tmp_path) if t.error]
+    assert 0.3e9 <= min(slow) <= max(slow) < 0.45e9
+
+
+def test_a_server_that_answers_nothing_in_time_is_said(tmp_path: Path) -> None:
+    """700 ms against a limit of 200 ms."""
+    with (
+        running("--ttft-ms", "700") as server,
+        pytest.raises(UserError, match=r"failed \(timeout\): not finished within 0.2 s \(benchmark.timeout_s\)"),
+    ):
+        measure(server.url, tmp_path, concurrency=2, timeout_s=0.2, min_requests=1, duration_s=0.2)
+
+
+def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
+    """The level is cut short with the reason; the level after it is not tried."""
+    with running("--ttft-ms", "10") as server:
+        threading.Timer(2.0, server.process.kill).start()
+        result = measure(server.url, tmp_path, concurrency=[2, 3, 4], duration_s=20)
+    assert not result.complete
+    assert "the server stopped answering" in result.reason
+    (level,) = result.levels
+    assert (level.complete, level.summary.requests > 10) == (False, True)
+    assert level.summary.errors["connection"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "words"),
+    [
+        (["--not-decoupled"], {}, "'ensemble' is not decoupled.*streaming=false"),
+        (["--without-input", "max_tokens"], {}, "does not know the input 'max_tokens'"),
+        (["--without-input", "stream"], {}, "has no input 'stream'"),
+        ([], {"model": "ensembel"}, "'ensembel' is not a model .* It has broken, ensemble. Did you mean 'ensemble'"),
+        ([], {"model": "broken"}, r"'broken' on .* is not ready: UNAVAILABLE \(no engine\)"),
+        (["--refuse", "prompt too long"], {}, r"All \d+ requests at concurrency 1 failed \(invalid\): prompt too long"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_at_once(
+    tmp_path: Path, options: list[str], how: dict[str, Any], words: str
+) -> None:
+    """Before any load, or with the server's own words."""
+    with running(*options) as server, pytest.raises(UserError, match=words):
+        measure(server.url, tmp_path, **how)
+
+
+def test_no_server_is_said_at_once(tmp_path: Path) -> None:
+    """With the address and the usual mistake."""
+    with pytest.raises(UserError, match=r"No Triton server answers at 127.0.0.1:9 .*8001"):
+        measure("127.0.0.1:9", tmp_path)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.contract.loadgen.test_load_against_stub import measure
+if __name__ == "__main__":
+    result = measure(sys.argv[1], Path(sys.argv[2]), concurrency=[1, 2], duration_s=float(sys.argv[3]))
+    print(result.complete, result.reason)
+"""
+
+
+def start(tmp_path: Path, url: str, seconds: float) -> subprocess.Popen[str]:
+    """A benchmark in a process of its own, as a person starts it."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), url, str(tmp_path), str(seconds)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    """SIGINT to the whole process group, as a terminal sends it, two seconds into the window."""
+    with running("--ttft-ms", "10") as server, start(tmp_path, server.url, 60) as process:
+        time.sleep(4)
+        os.killpg(process.pid, signal.SIGINT)
+        words, _ = process.communicate(timeout=20)
+    assert words.strip() == "False interrupted at concurrency 1"
+    result = BenchmarkResult.from_json(json.loads((tmp_path / RESULT).read_text()))
+    assert result.levels[0].summary.requests > 10
+    assert len(records(tmp_path)) > 10
+
+
+def test_kill_loses_only_the_level_that_ran(tmp_path: Path) -> None:
+    """And leaves no client process behind."""
+    with running("--ttft-ms", "10") as server, start(tmp_path, server.url, 1) as process:
+        while not (tmp_path / RESULT).exists():
+            time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.kill()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+    (level,) = BenchmarkResult.from_json(json.loads((tmp_path / RESULT).read_text())).levels
+    assert level.concurrency == 1
+    assert len(records(tmp_path)) > 10

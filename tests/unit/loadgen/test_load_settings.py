@@ -1,0 +1,107 @@
+"""Workload and benchmark settings: what goes together and what does not."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from pipelines.domain.benchmark import Slo
+from pipelines.loadgen.settings import LengthSettings, load_faults
+from tests.support.load_settings import benchmark, workload
+
+MIXTRAL = {"preset": "mlperf_mixtral_8x7b", "ttft_ms": None, "itl_ms": None, "e2e_ms": None}
+UNIFORM = {"distribution": "uniform", "min": 3, "max": 5}
+
+
+def test_a_number_is_a_fixed_length() -> None:
+    """workload.isl=128 needs no more words."""
+    assert workload(isl=77).isl == LengthSettings(distribution="fixed", mean=77)
+
+
+def test_one_concurrency_needs_no_brackets() -> None:
+    """benchmark.concurrency=8 is one level."""
+    assert benchmark(concurrency=8).concurrency == (8,)
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (0, "greater than or equal to 1"),
+        (12.5, r"is 12\.5; a fixed length is a whole number"),
+        ({"distribution": "normal", "mean": 8}, "'normal' needs stdev"),
+        ({"distribution": "uniform", "min": 9, "max": 4}, "min=9 is above max=4"),
+        (UNIFORM | {"mean": 4}, "mean=4.0 does not go with distribution 'uniform'"),
+        ({"distribution": "empirical"}, "needs either values or file"),
+        ({"distribution": "empirical", "values": []}, r"values=\[\] is empty"),
+    ],
+)
+def test_a_length_that_cannot_be_drawn_is_refused(length: object, words: str) -> None:
+    """The message names what is missing or too much."""
+    with pytest.raises(ValidationError, match=words):
+        workload(isl=length)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arrival": "trace"}, "needs workload.trace=FILE"),
+        ({"trace": "x.jsonl"}, "trace=x.jsonl"),
+        ({"arrival": "poisson", "think_time_s": 2}, "think_time_s=2, which only a closed loop has"),
+        ({"arrival": "trace", "trace": "x", "turns": 3}, "turns=3"),
+    ],
+)
+def test_contradictions_inside_the_workload_are_refused(changes: dict[str, object], words: str) -> None:
+    """Two keys that exclude each other are both named."""
+    with pytest.raises(ValidationError, match=words):
+        workload(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"concurrency": []}, r"concurrency=\[\]"),
+        ({"duration_s": None}, "set benchmark.duration_s or benchmark.num_requests"),
+        ({"metrics_url": "http://h:8002/metrics"}, "without url"),
+        ({"url": "http://h:8000"}, "url='http://h:8000'; give host:port"),
+        ({"url": "h"}, "url='h'; give host:port"),
+    ],
+)
+def test_contradictions_inside_the_benchmark_are_refused(changes: dict[str, object], words: str) -> None:
+    """Two keys that exclude each other are both named."""
+    with pytest.raises(ValidationError, match=words):
+        benchmark(**changes)
+
+
+@pytest.mark.parametrize(
+    ("work", "how", "words"),
+    [
+        ({}, {"request_rate": [2, 4]}, r"benchmark.request_rate=\[2,4\] does not go with workload.arrival=closed"),
+        ({"arrival": "gamma"}, {"request_rate": 2, "concurrency": 8}, r"concurrency=\[8\] does not go .*=gamma"),
+        ({"arrival": "poisson"}, {}, "workload.arrival=poisson has no rate"),
+        ({"arrival": "burst"}, {}, "burst has no number of requests"),
+        ({"arrival": "burst"}, {"num_requests": 4, "request_rate": 2}, r"request_rate=\[2\] does not go .*=burst"),
+        ({}, {"streaming": False, "slo": MIXTRAL}, "streaming=false cannot measure"),
+    ],
+)
+def test_contradictions_between_the_groups_are_found(
+    work: dict[str, object], how: dict[str, object], words: str
+) -> None:
+    """What is asked and how it is measured must agree."""
+    (fault,) = load_faults(workload(**work), benchmark(**how))
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(str(fault))
+
+
+def test_what_goes_together_has_no_faults() -> None:
+    """The defaults, and an open loop with a rate."""
+    assert load_faults(workload(), benchmark()) == []
+    assert load_faults(workload(arrival="poisson"), benchmark(request_rate=[2, 4])) == []
+
+
+def test_a_preset_gives_mlperfs_limits_and_own_limits_win() -> None:
+    """Llama-2-70B server: p99 TTFT 2000 ms, TPOT 200 ms."""
+    slo = {"preset": "mlperf_llama2_70b", "ttft_ms": None, "itl_ms": None, "e2e_ms": None}
+    assert benchmark(slo=slo).slo.to_slo() == Slo("mlperf_llama2_70b", 2000, 200, None)
+    changed = benchmark(slo=slo | {"itl_ms": 50}).slo.to_slo()
+    assert changed == Slo("mlperf_llama2_70b, changed", 2000, 50, None)
+    assert benchmark(slo=slo | {"preset": "none", "e2e_ms": 9}).slo.to_slo() == Slo("given", None, None, 9)
