@@ -120,7 +120,7 @@ def counters_table(run: Run) -> Table | None:
     server = [dict(flat(level.server)) for level in levels]
     client = [dict(flat(level.client.facts)) for level in levels]
     rows = tuple(
-        (name, side, *(each.get(name, NONE) for each in counted))
+        (name, side, *(_counted(each.get(name, NONE)) for each in counted))
         for side, counted in (("server", server), ("load generator", client))
         for name in dict.fromkeys(name for each in counted for name in each)
     )
@@ -136,6 +136,14 @@ def counters_table(run: Run) -> Table | None:
         ),
         rows=rows,
     )
+
+
+def _counted(text: str) -> str:
+    """A counter as shown: whole numbers as they are, others with three digits."""
+    try:
+        return f"{int(text):,}" if text.isdigit() else number(float(text))
+    except ValueError:
+        return text
 
 
 def comparison_table(compared: Comparison) -> Table:
