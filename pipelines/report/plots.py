@@ -243,7 +243,7 @@ def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None
         name,
         (7.2, 0.6 + 0.34 * len(rows)),
         draw,
-        title="Sizes and memory",
+        title="Engine size and memory by format",
         caption=(
             "Engine: bytes of the engine's files. Memory: highest resident memory of the whole process while it "
             "evaluated, libraries included."

@@ -12,7 +12,7 @@ NONE = "–"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands grouped: 1234.5 -> "1,234", 12.34 -> "12.3", 0.1234 -> "0.123"."""
+    """Three significant digits, thousands grouped: 1234.5 -> "1,234", 12.34 -> "12.3", 0.0001234 -> "0.000123"."""
     if value is None:
         return NONE
     size = abs(value)
@@ -20,7 +20,9 @@ def number(value: float | None) -> str:
         return f"{value:,.0f}"
     if size >= 9.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.9995 or size == 0 else f"{value:.3f}"
+    if size >= 0.9995 or size == 0:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.0995 else f"{value:.3g}"
 
 
 def ms(seconds: float | None) -> str:

@@ -125,13 +125,12 @@ def chain_table(item: FormatReport) -> Table:
     rows = tuple(
         (
             piece.stage,
-            piece.place,
+            piece.place.removeprefix(f"{piece.stage}/"),
             piece.digest[:12],
             "; ".join(f"{source.name} {source.digest[:12]}" + ("" if source.in_store else f" ({source.source})")
                       for source in piece.inputs) or NONE,
             when(piece.created),
             show_seconds(piece.seconds),
-            show_bytes(piece.peak_memory_bytes) if piece.peak_memory_bytes else NONE,
             piece.commit[:12] + ("+changes" if piece.commit.endswith("+changes") else ""),
         )
         for piece in item.chain
@@ -146,7 +145,6 @@ def chain_table(item: FormatReport) -> Table:
             Column("made from", right=LEFT),
             Column("begun", right=LEFT),
             Column("took"),
-            Column("peak memory"),
             Column("source commit", right=LEFT),
         ),
         rows=rows,

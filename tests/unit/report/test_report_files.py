@@ -148,6 +148,15 @@ def test_a_cut_benchmark_is_a_warning(tmp_path):
     assert "Hollow: the load generator was the limit." in text
 
 
+def test_a_benchmark_without_a_single_level_is_reported(tmp_path):
+    """Interrupted before the first level was over: nothing to draw, and that is said."""
+    store = full_store(tmp_path / "store", ("none",), concurrencies=(), cut=1)
+    text = write_report(collect(store), tmp_path / "out").markdown.read_text()
+    assert "is incomplete: the server died" in text
+    assert "no request of its benchmark finished (the server died)" in text
+    assert not (tmp_path / "out" / "throughput_latency.svg").exists()
+
+
 def test_the_markdown_shows_every_plot(written):
     text = written.markdown.read_text()
     shown = set(re.findall(r"\]\(([^)]+\.svg)\)", text))

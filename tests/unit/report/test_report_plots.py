@@ -35,7 +35,16 @@ def test_names_at_the_top_move_down():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1234.5, "1,234"), (99.96, "100"), (12.34, "12.3"), (1.239, "1.24"), (0.1234, "0.123"), (0, "0.00"), (None, "–")],
+    [
+        (1234.5, "1,234"),
+        (99.96, "100"),
+        (12.34, "12.3"),
+        (1.239, "1.24"),
+        (0.1234, "0.123"),
+        (0.0001234, "0.000123"),
+        (0, "0.00"),
+        (None, "–"),
+    ],
 )
 def test_numbers_have_three_digits(value, shown):
     assert number(value) == shown
