@@ -36,7 +36,7 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
         lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
-        rows = zip(tokens.reshape(-1, tokens.shape[-1]).tolist(), lengths.reshape(-1).tolist(), strict=True)
+        rows = zip(tokens.reshape(lengths.size, -1).tolist(), lengths.reshape(-1).tolist(), strict=True)
         texts = np.array([self._text(row[:length]).encode("utf-8") for row, length in rows], dtype=object)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", texts)])
 

@@ -201,7 +201,9 @@ def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
     if asked.num_input_tokens:
         extras.append(("num_input_tokens", len(asked.prompt), np.int32))
     if asked.num_output_tokens:
-        extras.append(("num_output_tokens", len(stream.tokens), np.int32))
+        # Of this response, as TensorRT-LLM's backend counts (model_instance_state.cc): clients add them up.
+        new = sum(len(row) for row in piece.rows) if asked.streaming else len(stream.tokens)
+        extras.append(("num_output_tokens", new, np.int32))
     if asked.perf_metrics:
         stamps, kv = stream.stamps, stream.kv
         extras += [
