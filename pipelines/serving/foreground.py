@@ -19,7 +19,7 @@ from pipelines.serving.process import ServerFailedError, TritonServer
 from pipelines.serving.settings import ServingSettings
 
 CHECK_S = 0.2
-EXAMPLE_PROMPT = "The quick brown fox"
+EXAMPLE_PROMPT = "The capital of"
 OPENED = {
     "http_port": "HTTP: inference, statistics, configuration of the models",
     "grpc_port": "gRPC: the same",

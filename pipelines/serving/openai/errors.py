@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+ENSEMBLE = re.compile(r"^in ensemble '[^']+', ")
 QUEUE_FULL = re.compile(r"exceeds maximum queue size|maximum queue size of", re.IGNORECASE)
 TOO_LONG = re.compile(
     r"max_(input_len|seq_len|num_tokens)|maximum (input|sequence) length|prompt length", re.IGNORECASE
@@ -48,6 +49,7 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
         message: its text.
         grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...), None when it came without.
     """
+    message = ENSEMBLE.sub("", message)
     if QUEUE_FULL.search(message):
         return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded")
     if TOO_LONG.search(message):
