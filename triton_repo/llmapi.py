@@ -12,13 +12,22 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from triton_repo.generate import llmapi_configs, to_text
+from triton_repo.parameters import changed
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import TENSORRT_LLM
-from triton_repo.write import describe, engine_files, link_files, tokenizer_files, write_model
+from triton_repo.write import OF_THE_STORE, describe, link_files, tokenizer_files, write_model
 
 CHECKPOINT_DIR = f"{TENSORRT_LLM}/1/checkpoint"
 MODEL_YAML = "model.yaml"
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+READ = {
+    "decoupled_mode",
+    "kv_cache_free_gpu_mem_fraction",
+    "kv_cache_host_memory_bytes",
+    "max_tokens_in_paged_kv_cache",
+}
+"""The settings that this flavour has a place for; the others belong to the C++ backend."""
 
 
 def write_llmapi(
@@ -47,7 +56,7 @@ def write_llmapi(
     for name, config in llmapi_configs(settings).items():
         write_model(out_dir / name, to_text(config), None)
     link_files(tokenizer, tokenizer_dir, out_dir / CHECKPOINT_DIR)
-    link_files(engine_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)  # its own config.json wins
+    link_files(checkpoint_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)  # its own config.json wins
     target = out_dir / TENSORRT_LLM / "1" / MODEL_YAML
     target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     description: dict[str, Any] = {
@@ -55,9 +64,15 @@ def write_llmapi(
         "engine_version": None,
         "world_size": spec.world_size,
         "models": [TENSORRT_LLM],
-        "settings_without_effect": [],
+        "settings_without_effect": sorted(changed(settings, set(TritonSettings.model_fields) - READ)),
     }
     return describe(out_dir, settings, spec, made_from, description)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Weights, configuration and tokenizer, without the copies in other formats that some repositories of the Hub hold."""
+    found = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in found if path.name not in OF_THE_STORE)
 
 
 def model_yaml(settings: TritonSettings, spec: RepositorySpec) -> dict[str, Any]:

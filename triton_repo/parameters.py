@@ -142,6 +142,13 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def setting_faults(settings: TritonSettings, flavour: str) -> list[Fault]:
+    """What a flavour cannot do or would ignore without a word; needs no engine, so that a plan can ask."""
+    if flavour == "openvino":
+        return cpu_faults(settings)
+    return gpu_faults(settings) if flavour == "tensorrt_llm" else []
+
+
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
     """What was asked for that the CPU engine cannot do."""
     wanted = changed(settings, ANSWERS)

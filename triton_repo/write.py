@@ -179,7 +179,7 @@ def _has_no_code(name: str, spec: RepositorySpec) -> bool:
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:
     """What does not go together before any file is written."""
-    faults = parameters.cpu_faults(settings) if spec.flavour == "openvino" else parameters.gpu_faults(settings)
+    faults = parameters.setting_faults(settings, spec.flavour)
     if limits.flavour != spec.flavour:
         faults.append(
             Fault(

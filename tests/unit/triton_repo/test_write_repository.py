@@ -208,7 +208,7 @@ def test_llmapi_has_one_model_and_its_yaml(tmp_path):
         tmp_path / "repo",
         engine_dir=checkpoint,
         tokenizer_dir=checkpoint,
-        settings=TritonSettings(decoupled_mode=False),
+        settings=TritonSettings(decoupled_mode=False, cuda_graph_mode=True),
         spec=spec,
         made_from={},
     )
@@ -219,6 +219,7 @@ def test_llmapi_has_one_model_and_its_yaml(tmp_path):
     assert content["triton_config"] == {"max_batch_size": 0, "decoupled": False}
     assert (tmp_path / "repo/tensorrt_llm/1/checkpoint/model.safetensors").is_file()
     assert facts["models"] == ["tensorrt_llm"]
+    assert facts["settings_without_effect"] == ["cuda_graph_mode"]
     assert check_repository(tmp_path / "repo") == []
 
 
