@@ -70,7 +70,7 @@ def write_llmapi(
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Weights, configuration and tokenizer, without the copies in other formats that some repositories of the Hub hold."""
+    """Weights, configuration and tokenizer, without the copies in other formats that the Hub often holds."""
     found = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in found if path.name not in OF_THE_STORE)
 

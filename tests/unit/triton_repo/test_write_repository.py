@@ -201,6 +201,7 @@ def test_more_than_the_engine_takes_is_refused(tmp_path):
 
 def test_llmapi_has_one_model_and_its_yaml(tmp_path):
     checkpoint = write_tokenizer(tmp_path / "checkpoint")
+    (checkpoint / "pytorch_model.bin").write_bytes(b"the same weights again")
     spec = RepositorySpec(
         "llmapi", "llama", "fp8", enable_kv_cache_reuse=False, tp_size=2, llm_args={"max_seq_len": 64}
     )
@@ -217,7 +218,8 @@ def test_llmapi_has_one_model_and_its_yaml(tmp_path):
     assert (content["tensor_parallel_size"], content["max_seq_len"]) == (2, 64)
     assert content["kv_cache_config"]["enable_block_reuse"] is False
     assert content["triton_config"] == {"max_batch_size": 0, "decoupled": False}
-    assert (tmp_path / "repo/tensorrt_llm/1/checkpoint/model.safetensors").is_file()
+    linked = {path.name for path in (tmp_path / "repo/tensorrt_llm/1/checkpoint").iterdir()}
+    assert linked == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert facts["models"] == ["tensorrt_llm"]
     assert facts["settings_without_effect"] == ["cuda_graph_mode"]
     assert check_repository(tmp_path / "repo") == []
