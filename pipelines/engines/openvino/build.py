@@ -89,11 +89,6 @@ def check_limits(limits: BuildLimits, max_positions: int) -> None:
     Raises:
         UserError: naming the limit.
     """
-    if limits.max_beam_width != 1:
-        raise UserError(
-            f"engine=openvino has no beam search; max_beam_width={limits.max_beam_width} was given.",
-            allowed="max_beam_width=1.",
-        )
     if limits.max_seq_len > max_positions:
         raise UserError(
             f"max_seq_len={limits.max_seq_len} is more than the model's {max_positions} positions.",

@@ -64,6 +64,12 @@ def _guide(kind: str, text: str) -> genai.StructuredOutputConfig:
     return genai.StructuredOutputConfig(**{names[kind]: text})
 
 
+def nothing_more(stream: Stream, error: str = "") -> News:
+    """Return the end of a sequence without further tokens."""
+    beams = stream.asked.beam_width
+    return News([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
+
+
 class Reader:
     """Turns what a handle offers after an iteration into news."""
 
@@ -78,8 +84,9 @@ class Reader:
         status = handle.get_status()
         if status == _STATUS.RUNNING:
             return self._running(stream, now)
-        if status == _STATUS.IGNORED:
-            return News(ended=True, error=TOO_SMALL)
+        # a cancelled sequence is reported as ignored once a step has dropped it
+        if status == _STATUS.IGNORED and not stream.cancelled:
+            return nothing_more(stream, TOO_SMALL)
         return self._finished(stream, now, cancelled=status != _STATUS.FINISHED)
 
     def _running(self, stream: Stream, now: int) -> News | None:
@@ -143,7 +150,7 @@ def _best_beams(stream: Stream, *, cancelled: bool) -> News:
     asked = stream.asked
     outputs = sorted(stream.handle.read_all(), key=lambda output: output.score, reverse=True)
     if cancelled or not outputs:
-        return News([[] for _ in range(asked.beam_width)], [[] for _ in range(asked.beam_width)], ended=True)
+        return nothing_more(stream)
     news = News([], [], ended=True)
     for output in outputs[: asked.num_return_sequences or asked.beam_width]:
         tokens = list(output.generated_ids)

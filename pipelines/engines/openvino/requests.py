@@ -105,6 +105,7 @@ class Bounds:
         exclude_input: for requests that do not say.
         decoupled: whether several responses to one request are possible.
         guides: whether guided decoding is configured.
+        fold_ids: take token ids beyond the vocabulary modulo its size, for load generators that send random numbers.
     """
 
     vocab_size: int
@@ -112,6 +113,7 @@ class Bounds:
     exclude_input: bool = False
     decoupled: bool = True
     guides: bool = False
+    fold_ids: bool = False
 
 
 def read_requests(inputs: Mapping[str, Array], bounds: Bounds) -> list[Asked]:
@@ -174,7 +176,7 @@ class _Row:
 
 def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
     asked = Asked(
-        prompt=_prompt(row, ids, bounds.vocab_size),
+        prompt=_prompt(row, ids, bounds),
         max_tokens=row.number(
             "request_output_len", 0, "at least 1 (it is max_tokens of the ensemble)", lambda n: n > 0
         ),
@@ -238,16 +240,18 @@ def _check_together(asked: Asked, bounds: Bounds) -> None:
         raise UserError(f"min_tokens={asked.min_tokens} is more than request_output_len={asked.max_tokens}.")
 
 
-def _prompt(row: _Row, ids: Array, vocab_size: int) -> Array:
+def _prompt(row: _Row, ids: Array, bounds: Bounds) -> Array:
     length = row.value("input_lengths", len(ids))
     if not 1 <= length <= len(ids):
         raise UserError(f"input_lengths={length} does not fit input_ids of {len(ids)} tokens.")
     prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
+    if bounds.fold_ids:
+        return np.asarray(prompt % bounds.vocab_size)
     low, high = int(prompt.min()), int(prompt.max())
-    if low < 0 or high >= vocab_size:
+    if low < 0 or high >= bounds.vocab_size:
         raise UserError(
             f"input_ids holds the token id {low if low < 0 else high}.",
-            allowed=f"Ids of this model are 0 to {vocab_size - 1}.",
+            allowed=f"Ids of this model are 0 to {bounds.vocab_size - 1}.",
             todo="Is it another model's tokenizer?",
         )
     return prompt

@@ -17,7 +17,7 @@ import openvino as ov
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.handles import Reader, pipeline_config
+from pipelines.engines.openvino.handles import Reader, nothing_more, pipeline_config
 from pipelines.engines.openvino.own_loop import OwnLoop
 from pipelines.engines.openvino.requests import Asked
 from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, check_request, open_pipeline
@@ -196,7 +196,7 @@ class Scheduler:
 
     def _give_up(self, stream: Stream) -> None:
         error = "" if stream.cancelled else "The request waited longer than its timeout."
-        self._outbox.send(stream, _nothing(stream, error))
+        self._outbox.send(stream, nothing_more(stream, error))
 
     def _start(self, stream: Stream) -> None:
         try:
@@ -205,7 +205,7 @@ class Scheduler:
             stream.handle = self._pipeline.add_request(self._next_handle, prompt, config)
         except RuntimeError as error:  # the engine judges some combinations itself, e.g. a broken grammar
             self._reserved -= _blocks_at_most(stream.asked)
-            self._outbox.send(stream, _nothing(stream, f"The engine refuses the request: {error}"))
+            self._outbox.send(stream, nothing_more(stream, f"The engine refuses the request: {error}"))
             return
         self._next_handle += 1
         stream.stamps.first_scheduled = time.monotonic_ns()
@@ -235,7 +235,7 @@ class Scheduler:
             self._release([stream for stream, _ in ended])
             for stream, happened in ended:
                 self._outbox.put(stream, happened, urgent=True)
-        self._outbox.spend((now - started) / 1e9)
+        self._outbox.spend((now - started) / 1e9, len(self._running))
         self._counters.iteration(len(self._running))
 
     def _release(self, ended: list[Stream]) -> None:
@@ -296,11 +296,6 @@ class Scheduler:
 def _cancel(reply: Reply) -> None:
     for stream in reply.streams:
         stream.cancelled = True
-
-
-def _nothing(stream: Stream, error: str = "") -> News:
-    beams = stream.asked.beam_width
-    return News([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
 
 
 def _blocks_at_most(asked: Asked) -> int:

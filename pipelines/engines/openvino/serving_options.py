@@ -38,6 +38,7 @@ class ServingOptions:
         decoupled: several responses to one request are possible.
         exclude_input: leave the prompt out of answers when a request does not say.
         guaranteed_no_evict: start a request only when all KV blocks it may need are free.
+        fold_token_ids: take token ids beyond the vocabulary modulo its size instead of refusing them.
         cancellation_check_period_ms: how often to look for vanished clients.
         stats_check_period_ms: how often to update metrics.
     """
@@ -52,6 +53,7 @@ class ServingOptions:
     decoupled: bool = True
     exclude_input: bool = False
     guaranteed_no_evict: bool = True
+    fold_token_ids: bool = False
     cancellation_check_period_ms: int = 100
     stats_check_period_ms: int = 100
 
@@ -89,6 +91,7 @@ class ServingOptions:
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             exclude_input=given.flag("exclude_input_in_output", default=False),
             guaranteed_no_evict=given.word("batch_scheduler_policy", POLICIES[0], POLICIES) == POLICIES[0],
+            fold_token_ids=given.flag("openvino_fold_token_ids", default=False),
             cancellation_check_period_ms=given.whole("cancellation_check_period_ms", 100) or 100,
             stats_check_period_ms=given.whole("stats_check_period_ms", 100) or 100,
         )

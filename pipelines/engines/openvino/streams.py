@@ -212,6 +212,8 @@ class Outbox:
 
     SHARE = 0.12
     """Seconds of sending per second of engine."""
+    FEW = 4
+    """With so few sequences every token travels alone if sending takes no longer than the engine."""
 
     def __init__(self, characters: PartialCharacters, after: Callable[[Stream], None]) -> None:
         """Start empty.
@@ -243,11 +245,12 @@ class Outbox:
         elif before is None:
             self._waiting[stream] = news
 
-    def spend(self, step_seconds: float) -> None:
-        """Send what the budget allows after a step; for the engine's thread only."""
+    def spend(self, step_seconds: float, running: int) -> None:
+        """Send what the budget allows after a step of some sequences; for the engine's thread only."""
         if not self._waiting:
             return
-        self._budget = min(self._budget + step_seconds * self.SHARE, 2 * step_seconds)
+        share = 1.0 if running <= self.FEW else self.SHARE
+        self._budget = min(self._budget + step_seconds * share, 2 * step_seconds)
         started = time.perf_counter()
         while self._waiting and time.perf_counter() - started < self._budget:
             stream = next(iter(self._waiting))

@@ -117,7 +117,6 @@ def test_a_scale_that_is_no_number_is_refused(workshop: Workshop, tmp_path: Path
     [
         (BuildLimits(1, 8, 4096, 64), "max_seq_len=4096 is more than the model's 2048 positions"),
         (BuildLimits(1, 64, 32, 64), "max_input_len=64 is more than max_seq_len=32"),
-        (BuildLimits(1, 8, 32, 64, max_beam_width=4), "max_beam_width=4"),
     ],
 )
 def test_limits_nothing_could_honour_are_refused(

@@ -241,6 +241,7 @@ def _bounds(options: ServingOptions, folder: EngineFolder) -> Bounds:
         exclude_input=options.exclude_input,
         decoupled=options.decoupled,
         guides=options.guides,
+        fold_ids=options.fold_token_ids,
     )
 
 
