@@ -16,7 +16,8 @@ def benchmark_table(result: BenchmarkResult) -> str:
     good = any(level.summary.goodput_per_s is not None for level in result.levels)
     keep = [index for index, name in enumerate(_HEAD) if name != "good/s" or good]
     marks: dict[str, str] = {}
-    rows = [_HEAD, *(_row(level, marks) for level in result.levels)]
+    head = (_load_name(result), *_HEAD[1:])
+    rows = [head, *(_row(level, marks) for level in result.levels)]
     lines = [_heading(result), *_aligned([[row[index] for index in keep] for row in rows])]
     lines += [_wrap(f"{mark} {text}") for text, mark in marks.items()]
     if result.slo.name != "none":
@@ -46,6 +47,19 @@ def _heading(result: BenchmarkResult) -> str:
     return _wrap(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
 
 
+def _load_name(result: BenchmarkResult) -> str:
+    """Head of the first column."""
+    arrival = str(result.workload.get("arrival"))
+    return {"closed": "concurrency", "burst": "load", "trace": "load"}.get(arrival, arrival)
+
+
+def _load(level: Level) -> str:
+    """In a word: `16`, `4/s`, `burst`."""
+    if level.concurrency is not None:
+        return str(level.concurrency)
+    return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
+
+
 def _row(level: Level, marks: dict[str, str]) -> tuple[str, ...]:
     summary = level.summary
     texts = list(level.notes)
@@ -56,7 +70,7 @@ def _row(level: Level, marks: dict[str, str]) -> tuple[str, ...]:
     signs = "".join(_mark(text, marks) for text in texts)
     goodput = summary.goodput_per_s
     return (
-        level.load,
+        _load(level),
         _number(summary.requests_per_s),
         _number(summary.output_tokens_per_s),
         _ms(summary.ttft_s.p50),
@@ -76,11 +90,11 @@ def _mark(text: str, marks: dict[str, str]) -> str:
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Loads on the left, numbers on the right of their columns; one blank between where two do not fit."""
+    """Numbers on the right of their columns, marks on the left; one blank between where two do not fit."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
     for row in table:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)] + [row[-1]]
         yield gap.join(cells).rstrip()
 
 

@@ -1,0 +1,96 @@
+"""The message made of a request, and how answers are counted and failures named."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pipelines.loadgen.interface import Interface, build_request
+from pipelines.loadgen.lane import classify, output_tokens
+from pipelines.loadgen.plan import Ask
+from pipelines.loadgen.server import statistics_between
+
+COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
+ENSEMBLE = frozenset(("text_input", "max_tokens", "stream", "min_tokens", "end_id", *COUNTED))
+OUTPUTS = frozenset(("text_output", "num_input_tokens", "num_output_tokens", "sequence_index"))
+
+
+def inputs(interface: Interface, *, ignore_eos: bool = True) -> dict[str, bytes]:
+    """Name -> raw content of the request for 7 tokens."""
+    request = build_request(interface, Ask("h\u00e9", 3, 7), streaming=True, ignore_eos=ignore_eos)
+    assert request.parameters["triton_enable_empty_final_response"].bool_param
+    return {item.name: raw for item, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+
+
+def test_the_ensemble_is_asked_for_an_exact_length_and_its_counts() -> None:
+    """min_tokens = max_tokens; text as length and UTF-8."""
+    found = inputs(Interface("ensemble", True, True, ENSEMBLE, OUTPUTS))
+    assert found["text_input"] == b"\x03\x00\x00\x00h\xc3\xa9"
+    assert found["max_tokens"] == found["min_tokens"] == struct.pack("<i", 7)
+    assert found["stream"] == found["return_num_output_tokens"] == found["exclude_input_in_output"] == b"\x01"
+    assert "end_id" not in found
+
+
+def test_only_outputs_that_are_read_are_asked_for() -> None:
+    """Small answers."""
+    full = build_request(Interface("m", True, True, ENSEMBLE, OUTPUTS), Ask("x", 1, 1), streaming=True, ignore_eos=True)
+    assert [item.name for item in full.outputs] == ["text_output", "num_output_tokens", "num_input_tokens"]
+    assert list(full.inputs[0].shape) == [1, 1]
+    bare = Interface("m", False, True, frozenset(("text_input", "max_tokens")), frozenset(("text_output",)))
+    small = build_request(bare, Ask("x", 1, 1), streaming=False, ignore_eos=True)
+    assert [item.name for item in small.outputs] == ["text_output"]
+    assert [(item.name, list(item.shape)) for item in small.inputs] == [("text_input", [1]), ("max_tokens", [1])]
+
+
+def test_a_model_without_min_tokens_gets_no_end_token() -> None:
+    """end_id = -1 is never generated."""
+    assert inputs(Interface("m", True, True, ENSEMBLE - {"min_tokens"}, OUTPUTS))["end_id"] == struct.pack("<i", -1)
+
+
+def test_a_model_may_stop_early_when_asked_to() -> None:
+    """ignore_eos=false sends neither."""
+    assert not {"min_tokens", "end_id"} & set(inputs(Interface("m", True, True, ENSEMBLE, OUTPUTS), ignore_eos=False))
+
+
+@pytest.mark.parametrize(
+    ("counts", "tokens"),
+    [
+        ([], 0),
+        ([5], 5),
+        ([1, 1, 1], 3),  # of each response
+        ([3, 1, 4], 8),
+        ([1, 1, 1, 2], 5),
+        ([1, 2, 3, 4], 4),  # all so far
+        ([2, 5, 9, 9], 9),  # the last response brought none
+    ],
+)
+def test_output_tokens_are_counted_either_way(counts: list[int], tokens: int) -> None:
+    """Servers count per response or all so far."""
+    assert output_tokens(counts) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[request id: 7] Exceeds maximum queue size", "rejected"),
+        ("Maximum queue size of 8 has been reached", "rejected"),
+        ("Request timeout expired", "timeout"),
+        ("Request was cancelled", "cancelled"),
+        ("Model 'ensemble' is not ready", "connection"),
+        ("Prompt length (2000) exceeds maximum input length (1024)", "invalid"),
+    ],
+)
+def test_errors_are_named_by_what_the_server_says(text: str, kind: str) -> None:
+    """Texts of Triton and of TensorRT-LLM."""
+    assert classify(text) == kind
+
+
+def test_server_statistics_are_of_the_window_alone() -> None:
+    """Of 30 requests 10 were before; queue 10 ms in all before, 50 ms after: 2 ms each."""
+    keys = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+    empty = {f"{key}_{unit}": 0 for key in keys for unit in ("count", "ns")} | {"inferences": 0, "executions": 0}
+    before = {"m": empty | {"success_count": 10, "queue_count": 10, "queue_ns": 10_000_000}}
+    after = {"m": empty | {"success_count": 30, "queue_count": 30, "queue_ns": 50_000_000, "fail_count": 1}}
+    found = statistics_between(before, after)["m"]
+    assert found == {"inferences": 0, "executions": 0, "succeeded": 20, "failed": 1, "queue_mean_s": 0.002}

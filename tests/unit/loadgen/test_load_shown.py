@@ -1,0 +1,131 @@
+"""What a person sees: the table, the line of a level, the live view. All fit 80 columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
+from pipelines.domain.summary import SECOND, summarise
+from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.live import PlainView, State, TerminalView
+from pipelines.loadgen.metrics import read_metrics
+from pipelines.loadgen.table import benchmark_table, level_line
+from tests.support.load_settings import workload
+
+MS = 1_000_000
+
+
+def level(slo: Slo | None = None, **changes: Any) -> Level:
+    """One request: TTFT 50, then 10 tokens at 5 ms each, in a window of 100 ms."""
+    stamps = tuple(range(50 * MS, 96 * MS, 5 * MS))
+    timing = RequestTiming(0, 0, 0, stamps[0], stamps[-1], 128, len(stamps), stamps)
+    base = Level(
+        arrival="closed",
+        concurrency=16,
+        request_rate=None,
+        summary=summarise([timing], (0, SECOND // 10), slo),
+        client=ClientHealth(False, "", {}),
+        server={},
+        requests_file="requests-1.json.gz",
+    )
+    return replace(base, **changes)
+
+
+def result(*levels: Level, **changes: Any) -> BenchmarkResult:
+    plain = BenchmarkResult(
+        model="tiny_llama",
+        precision="int4_awq",
+        engine="openvino",
+        tp_size=1,
+        world_size=1,
+        workload=workload().model_dump(mode="json"),
+        protocol={},
+        server={},
+        machine={},
+        versions={},
+        measured_at="2026-01-01T00:00:00+00:00",
+        slo=Slo(),
+        levels=levels,
+    )
+    return replace(plain, **changes)
+
+
+def test_the_table_shows_a_level_in_milliseconds() -> None:
+    """10 requests/s, 100 tokens/s, TTFT 50, ITL 5, E2E 95."""
+    lines = benchmark_table(result(level())).splitlines()
+    assert lines[0] == "tiny_llama int4_awq, openvino, TP 1, ISL 128, OSL 64; times in ms"
+    assert lines[2].split() == ["16", "10.0", "100", "50.0", "50.0", "5.00", "5.00", "95.0", "0"]
+
+
+def test_marks_are_explained_below_the_table_once() -> None:
+    """The same remark at two levels has one letter."""
+    busy = ClientHealth(True, "a client process filled CPU 1", {})
+    first = level(client=busy, notes=("The queue grew.",))
+    text = benchmark_table(result(first, level(client=busy), complete=False, reason="interrupted at concurrency 16"))
+    assert [line.split()[-1] for line in text.splitlines()[2:4]] == ["ab", "b"]
+    assert "a The queue grew." in text
+    assert text.count("The client was the limit: a client process filled CPU 1.") == 1
+    assert text.endswith("Incomplete: interrupted at concurrency 16.")
+
+
+def test_goodput_has_a_column_when_there_are_limits() -> None:
+    """And the limits are said."""
+    slo = Slo("given", ttft_ms=500, itl_ms=4)
+    text = benchmark_table(result(level(slo), slo=slo))
+    assert "good/s" in text.splitlines()[1]
+    assert "requests per second within TTFT 500 ms, ITL 4 ms." in text
+    assert text.splitlines()[2].split()[-2:] == ["0.00", "0"]
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    """Long loads, large numbers, long remarks."""
+    wide = level(Slo("x", 1), concurrency=None, request_rate=12.5, arrival="constant", notes=("word " * 60,))
+    wide = replace(wide, summary=replace(wide.summary, requests_per_s=12345.6, output_tokens_per_s=1234567.8))
+    text = benchmark_table(result(wide, slo=Slo("mlperf_llama3_1_405b_interactive", 4500, 80)))
+    assert max(map(len, [*text.splitlines(), level_line(wide)])) <= 79
+
+
+def test_a_level_in_one_line() -> None:
+    """For when it has just finished."""
+    assert level_line(level()) == "concurrency 16:  10 req/s  100 tok/s  TTFT 50.0 ms  ITL 5.00 ms"
+
+
+FULL = State("concurrency 16384", "finishing", 12345.6, 16384, 123.4, 56.7, 123456, 3599.0)
+
+
+def test_the_live_line_fits_and_says_what_matters() -> None:
+    """Rate, in flight, TTFT, ITL, errors, time left."""
+    line = State("concurrency 16", "measuring", 50.71, 16, 0.102, 0.00351, 3, 2.4).line()
+    assert line == "50.7 req/s  16 in flight  TTFT 102 ms  ITL 3.51 ms  3 errors  2 s left"
+    assert len(FULL.line()) <= 77
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every five seconds, under the load they belong to."""
+    clock, lines = [0.0], list[str]()
+    monkeypatch.setattr("pipelines.loadgen.live.monotonic", lambda: clock[0])
+    view = PlainView(lines.append)
+    for clock[0] in (1.0, 5.0, 6.0, 9.9, 10.0):
+        view.show(FULL)
+    assert [line[:12] for line in lines] == ["  concurrenc", "  finishing ", "  finishing "]
+
+
+def test_the_terminal_view_opens_and_closes(capsys: pytest.CaptureFixture[str]) -> None:
+    """It leaves nothing behind."""
+    with TerminalView() as view:
+        view.show(FULL)
+    assert capsys.readouterr().out == ""
+
+
+def test_metrics_of_the_kv_cache_are_read() -> None:
+    """Families of TensorRT-LLM's reporter; others are passed over; models add up."""
+    page = (
+        "# TYPE nv_trt_llm_kv_cache_block_metrics gauge\n"
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="a",version="1"} 12\n'
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="b",version="1"} 3\n'
+        "# TYPE nv_inference_count counter\nnv_inference_count 7\n"
+    )
+    assert read_metrics(page) == {"kv_cache_block_used": 15}
