@@ -77,7 +77,20 @@ def serve(overrides: Sequence[str]) -> int:
     if folder is None:
         *_, outcomes = _run("serve", overrides)
         folder = outcomes[-1].artifact.path
-    return serve_until_stopped(folder, settings.serving, ScreenProgress())
+    _refuse_unfit(folder)
+    words = {"prompt": BUNDLED_PROMPT} if settings.model.bundled and not settings.model.path else {}
+    return serve_until_stopped(folder, settings.serving, ScreenProgress(), **words)
+
+
+def _refuse_unfit(folder: Path) -> None:
+    """A repository from elsewhere may have been edited, or its engine built by another version."""
+    from pipelines.engines.registry import runtime_version
+    from pipelines.serving.repository import read_repository
+    from triton_repo.check import check_repository
+
+    flavour = "tensorrt_llm" if read_repository(folder).gpu else "openvino"
+    if faults := check_repository(folder, running_version=runtime_version(flavour)):
+        raise UserError.of(faults)
 
 
 def benchmark(overrides: Sequence[str]) -> int:
@@ -97,6 +110,8 @@ def run_all(overrides: Sequence[str]) -> int:
     return code
 
 
+BUNDLED_PROMPT = "The river of Githbrel is"
+"""Something the bundled models know, for the lines that `serve` prints."""
 INTERRUPTED = 130
 
 

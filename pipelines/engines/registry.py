@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
@@ -12,6 +12,17 @@ ENGINES: dict[str, tuple[str, str]] = {
     "openvino": ("pipelines.engines.openvino.engine:make_engine", "make setup"),
 }
 """Name -> ("module:factory", command that installs what it needs)."""
+
+
+def runtime_version(flavour: str) -> str | None:
+    """Version of what would run an engine of this flavour here, as engines record it; None when it is not here."""
+    try:
+        if flavour == "openvino":
+            version: str = import_module("pipelines.engines.openvino.build").runtime_version()
+            return version
+        return metadata.version("tensorrt_llm")
+    except (ModuleNotFoundError, metadata.PackageNotFoundError):
+        return None
 
 
 def open_engine(name: str, **options: Any) -> Engine:

@@ -41,7 +41,7 @@ class Piece:
         place: its folder below the store, e.g. "build/tiny_gemma-fp8-01ab...".
         digest: of its content.
         created: ISO time, UTC, when it was begun.
-        seconds: how long it took.
+        seconds: how long it took; None when the run was killed.
         peak_memory_bytes: highest resident memory of the process meanwhile; None when not recorded.
         repeat: the command that made it.
         version: of this project.
@@ -59,7 +59,7 @@ class Piece:
     place: str
     digest: str
     created: str
-    seconds: float
+    seconds: float | None
     peak_memory_bytes: int | None
     repeat: str
     version: str

@@ -99,7 +99,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
             place=place,
             digest=str(manifest["digest"]),
             created=str(manifest["created"]),
-            seconds=float(manifest["seconds"]),
+            seconds=None if manifest["seconds"] is None else float(manifest["seconds"]),
             peak_memory_bytes=manifest.get("peak_memory_bytes"),
             repeat=str(manifest["repeat"]),
             version=str(manifest["pipelines_version"]),

@@ -113,7 +113,7 @@ def _size(piece: Piece | None, fact: str) -> str:
 
 
 def _took(piece: Piece | None) -> str:
-    return show_seconds(piece.seconds) if piece else NONE
+    return show_seconds(piece.seconds) if piece and piece.seconds is not None else NONE
 
 
 def _memory(piece: Piece | None) -> str:
@@ -130,7 +130,7 @@ def chain_table(item: FormatReport) -> Table:
             "; ".join(f"{source.name} {source.digest[:12]}" + ("" if source.in_store else f" ({source.source})")
                       for source in piece.inputs) or NONE,
             when(piece.created),
-            show_seconds(piece.seconds),
+            _took(piece),
             piece.commit[:12] + ("+changes" if piece.commit.endswith("+changes") else ""),
         )
         for piece in item.chain

@@ -61,13 +61,18 @@ def _save(model: ov.Model, path: Path) -> None:
         raise
 
 
+def runtime_version() -> str:
+    """The version an engine records and needs, e.g. "2026.4.1-22982-e213a147257-releases/2026/4"."""
+    return str(ov.get_version())
+
+
 def describe(pretrained: Any, limits: BuildLimits, constants: dict[str, int]) -> dict[str, Any]:
     """Return config.json in the shape of a TensorRT-LLM engine folder, plus the key `engine`."""
     return {
-        "version": ov.get_version(),
+        "version": runtime_version(),
         "pretrained_config": dict(pretrained),
         "build_config": {**asdict(limits), "kv_cache_type": "PAGED", "plugin_config": {}},
-        "engine": {"flavour": FLAVOUR, "openvino_version": ov.get_version(), "weight_elements": constants},
+        "engine": {"flavour": FLAVOUR, "openvino_version": runtime_version(), "weight_elements": constants},
     }
 
 

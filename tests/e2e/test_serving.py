@@ -1,0 +1,260 @@
+"""`repository`, `serve`, `benchmark`, `report`, `compare` and `all`, with the real engine and the real tritonserver."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.domain.benchmark import RESULT, BenchmarkResult
+
+QUICK = ["quant=int4_wo", "build.max_batch_size=16", "engine.openvino.num_threads=1"]
+SHORT = ["workload.isl=16", "workload.osl=8", "benchmark.warmup_s=0.2", "benchmark.duration_s=1"]
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def newest(cli, label="tiny_gemma-int4_wo") -> BenchmarkResult:
+    folder = max((cli.store / "benchmark").glob(f"{label}-*"), key=lambda path: path.stat().st_mtime_ns)
+    return BenchmarkResult.from_json(json.loads((folder / RESULT).read_text()))
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of processes that work in a folder or name it; what a stopped server must not leave."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            place = str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if ("triton" in line) and (str(folder) in line or str(folder) in place):
+            found.append(line)
+    return found
+
+
+def wait_until_gone(folder: Path) -> None:
+    end = time.monotonic() + 15
+    while processes_below(folder):
+        assert time.monotonic() < end, processes_below(folder)
+        time.sleep(0.1)
+
+
+class Served:
+    """`serve` as a user has it in a terminal: its output until it is ready, and the lines to paste."""
+
+    def __init__(self, cli, *words):
+        self.process = cli.start("serve", *words)
+        self.lines = []
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("END"):
+                break
+        self.text = "".join(self.lines)
+        assert "Ctrl-C drains" in self.text, self.text
+
+    def paste(self, first: str) -> str:
+        """Run the printed command that starts with a word, as a shell does."""
+        start = next(index for index, line in enumerate(self.lines) if line.lstrip().startswith(first))
+        rest = "".join(self.lines[start:])
+        command = rest.split("\n\n")[0] if first == "curl" else rest
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @property
+    def grpc_url(self) -> str:
+        return re.search(r"gRPC +(\S+)", self.text)[1]
+
+    def stop(self, number=signal.SIGINT) -> str:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)[0]
+
+
+@pytest.fixture(scope="module")
+def copied(cli, tmp_path_factory):
+    """A repository made here and copied to another place, as to another machine."""
+    cli.run("repository", *QUICK)
+    place = tmp_path_factory.mktemp("elsewhere") / "models"
+    shutil.copytree(only(cli.store / "repository", "tiny_gemma-int4_wo-*"), place)
+    return place
+
+
+def test_a_repository_holds_all_it_needs(copied):
+    assert {path.name for path in copied.iterdir() if path.is_dir()} == {
+        "preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls",
+    }  # fmt: skip
+    assert (copied / "tensorrt_llm/1/engine/openvino_model.bin").is_file()
+    assert not [path for path in copied.rglob("*") if path.is_symlink()]
+    assert "${" not in "".join(path.read_text() for path in copied.rglob("config.pbtxt"))
+
+
+def test_a_second_repository_is_not_made(cli, copied):
+    assert "Nothing to do: every stage is cached." in cli.run("repository", *QUICK)
+
+
+def test_the_printed_lines_work_and_ctrl_c_drains(cli, copied):
+    served = Served(cli, f"serving.repository={copied}")
+    answer = json.loads(served.paste("curl"))
+    assert answer["text_output"].strip()
+    assert "text_output" not in served.paste(next(line.split()[0] for line in served.lines if "- <<'END'" in line))
+    rest = served.stop()
+    assert served.process.returncode == 0, rest
+    assert "Draining" in rest
+    wait_until_gone(copied)
+
+
+def test_a_server_that_already_runs_is_measured(cli, copied):
+    """Nothing is built for it, and nothing is claimed that nobody said."""
+    served = Served(cli, f"serving.repository={copied}")
+    try:
+        words = [f"benchmark.url={served.grpc_url}", "benchmark.concurrency=[2]", *SHORT]
+        text = cli.run("benchmark", *words)
+        assert re.search(r"concurrency 2 +[\d.]+", text)
+        result = newest(cli, "tiny_gemma-elsewhere")
+        assert (result.precision, result.engine, result.complete) == ("unknown", "unknown", True)
+        assert result.levels[0].summary.isl.mean == 16
+        assert result.levels[0].summary.osl.mean == 8
+        wrong = cli.run("benchmark", *words, "benchmark.model_name=ensembel", code=2)
+        assert re.search(r"'ensembel'.*ensemble", re.sub(r"\s+", " ", wrong))
+    finally:
+        served.stop()
+
+
+def test_no_server_at_the_url(cli):
+    text = cli.run("benchmark", "benchmark.url=127.0.0.1:9", *SHORT, code=2)
+    assert "127.0.0.1:9" in text
+    assert "Traceback" not in text
+
+
+def test_a_server_whose_parent_is_killed_goes_too(cli, copied):
+    served = Served(cli, f"serving.repository={copied}")
+    served.process.kill()
+    served.process.communicate()
+    wait_until_gone(copied)
+
+
+def test_a_port_in_use_is_named(cli, copied):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = cli.run("serve", f"serving.repository={copied}", f"serving.http_port={port}", code=2)
+    assert re.search(rf"serving\.http_port={port}.*something already listens", re.sub(r"\s+", " ", text))
+
+
+def test_a_repository_that_does_not_fit_its_engine_is_refused(cli, copied, tmp_path):
+    """Somebody raised the batch by hand; the engine was built for 16."""
+    broken = shutil.copytree(copied, tmp_path / "broken")
+    config = broken / "tensorrt_llm" / "config.pbtxt"
+    config.write_text(re.sub(r"max_batch_size: \d+", "max_batch_size: 64", config.read_text()))
+    text = re.sub(r"\s+", " ", cli.run("serve", f"serving.repository={broken}", code=2))
+    assert re.search(r"max_batch_size.*64.*16", text)
+
+
+def test_benchmark_measures_every_level(cli):
+    text = cli.run("benchmark", *QUICK, "benchmark.concurrency=[1,4]", "benchmark.slo.ttft_ms=60000", *SHORT)
+    assert re.search(r"concurrency 1 .*\n.*concurrency 4 ", text)
+    result = newest(cli)
+    assert [level.concurrency for level in result.levels] == [1, 4]
+    assert (result.model, result.precision, result.engine, result.tp_size) == ("tiny_gemma", "int4_wo", "openvino", 1)
+    for level in result.levels:
+        assert level.summary.requests > 0
+        assert level.summary.errors == {}
+        assert level.summary.goodput_per_s == pytest.approx(level.summary.requests_per_s)
+    wait_until_gone(cli.folder)
+
+
+def test_an_open_loop_keeps_its_rate(cli):
+    cli.run("benchmark", *QUICK, "workload=poisson", "benchmark.request_rate=[5]", *SHORT, "benchmark.min_requests=5")
+    (level,) = newest(cli).levels
+    assert level.request_rate == 5
+    assert level.summary.requests > 0
+
+
+def measure_until(cli, line: str, *words):
+    """Start a benchmark and read until a line of its output."""
+    process = cli.start("benchmark", *QUICK, *SHORT, *words)
+    for text in process.stdout:
+        if re.search(line, text):
+            return process
+    raise AssertionError("the benchmark ended first")
+
+
+def test_ctrl_c_keeps_what_was_measured(cli):
+    process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2]", "benchmark.duration_s=3")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, rest
+    result = newest(cli)
+    assert (result.complete, result.levels[0].concurrency) == (False, 1)
+    assert "interrupt" in result.reason
+    wait_until_gone(cli.folder)
+
+
+def test_a_killed_benchmark_is_found_by_the_next_command(cli):
+    before = set((cli.store / "benchmark").iterdir())
+    process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2]", "benchmark.duration_s=3")
+    time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    wait_until_gone(cli.folder)
+    text = cli.run("report")
+    assert "1 finished levels are kept, marked incomplete (the run was killed)" in text
+    assert len(set((cli.store / "benchmark").iterdir()) - before) == 1
+
+
+def test_a_server_that_dies_in_the_middle(cli):
+    """What was measured is kept, marked incomplete with the reason; exit code 1."""
+    process = measure_until(cli, r"concurrency 1: ", "benchmark.concurrency=[1,2]", "benchmark.duration_s=3")
+    time.sleep(0.5)
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            place = str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if words[0].endswith(b"/tritonserver") and place.startswith(str(cli.store)):
+            os.kill(int(entry.name), signal.SIGKILL)
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 1, rest
+    assert "Traceback" not in rest
+    assert newest(cli).complete is False
+
+
+def test_all_ends_with_a_report(cli):
+    words = ["quant=int8_wo", "eval.limit=5", "build.max_batch_size=16", "benchmark.concurrency=[1,4]", *SHORT]
+    text = cli.run("all", *words)
+    html = cli.folder / text.strip().splitlines()[-1].removeprefix("report: ")
+    page = html.read_text()
+    assert "int8_wo" in page
+    assert "http://" not in re.sub(r'"http://www\.w3\.org/[^"]*"', "", page)
+    markdown = (html.parent / "report.md").read_text()
+    assert "TTFT" in markdown
+    assert "int4_wo" not in page  # the report of `all` is about what it was asked for
+
+
+def test_the_report_can_be_made_again_elsewhere(cli, tmp_path):
+    """From a copy of the store alone, twice, byte for byte."""
+    store = shutil.copytree(cli.store, tmp_path / "store", ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    pages = []
+    for number in (1, 2):
+        cli.run("report", f"paths.store={store}", f"report.folder={tmp_path}/{number}")
+        pages.append((tmp_path / str(number) / "tiny_gemma" / "report.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_compare_names_the_format_to_take(cli):
+    words = ["quant=none,int8_wo,nvfp4", "eval.limit=5", "build.max_batch_size=16", "benchmark.concurrency=[4]", *SHORT]
+    text = cli.run("compare", *words, code=1)
+    assert re.search(r"failed cells:\n.*quant=nvfp4.*nvfp4 is not supported", text)
+    assert re.search(r"(none|int8_wo) (gives|is chosen)", text)
