@@ -11,11 +11,21 @@ from pipelines.domain.benchmark import Level
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+End = tuple[tuple[float, float], str, str]
+"""(x, y) in data, name, colour."""
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top."""
+
 NAME_STEP = 11.0
 """Distance between two names one above the other, points."""
 
 _OFFSETS = ((5, 6), (5, -12), (-5, 6), (-5, -12))
 """Where a load may stand, points from its marker; the sign of the first says on which side."""
+
+
+_SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"))
+"""Where a name may stand, points from the end of its curve, best first."""
 
 
 def load_label(level: Level) -> str:
@@ -25,25 +35,65 @@ def load_label(level: Level) -> str:
     return f"{level.request_rate:g}/s" if level.request_rate is not None else level.arrival
 
 
-def beside(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]], line: str) -> None:
-    """Write names in a column right of the axes, ordered by height and kept apart, with a thin line to each curve.
+def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
+    """Name the curves: at their ends where there is room, else in a column beside the axes.
 
     Args:
         axes: with its final limits.
-        ends: ((x, y) of the curve's right end, name, colour).
-        line: colour of the thin line.
+        ends: right end of each curve, its name and colour.
+        points: every marker, so that no name covers one.
+        line: colour of the thin line from the column to a curve.
+
+    Returns:
+        where names stand inside the axes, in points of the figure.
     """
-    top = axes.transData.transform
-    height = axes.get_window_extent().height / axes.figure.dpi * 72  # points; before the layout, near enough
-    low, high = (top((0, value))[1] for value in axes.get_ylim())
-    places = [((top(point)[1] - low) / ((high - low) or 1)) for point, _, _ in ends]
-    step = NAME_STEP / height
-    for (point, name, colour), fraction in zip(ends, apart(places, step), strict=True):
+    floor = _at(axes, (axes.get_xlim()[0], axes.get_ylim()[0]))[1]
+    used = [_around(_at(axes, point)) for point in points]
+    crowded: list[End] = []
+    boxes: list[Box] = []
+    for point, name, colour in ends:
+        for dx, dy, side in _SIDES:
+            box = _name_box(_at(axes, point), len(name), dx, dy, side)
+            if box[1] > floor and not any(_overlap(box, other) for other in (*used, *boxes)):
+                boxes.append(box)
+                axes.annotate(
+                    name, point, (dx, dy), textcoords="offset points", color=colour, ha=side, va="center",
+                    fontsize=8.5, fontweight="bold", annotation_clip=False,
+                )  # fmt: skip
+                break
+        else:
+            crowded.append((point, name, colour))
+    _column(axes, crowded, line)
+    return boxes
+
+
+def _name_box(at: tuple[float, float], letters: int, dx: float, dy: float, side: str) -> Box:
+    width = 5.4 * letters
+    left = at[0] + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
+    return left, at[1] + dy - 5, left + width, at[1] + dy + 5
+
+
+def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
+    """Names right of the axes, ordered by height and kept apart, with a thin line to each curve."""
+    low, high = (_at(axes, (axes.get_xlim()[0], y))[1] for y in axes.get_ylim())
+    places = [(_at(axes, point)[1] - low) / (high - low) for point, _, _ in ends]
+    for (point, name, colour), fraction in zip(ends, apart(places, NAME_STEP / (high - low)), strict=True):
         axes.annotate(
-            name, point, (1.02, fraction), xycoords="data", textcoords="axes fraction", color=colour, va="center",
+            name, point, (1.06, fraction), xycoords="data", textcoords="axes fraction", color=colour, va="center",
             fontsize=8.5, fontweight="bold", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": line, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 4},
         )  # fmt: skip
+
+
+def _at(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
+    """Where data stand in the figure, points."""
+    x, y = axes.transData.transform(point)
+    return float(x) * 72 / axes.figure.dpi, float(y) * 72 / axes.figure.dpi
+
+
+def _around(at: tuple[float, float]) -> Box:
+    """The space of a marker."""
+    return at[0] - 4, at[1] - 4, at[0] + 4, at[1] + 4
 
 
 def apart(places: Sequence[float], step: float) -> list[float]:
@@ -60,20 +110,24 @@ def apart(places: Sequence[float], step: float) -> list[float]:
     return moved
 
 
-def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str) -> None:
-    """Write a load beside each marker where there is room; one that would cover another label is left out."""
-    figure = axes.figure
-    figure.canvas.draw()  # the layout decides where things are
-    scale = figure.dpi / 72
-    points = [tuple(value / scale for value in axes.transData.transform((x, y))) for x, y, _ in marks]
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
-    for (x, y), at, (_, _, text) in zip([mark[:2] for mark in marks], points, marks, strict=True):
+def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, taken: Sequence[Box] = ()) -> None:
+    """Write a load beside each marker where there is room; one that would cover another label is left out.
+
+    Args:
+        axes: with its final limits.
+        marks: x, y and text.
+        colour: of the text.
+        taken: space that is used already, points of the figure.
+    """
+    points = [_at(axes, mark[:2]) for mark in marks]
+    used = [*map(_around, points), *taken]
+    for (x, y, text), at in zip(marks, points, strict=True):
         for dx, dy in _OFFSETS:
             width = 5.0 * len(text)
             left = at[0] + dx if dx > 0 else at[0] + dx - width
             box = (left, at[1] + dy - 1, left + width, at[1] + dy + 8)
-            if not any(_overlap(box, other) for other in taken):
-                taken.append(box)
+            if not any(_overlap(box, other) for other in used):
+                used.append(box)
                 axes.annotate(
                     text, (x, y), (dx, dy), textcoords="offset points", ha="left" if dx > 0 else "right",
                     fontsize=7.5, color=colour,
@@ -81,5 +135,5 @@ def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str) ->
                 break
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -122,12 +122,13 @@ def _curves(axes: Axes, curves: Sequence[tuple[Run, list[Point]]], order: Sequen
                 axes.plot([x], [y], marker="x", markersize=11, color=theme["bad"], markeredgewidth=1.4, zorder=4)
             marks.append((x, y, load_label(level)))
         ends.append((max(points, key=lambda point: point[0])[:2], run.result.precision, colour))
-    axes.margins(0.08)
+    axes.margins(0.1)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    beside(axes, ends, theme["muted"])
-    place(axes, marks, theme["muted"])
+    axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
+    axes.figure.canvas.draw()  # the layout decides where things are
+    named = beside(axes, ends, [mark[:2] for mark in marks], theme["muted"])
+    place(axes, marks, theme["muted"], named)
 
 
 def _limit(axes: Axes, run: Run, theme: Theme) -> None:
