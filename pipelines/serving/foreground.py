@@ -14,8 +14,9 @@ from pipelines.domain.units import show_seconds
 from pipelines.screen import say
 from pipelines.serving.command import CLOSED_TO_STRANGERS
 from pipelines.serving.examples import curl_generate, curl_openai, python_stream
+from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.frontend import OpenAiFrontend
-from pipelines.serving.process import ServerFailedError, TritonServer
+from pipelines.serving.process import TritonServer
 from pipelines.serving.settings import ServingSettings
 
 CHECK_S = 0.2

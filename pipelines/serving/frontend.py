@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.kept import KeptProcess, describe_exit
 from pipelines.serving.logs import useful_lines
-from pipelines.serving.process import ServerFailedError, TritonServer
+from pipelines.serving.process import TritonServer
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60  # it imports, and that on a busy machine

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -94,13 +93,3 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"killed by {name}" + (" (by hand, or by the kernel when memory ran out)" if code == -signal.SIGKILL else "")
-
-
-def sleep_until_exit(process: KeptProcess, seconds: float) -> int | None:
-    """Sleep, but wake when the process ends; its exit code or None."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        code = process.wait(min(left, 0.5))
-        if code is not None:
-            return code
-    return process.poll()

@@ -10,14 +10,19 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress, SilentProgress
-from pipelines.domain.units import show_seconds
 from pipelines.serving import logs
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
-from pipelines.serving.kept import KeptProcess, describe_exit
-from pipelines.serving.loading import LoadWatch, loading_now
+from pipelines.serving.failures import (
+    PortTakenError,
+    ServerFailedError,
+    why_ended,
+    why_not_ready,
+    why_not_started,
+)
+from pipelines.serving.kept import KeptProcess
+from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import choose_ports
 from pipelines.serving.repository import Repository, read_repository
@@ -30,9 +35,7 @@ FAILED_GRACE_S = 0.5  # when one model has failed, how long others may still tel
 EXIT_GRACE_S = 10.0  # what unloading models may take on top of the drain
 _number = itertools.count()
 
-
-class ServerFailedError(UserError):
-    """The server ended, or never became ready; carries the useful part of its log."""
+__all__ = ["ServerFailedError", "TritonServer"]
 
 
 class TritonServer:
@@ -126,10 +129,10 @@ class TritonServer:
                 self._start()
                 self._wait_until_ready()
                 return self
-            except _PortTakenError as error:
+            except PortTakenError as error:
                 self._abort()
                 if attempt == ATTEMPTS or getattr(self.settings, error.setting) is not None:
-                    raise self._port_fault(error) from None
+                    raise error.for_user() from None
             except BaseException:
                 self._abort()
                 raise
@@ -166,7 +169,7 @@ class TritonServer:
         """
         code = self._running.poll()
         if code is not None:
-            raise self._death(code, "ended while it was in use")
+            raise why_ended(self.log_lines(), code, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for its end; the exit code, or None after `timeout_s`."""
@@ -224,7 +227,7 @@ class TritonServer:
                     # The server would first load the other models, for minutes perhaps, and then unload them.
                     self._running.wait(FAILED_GRACE_S)
                     raise self._startup_failure(code)
-        raise self._too_slow(limit)
+        raise why_not_ready(self.log_lines(), limit, self.log_file)
 
     def _answers(self, lines: list[str]) -> bool:
         """Whether our server, not another one on the same port, says that it is ready.
@@ -248,48 +251,17 @@ class TritonServer:
             connection.close()
 
     def _startup_failure(self, code: int | None) -> Exception:
-        """Why it ended before it was ready."""
+        """Why it ended, or must end, before it was ready."""
         lines = self.log_lines()
         port = logs.taken_port(lines)
         if port is not None:
-            return _PortTakenError(next(name for name, number in self.ports.items() if number == port))
-        failures = logs.load_failures(lines)
-        if code is not None and not failures:
-            return self._death(code, "did not start")
-        faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
-        faults[-1] = Fault(faults[-1].message, todo=f"Log: {self.log_file}")
-        return ServerFailedError.of(faults)
-
-    def _death(self, code: int, what: str) -> ServerFailedError:
-        said = " | ".join(logs.useful_lines(self.log_lines()))
-        said = f" It said: {said}" if said else ""
-        return ServerFailedError(f"tritonserver {what}: {describe_exit(code)}.{said}", todo=f"Log: {self.log_file}")
-
-    def _too_slow(self, limit: float) -> ServerFailedError:
-        waiting = ", ".join(loading_now(self.log_lines())) or "none"
-        return ServerFailedError(
-            f"tritonserver was not ready after {show_seconds(limit)}; still loading: {waiting}.",
-            todo=f"Give it longer with serving.startup_timeout_s, or see what it does. Log: {self.log_file}",
-        )
-
-    def _port_fault(self, error: _PortTakenError) -> UserError:
-        return UserError(
-            f"serving.{error.setting}={self.ports[error.setting]} was taken by another program during the start.",
-            todo=f"Take any free port: serving.{error.setting}=null",
-        )
+            return PortTakenError(next(name for name, number in self.ports.items() if number == port), port)
+        return why_not_started(lines, code, self.log_file)
 
     def _abort(self) -> None:
         """End a start that did not succeed; nothing is being answered, so nothing is drained."""
         if self._process is not None:
             self._process.kill()
-
-
-class _PortTakenError(Exception):
-    """Somebody bound the port between our look and the server's."""
-
-    def __init__(self, setting: str) -> None:
-        super().__init__(setting)
-        self.setting = setting
 
 
 def _temporary_log() -> Path:

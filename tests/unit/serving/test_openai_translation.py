@@ -1,0 +1,191 @@
+"""OpenAI's parameters, stop strings, templates and errors, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.serving.openai.errors import ApiError, from_triton
+from pipelines.serving.openai.generation import Choice, collect_all
+from pipelines.serving.openai.inputs import Input, triton_inputs
+from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
+from pipelines.serving.openai.stops import StopFilter
+
+
+def inputs(choice: int = 0, **asked: object) -> dict[str, Input]:
+    request = CompletionRequest(model="m", prompt="p", **asked)
+    return {entry.name: entry for entry in triton_inputs(request, "p", 7, choice)}
+
+
+def test_every_parameter_has_its_tensor() -> None:
+    found = inputs(temperature=0.5, top_p=0.9, seed=5, presence_penalty=1, frequency_penalty=-1, stop="x", stream=True)
+    assert {name: (entry.datatype, entry.values) for name, entry in found.items()} == {
+        "text_input": ("BYTES", ("p",)),
+        "max_tokens": ("INT32", (7,)),
+        "stream": ("BOOL", (True,)),
+        "exclude_input_in_output": ("BOOL", (True,)),
+        "return_num_input_tokens": ("BOOL", (True,)),
+        "return_num_output_tokens": ("BOOL", (True,)),
+        "temperature": ("FP32", (0.5,)),
+        "top_p": ("FP32", (0.9,)),
+        "seed": ("UINT64", (5,)),
+        "stop_words": ("BYTES", ("x",)),
+        "presence_penalty": ("FP32", (1.0,)),
+        "frequency_penalty": ("FP32", (-1.0,)),
+    }
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {"top_p": 0}])
+def test_zero_is_greedy(asked: dict[str, float]) -> None:
+    found = inputs(**asked)
+    assert found["top_k"].values == (1,)
+    assert not {"temperature", "top_p", "seed"} & set(found)
+
+
+def test_answers_draw_from_seeds_of_their_own() -> None:
+    """Given ones count up and wrap; made-up ones differ."""
+    assert inputs(choice=2, seed=5)["seed"].values == (7,)
+    assert inputs(seed=-1)["seed"].values == (2**64 - 1,)
+    assert inputs()["seed"].values != inputs()["seed"].values
+
+
+def push_all(stops: Sequence[str], pieces: Sequence[str]) -> tuple[str, bool]:
+    found = StopFilter(stops)
+    return "".join(found.push(piece) for piece in pieces) + found.rest(), found.stopped
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=2), st.integers(1, 4))
+def test_pieces_stop_where_the_whole_would(text: str, stops: list[str], size: int) -> None:
+    """However the text is cut, it ends before the first stop string, or is complete."""
+    places = [text.find(stop) for stop in stops if stop in text]
+    shown, stopped = push_all(stops, [text[at : at + size] for at in range(0, len(text), size)])
+    if not places:
+        assert (shown, stopped) == (text, False)
+    else:
+        assert stopped
+        assert not any(stop in shown for stop in stops)
+        assert text.startswith(shown)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    found = StopFilter(["END"])
+    assert [found.push("a E"), found.push("x E"), found.push("N"), found.rest()] == ["a ", "Ex ", "", "EN"]
+
+
+def template(source: str | None, **config: object) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<bos>"}, adds_bos=bool(config.get("adds_bos", False)))
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_the_first_token_is_written_once() -> None:
+    source = "{{ bos_token }}{% for m in messages %}\n  [{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    assert template(source).render(HI) == "<bos>  [user] hi\n"
+    assert template(source, adds_bos=True).render(HI) == "  [user] hi\n"
+
+
+def test_a_template_cannot_leave_its_sandbox() -> None:
+    """It is the model author's program."""
+    with pytest.raises(ApiError, match="unsafe"):
+        template("{{ ''.__class__.__mro__[1].__subclasses__() }}").render(HI)
+
+
+def test_a_model_without_template_points_to_completions() -> None:
+    with pytest.raises(ApiError, match=r"no chat template.*/v1/completions") as caught:
+        template(None).render(HI)
+    assert caught.value.status == 400
+
+
+def test_the_template_of_the_folder_is_found(tmp_path: Path) -> None:
+    """A file of its own comes before the configuration; of several named ones, the default."""
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D {{ eos_token }}"}]
+    config = {"chat_template": several, "eos_token": {"content": "</s>"}, "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert ChatTemplate.load(tmp_path).render(HI) == "D </s>"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert ChatTemplate.load(tmp_path).render(HI) == "file"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "status"),
+    [
+        ("Exceeds maximum queue size: Maximum queue size of 4 reached.", "UNAVAILABLE", 429),
+        ("in ensemble 'ensemble', A prompt has 9 tokens; the engine was built with max_input_len=8.", "INTERNAL", 400),
+        ("bad temperature", "INVALID_ARGUMENT", 400),
+        ("failed to connect to all addresses", "UNAVAILABLE", 503),
+        ("Request for unknown model: 'x' is not found", None, 503),
+        ("something broke", "INTERNAL", 500),
+    ],
+)
+def test_tritons_errors_become_statuses(message: str, code: str | None, status: int) -> None:
+    error = from_triton(message, code)
+    assert error.status == status
+    assert not error.message.startswith("in ensemble")
+
+
+def test_parts_of_a_message_are_joined_and_other_media_refused() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (message,) = ChatRequest(model="m", messages=[{"role": "user", "content": parts}]).messages
+    assert message.plain() == {"role": "user", "content": "ab"}
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    (message,) = ChatRequest(model="m", messages=[{"role": "user", "content": image}]).messages
+    with pytest.raises(ApiError, match="Content is text only"):
+        message.plain()
+
+
+@dataclass(frozen=True)
+class Said:
+    """One piece."""
+
+    text: str
+    input_tokens: int = 3
+    output_tokens: int = 1
+
+
+class Script:
+    """Says what it is told to, or fails; counts how many were cancelled."""
+
+    def __init__(self, pieces: Sequence[Said], failing: str = "") -> None:
+        self.pieces, self.failing, self.cancelled = pieces, failing, 0
+
+    async def generate(self, given: Sequence[Input]) -> AsyncIterator[Said]:
+        if given[0].values[0] == self.failing:
+            raise ApiError(429, "full")
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(0.001)
+                yield piece
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+
+def finish(limit: int, max_seq_len: int | None, **asked: object) -> Choice:
+    choice = Choice(0, "p", limit, max_seq_len)
+    request = CompletionRequest(model="m", prompt="p", **asked)
+    asyncio.run(collect_all([choice], Script([Said("a"), Said("b")]), request))
+    return choice
+
+
+def test_a_text_ends_for_one_of_two_reasons() -> None:
+    """Two tokens came: all that were allowed, less, or all that the model has room for."""
+    assert finish(2, None).finish_reason == "length"
+    assert finish(3, None).finish_reason == "stop"
+    assert finish(3, 5).finish_reason == "length"
+    assert (finish(2, None, stop="b").finish_reason, finish(2, None, stop="b").text) == ("stop", "a")
+
+
+def test_when_one_answer_fails_the_others_are_cancelled() -> None:
+    source = Script([Said("a")] * 1000, failing="bad")
+    choices = [Choice(0, "good", 9, None), Choice(1, "bad", 9, None)]
+    with pytest.raises(ApiError, match="full"):
+        asyncio.run(collect_all(choices, source, CompletionRequest(model="m", prompt="p")))

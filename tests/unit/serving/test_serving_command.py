@@ -1,0 +1,106 @@
+"""The command lines, exactly; those for several GPUs are checked by their text only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.serving.command import Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.settings import ServingSettings
+
+PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "openai_port": 9000}
+BINARY, REPOSITORY = Path("/opt/tritonserver/bin/tritonserver"), Path("/models")
+COMMON = [
+    "/opt/tritonserver/bin/tritonserver",
+    "--model-repository=/models",
+    "--http-address=127.0.0.1",
+    "--grpc-address=127.0.0.1",
+    "--metrics-address=127.0.0.1",
+    "--http-port=8000",
+    "--grpc-port=8001",
+    "--metrics-port=8002",
+    "--allow-metrics=true",
+    "--disable-auto-complete-config",
+    "--exit-timeout-secs=30",
+]
+ONE = Ranks()
+
+
+def command(ranks: Ranks = ONE, **settings: object) -> list[str]:
+    launch = server_command(
+        BINARY, REPOSITORY, ServingSettings(**settings), PORTS, shm_prefix="p_", ranks=ranks
+    )  # fmt: skip
+    return list(launch.command)
+
+
+def test_one_process_serves_one_gpu_or_none() -> None:
+    assert command() == [*COMMON, "--backend-config=python,shm-region-prefix-name=p_"]
+
+
+def test_the_wheels_server_gets_a_backend_directory() -> None:
+    launch = server_command(
+        BINARY, REPOSITORY, ServingSettings(), PORTS, shm_prefix="p_", backends=Path("/cache/backends")
+    )
+    assert launch.command[2] == "--backend-directory=/cache/backends"
+    assert launch.env == {}
+
+
+def test_leader_mode_starts_a_process_per_rank() -> None:
+    """Rank 0 has every model and the verbose log; rank 1 only helps with the engine; shared memory is apart."""
+    assert command(Ranks(world_size=2), log_verbose=3) == [
+        "mpirun", "--allow-run-as-root",
+        "-n", "1", *COMMON, "--backend-config=python,shm-region-prefix-name=p_0_", "--log-verbose=3", ":",
+        "-n", "1", *COMMON, "--backend-config=python,shm-region-prefix-name=p_1_",
+        "--model-control-mode=explicit", "--load-model=tensorrt_llm", ":",
+    ]  # fmt: skip
+
+
+def test_oversubscribing_is_mpiruns_flag() -> None:
+    assert command(Ranks(world_size=2, oversubscribe=True))[:3] == ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+
+
+def test_orchestrator_mode_starts_one_process_without_gpu_pools() -> None:
+    """The spawned ranks need the memory of both GPUs."""
+    launch = server_command(
+        BINARY, REPOSITORY, ServingSettings(), PORTS, shm_prefix="p_", ranks=Ranks(2, "orchestrator")
+    )
+    assert list(launch.command) == [
+        *COMMON,
+        "--backend-config=python,shm-region-prefix-name=p_",
+        "--pinned-memory-pool-byte-size=0",
+        "--enable-peer-access=false",
+        "--cuda-memory-pool-byte-size=0:0",
+        "--cuda-memory-pool-byte-size=1:0",
+    ]
+    assert launch.env == {"TRTLLM_ORCHESTRATOR": "1"}
+
+
+@pytest.mark.parametrize("flag", ["--http-restricted-api", "--grpc-restricted-protocol"])
+def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: str) -> None:
+    """And another one every time."""
+    first, second = (
+        next(part for part in command(host="0.0.0.0") if part.startswith(f"{flag}=")) for _ in range(2)
+    )  # fmt: skip
+    assert first.startswith(f"{flag}=shared-memory,model-repository,trace,logging:admin-key=")
+    assert first != second
+    assert not any(part.startswith(flag) for part in command(host="127.0.0.2"))
+
+
+def test_nvidias_frontend_runs_in_orchestrator_mode_on_our_address() -> None:
+    """Its own default would be every network."""
+    launch = nvidia_frontend_command(REPOSITORY, ServingSettings(), PORTS, tokenizer=Path("/models/tok"))
+    assert list(launch.command) == [
+        "python3",
+        "/opt/tritonserver/python/openai/openai_frontend/main.py",
+        "--model-repository=/models",
+        "--tokenizer=/models/tok",
+        "--backend=tensorrtllm",
+        "--host=127.0.0.1",
+        "--openai-port=9000",
+        "--enable-kserve-frontends",
+        "--kserve-http-port=8000",
+        "--kserve-grpc-port=8001",
+        "--tritonserver-log-verbose-level=0",
+    ]
+    assert launch.env == {"TRTLLM_ORCHESTRATOR": "1"}
