@@ -16,7 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import CONVENTIONS, summarise
 from pipelines.domain.timing import to_columns
 from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
-from pipelines.loadgen.health import growth_note, judge
+from pipelines.loadgen.health import growth_note, judge, tail_note
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, Bench, Outcome, run_level
 from pipelines.loadgen.live import View, default_view
@@ -147,7 +147,7 @@ def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
         requests_file=f"requests-{load.number}.json.gz",
         complete=not outcome.reason,
         reason=outcome.reason,
-        notes=tuple(_notes(bench, load, outcome)),
+        notes=tuple(filter(None, [tail_note(client, summary), *_notes(bench, load, outcome)])),
     )
 
 

@@ -85,6 +85,7 @@ class Report:
         cpu_share: CPU seconds / seconds, the deliberate waiting of the pacer not counted.
         cpu: number of the CPU it last ran on.
         distinct: it never had to ask the same twice.
+        nice: its scheduling priority; -10 where the system let it go before a server on the same CPUs.
     """
 
     rows: list[Row]
@@ -93,3 +94,4 @@ class Report:
     cpu_share: float
     cpu: int
     distinct: bool
+    nice: int = 0
