@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pipelines.artifacts import Store
 from pipelines.compose import relative_to_cwd
 from pipelines.report.collect import collect
-from pipelines.report.data import ReportData
+from pipelines.report.compare import comparison
+from pipelines.report.compare_text import comparison_text
 from pipelines.report.write import write_report
 from pipelines.screen import say
 from pipelines.settings import Settings
 
 
-def write(settings: Settings, store: Store, model: str, variants: Sequence[str] | None) -> ReportData:
+def write(
+    settings: Settings, store: Store, model: str, variants: Sequence[str] | None, *, compared: bool = False
+) -> None:
     """Collect, write Markdown and HTML, and say where they are, the HTML last.
 
     Args:
@@ -21,12 +24,15 @@ def write(settings: Settings, store: Store, model: str, variants: Sequence[str] 
         store: what to report from.
         model: label.
         variants: formats in the order to show; None is every one there is.
+        compared: print the formats side by side as well.
 
     Raises:
         UserError: there is nothing to report, or the folder cannot be written.
     """
+    loss = settings.report.max_accuracy_loss_percent
     data = collect(store, model, variants)
-    paths = write_report(data, settings.report.folder / model, settings.report.max_accuracy_loss_percent)
+    paths = write_report(data, settings.report.folder / model, loss)
+    if compared:
+        say("\n" + comparison_text(comparison(data, loss)))
     say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
     say(f"report: {relative_to_cwd(paths.html.absolute())}")
-    return data

@@ -15,7 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
-from pipelines.flow import EVALUATED, MEASURED, STARTED, Target, is_elsewhere
+from pipelines.flow import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.loadgen.settings import load_faults
 from pipelines.machine import Machine
 from pipelines.serving.locate import why_no_server
@@ -23,6 +23,7 @@ from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
 from pipelines.sources import BuiltEngine
 from pipelines.stages import Stage
+from triton_repo.parameters import setting_faults
 
 
 @dataclass
@@ -69,6 +70,8 @@ def check(
     if flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
     checked.faults += _limits(settings, shape, flavour)
+    if target in SERVED:
+        checked.faults += setting_faults(settings.triton, flavour.name)
     if target in MEASURED:
         checked.faults += _load_fits(settings, shape)
     if shape is not None:

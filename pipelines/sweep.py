@@ -50,8 +50,6 @@ def compare(overrides: Sequence[str]) -> int:
         0, or 1 when a cell failed.
     """
     from pipelines.measurements import recover
-    from pipelines.report.compare import comparison as compare_formats
-    from pipelines.report.compare_text import comparison_text
     from pipelines.reporting import write
 
     folder, cells = _run_cells("all", overrides)
@@ -59,11 +57,11 @@ def compare(overrides: Sequence[str]) -> int:
     store = Store(settings.paths.store)
     recover(store)
     good = [cell for cell in cells if "after" in cell]
+    code = _close(folder, cells)
     for model in dict.fromkeys(cell["model"] for cell in good):
         variants = dict.fromkeys(cell["variant"] for cell in good if cell["model"] == model)
-        data = write(settings, store, model, list(variants))
-        say("\n" + comparison_text(compare_formats(data, settings.report.max_accuracy_loss_percent)))
-    return _close(folder, cells)
+        write(settings, store, model, list(variants), compared=True)
+    return code
 
 
 def _single(overrides: Sequence[str]) -> list[str]:

@@ -172,6 +172,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
         (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
+        (["triton.decoding_mode=medusa"], r"decoding_mode.*medusa"),
         (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),
         (
             ["workload.isl=1000", "workload.osl=1500"],
