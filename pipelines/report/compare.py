@@ -106,7 +106,7 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
         Rejection(row.variant, _refusal(row, limit) or _slower(row, best)) for row in rows if row is not best
     )
     if best is None:
-        reason = f"No format can be named: none has both a throughput and an accuracy loss of at most {limit:g} %."
+        reason = f"No format can be recommended: not one has a throughput that counts and loses at most {limit:g} %."
         return Comparison(workload, model, limit, rows, None, reason, rejected, ())
     return Comparison(
         workload, model, limit, rows, best.variant, _reason(best, limit), rejected, _notes(best, rows, limit)

@@ -73,11 +73,12 @@ def _accuracy_card(data: ReportData) -> Card:
 
 
 def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
-    """Best throughput and the latency one request sees at the lightest load, of the workload measured last."""
-    rows = [row for row in compared[0].rows if row.run and row.peak] if compared else []
+    """Best throughput and latency at the lightest load, of the workload that most formats were measured under."""
+    main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
+    rows = [row for row in main.rows if row.run and row.peak]
     if not rows:
         return [Card("Throughput", "not measured", "", "make benchmark", "")]
-    chosen = next((row for row in rows if row.variant == compared[0].chosen), None)
+    chosen = next((row for row in rows if row.variant == main.chosen), None)
     best = chosen or max(rows, key=lambda row: row.score or 0.0)
     level = best.at_slo or best.peak
     assert best.run is not None, "rows without a run were left out"
@@ -191,9 +192,10 @@ def _protocol(workload: Workload) -> Terms:
         ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),
         ("machine", machine_text(result.machine)),
     ]
-    different = [run.result.precision for run in workload.runs if run.result.protocol != result.protocol]
-    if different:
-        items.append(("differs", f"the protocol of {', '.join(different)} is not that of {result.precision}"))
+    for what in ("protocol", "slo"):
+        other = [run.result.precision for run in workload.runs if getattr(run.result, what) != getattr(result, what)]
+        if other:
+            items.append(("differs", f"the {what} of {', '.join(other)} is not that of {result.precision}"))
     again = [f"{run.result.precision} {1 + len(run.repeats)} runs" for run in workload.runs if run.repeats]
     if again:
         items.append(("repeated", f"{', '.join(again)}; the newest is shown"))

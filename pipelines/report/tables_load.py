@@ -151,6 +151,7 @@ def comparison_table(compared: Comparison) -> Table:
     runs = [row.run for row in compared.rows if row.run]
     where = f": {six(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
     with_slo = any(row.at_slo for row in compared.rows)
+    workload = f", workload {compared.workload.title}" if compared.workload else ""
     load = _load_title([level for run in runs for level in run.result.levels])
     at_slo = ("output tok/s", load, "TTFT p99, ms", "ITL p99, ms")
     columns = (
@@ -164,7 +165,7 @@ def comparison_table(compared: Comparison) -> Table:
     rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
     names = [row.variant for row in compared.rows]
     return Table(
-        caption=f"Formats side by side{where}",
+        caption=f"Formats side by side{workload}{where}",
         origin="measured",
         columns=columns,
         rows=rows,
