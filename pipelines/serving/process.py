@@ -25,7 +25,7 @@ from pipelines.serving.kept import KeptProcess
 from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import choose_ports
-from pipelines.serving.repository import Repository, read_repository
+from pipelines.serving.repository import Repository, read_repository, refuse_elsewhere
 from pipelines.serving.settings import ServingSettings
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 
@@ -183,6 +183,7 @@ class TritonServer:
 
     def _start(self) -> None:
         located = locate(self.settings)
+        refuse_elsewhere(self.repository, from_wheel=located.wheel is not None)
         self.ports = choose_ports(self.settings, usual=self._usual_ports)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0

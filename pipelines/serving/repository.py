@@ -25,6 +25,7 @@ class Repository:
         gpu: whether it runs on TensorRT-LLM's own backend.
         world_size: how many GPUs (ranks) that takes.
         max_seq_len: prompt and output tokens of one request at most; None when the repository does not tell.
+        launched_by_hand: whether it spans machines or pre-started ranks, which one command here cannot start.
         adds_special_tokens: whether preprocessing lets the tokenizer add its own, such as BOS.
     """
 
@@ -35,6 +36,7 @@ class Repository:
     world_size: int
     max_seq_len: int | None = None
     adds_special_tokens: bool = True
+    launched_by_hand: bool = False
 
     @property
     def tokenizer(self) -> Path:
@@ -59,6 +61,7 @@ def read_repository(folder: Path) -> Repository:
             todo="Make one: make repository",
         )
     described = _description(path)
+    settings = described.get("settings") or {}
     return Repository(
         path=path,
         models=models,
@@ -66,8 +69,32 @@ def read_repository(folder: Path) -> Repository:
         gpu=_backend(path) == "tensorrtllm",
         world_size=int(described.get("world_size") or 1),
         max_seq_len=(described.get("limits") or {}).get("max_seq_len"),
-        adds_special_tokens=bool((described.get("settings") or {}).get("add_special_tokens", True)),
+        adds_special_tokens=bool(settings.get("add_special_tokens", True)),
+        launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
+
+
+def refuse_elsewhere(repository: Repository, *, from_wheel: bool) -> None:
+    """Refuse a repository that the server found here cannot serve.
+
+    Args:
+        repository: what is to be served.
+        from_wheel: whether the server is the one of nvidia-pytriton, which has the python backend only.
+
+    Raises:
+        UserError: it needs TensorRT-LLM's backend, or a launch over several machines.
+    """
+    if repository.gpu and from_wheel:
+        raise UserError(
+            f"'{repository.path}' runs on TensorRT-LLM's backend; the tritonserver here has the python backend only.",
+            todo="Serve it inside NVIDIA's Triton container with TensorRT-LLM, or make one for this machine with "
+            "engine=openvino.",
+        )
+    if repository.launched_by_hand:
+        raise UserError(
+            f"'{repository.path}' was made for several machines or for ranks that are started beforehand.",
+            todo=f"Start it with the command that stands under 'start' in {repository.path / DESCRIPTION}.",
+        )
 
 
 def _description(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pipelines.serving import locate as locate_module
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.locate import PYTHON, Wheel, locate, why_no_server
 from pipelines.serving.ports import FREE_RANGE, choose_ports
-from pipelines.serving.repository import read_repository
+from pipelines.serving.repository import read_repository, refuse_elsewhere
 from pipelines.serving.settings import ServingSettings
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 
@@ -220,3 +220,16 @@ def test_a_repository_tells_its_backend_ranks_and_limits(tmp_path: Path) -> None
     (tmp_path / "repository.json").write_text("{")
     with pytest.raises(UserError, match=r"repository\.json is not valid JSON"):
         read_repository(tmp_path)
+
+
+def test_a_repository_for_gpus_or_several_machines_is_refused_before_the_start(tmp_path: Path) -> None:
+    """The wheel's server has no TensorRT-LLM; one command cannot start ranks elsewhere."""
+    (tmp_path / "tensorrt_llm").mkdir()
+    (tmp_path / "tensorrt_llm" / "config.pbtxt").write_text('backend: "tensorrtllm"\n')
+    found = read_repository(tmp_path)
+    refuse_elsewhere(found, from_wheel=False)
+    with pytest.raises(UserError, match=r"python backend only.*engine=openvino"):
+        refuse_elsewhere(found, from_wheel=True)
+    (tmp_path / "repository.json").write_text('{"settings": {"num_nodes": 2}}')
+    with pytest.raises(UserError, match=r"several machines.*'start' in .*repository\.json"):
+        refuse_elsewhere(read_repository(tmp_path), from_wheel=False)
