@@ -1,0 +1,238 @@
+"""The parts of the CPU model that need no engine: reading requests, choosing tokens, holding back characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino_genai")
+
+import pipelines.zoo
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.requests import Asked, Bounds, read_requests
+from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.serving_stats import KvLedger
+from pipelines.engines.openvino.streams import News, Outbox, Piece, Reply, Stream
+
+ZOO = Path(pipelines.zoo.__file__).parent / "models"
+BOUNDS = Bounds(vocab_size=10)
+SNOWMAN = {7: b"\xe2", 8: b"\x98", 9: b"\x83"}
+
+
+def asked(**values: Any) -> Asked:
+    return Asked(**{"prompt": np.array([1, 2]), "max_tokens": 4, **values})
+
+
+class Channel:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[list[int], bool]] = []
+        self.errors: list[str] = []
+
+    def send(self, piece: Piece) -> None:
+        self.sent.append((piece.rows[0], piece.last))
+
+    def fail(self, message: str, *, unavailable: bool) -> None:
+        self.errors.append(message)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+def streamed(channel: Channel, count: int = 1, **values: Any) -> list[Stream]:
+    reply = Reply(channel, "", 1)
+    return [Stream(asked(streaming=True, **values), reply, 0, index) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "whole"),
+    [([], 0), ([1, 2], 2), ([7], 0), ([1, 7, 8], 1), ([7, 8, 9], 3), ([8], 1), ([7, 1], 2), ([7, 8, 9, 7], 3)],
+)
+def test_tokens_wait_for_the_rest_of_their_character(tokens: list[int], whole: int) -> None:
+    """7, 8, 9 are the bytes of a snowman; a lone continuation byte is never completed."""
+    assert PartialCharacters(SNOWMAN).whole(tokens) == whole
+
+
+@pytest.mark.parametrize(("kind", "count"), [("tiny_gemma", 128), ("tiny_llama", 128)])
+def test_only_bytes_beyond_ascii_are_partial(kind: str, count: int) -> None:
+    assert len(PartialCharacters.load(ZOO / kind)) >= count - 1
+
+
+def test_a_sequence_is_sent_in_whole_characters() -> None:
+    channel = Channel()
+    stream = streamed(channel)[0]
+    outbox = Outbox(PartialCharacters(SNOWMAN), lambda _: None)
+    for tokens in ([1, 7], [8], [9, 2]):
+        outbox.send(stream, News([tokens]))
+    outbox.send(stream, News([[7]], ended=True))
+    assert channel.sent == [([1], False), ([7, 8, 9, 2], False), ([7], True)]
+
+
+def test_the_last_of_several_sequences_closes_the_request() -> None:
+    channel = Channel()
+    first, second = streamed(channel, 2)
+    outbox = Outbox(PartialCharacters.none(), lambda _: None)
+    outbox.send(second, News([[1]], ended=True))
+    outbox.send(first, News([[2]], ended=True))
+    outbox.send(first, News([[3]], ended=True))
+    assert channel.sent == [([1], False), ([2], True)]
+
+
+def test_tokens_that_may_not_leave_yet_travel_together() -> None:
+    """Without a budget only urgent news leave, with everything before them."""
+    channel = Channel()
+    stream = streamed(channel)[0]
+    outbox = Outbox(PartialCharacters.none(), lambda _: None)
+    outbox.put(stream, News([[1]]), urgent=False)
+    outbox.put(stream, News([[2]]), urgent=False)
+    outbox.spend(0.0, running=32)
+    assert channel.sent == []
+    outbox.put(stream, News([[3]], ended=True), urgent=True)
+    assert channel.sent == [([1, 2, 3], True)]
+
+
+def test_a_time_budget_lets_every_token_travel_alone() -> None:
+    channel = Channel()
+    stream = streamed(channel)[0]
+    outbox = Outbox(PartialCharacters.none(), lambda _: None)
+    for token in (1, 2):
+        outbox.put(stream, News([[token]]), urgent=False)
+        outbox.spend(0.1, running=32)
+    assert channel.sent == [([1], False), ([2], False)]
+
+
+def inputs(**values: Any) -> dict[str, Any]:
+    return {"input_ids": np.array([[1, 2, 3]]), "request_output_len": np.array([4]), **values}
+
+
+def test_a_batch_is_read_row_by_row() -> None:
+    found = read_requests(
+        {
+            "input_ids": np.array([[1, 2, 3], [4, 0, 0]]),
+            "input_lengths": np.array([3, 1]),
+            "request_output_len": np.array([4, 5]),
+            "end_id": np.array([9, 8]),
+            "stop_words_list": np.array([[[1, 2, 3], [1, 3, -1]], [[0, 0, 0], [-1, -1, -1]]]),
+        },
+        BOUNDS,
+    )
+    assert [one.prompt.tolist() for one in found] == [[1, 2, 3], [4]]
+    assert [(one.max_tokens, one.end_id) for one in found] == [(4, 9), (5, 8)]
+    assert [one.stop_words for one in found] == [((1,), (2, 3)), ()]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"input_ids": np.zeros((1, 0))}, "input_ids is missing or empty"),
+        ({"input_ids": np.array([[1, 10]])}, "token id 10"),
+        ({"input_ids": np.array([[-1, 1]])}, "token id -1"),
+        ({"temperature": np.array([np.inf])}, "temperature=inf"),
+        ({"repetition_penalty": np.array([0.0])}, "repetition_penalty=0.0"),
+        ({"frequency_penalty": np.array([3.0])}, "frequency_penalty=3.0"),
+        ({"num_return_sequences": np.array([65])}, "num_return_sequences=65"),
+        ({"min_tokens": np.array([5])}, "min_tokens=5 is more than request_output_len=4"),
+        ({"embedding_bias": np.ones((1, 11))}, "embedding_bias of 11 values"),
+        ({"stop_words_list": np.array([[[1, 2], [2, 1]]])}, "stop_words_list has the offset 1 after 2"),
+        ({"decoder_input_ids": np.array([[1, 2]])}, "decoder_input_ids"),
+        ({"prompt_table_extra_ids": np.array([[0, 7]])}, "prompt_table_extra_ids"),
+        ({"runtime_top_p_decay": np.array([0.5])}, "runtime_top_p_decay"),
+    ],
+)
+def test_values_nobody_could_honour_are_named(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_requests(inputs(**values), BOUNDS)
+
+
+def test_neutral_values_change_nothing() -> None:
+    neutral = {"prompt_table_extra_ids": np.zeros((1, 3)), "embedding_bias": np.zeros((1, 9))}
+    found = read_requests(inputs(**neutral, decoder_input_ids=np.array([[0]])), BOUNDS)[0]
+    assert found.bias is None
+    assert not found.needs_logits
+
+
+def test_random_ids_of_load_generators_can_be_folded() -> None:
+    found = read_requests(inputs(input_ids=np.array([[1, 25]])), Bounds(vocab_size=10, fold_ids=True))[0]
+    assert found.prompt.tolist() == [1, 5]
+
+
+def test_batches_and_streams_need_a_decoupled_model() -> None:
+    bounds = Bounds(vocab_size=10, decoupled=False)
+    with pytest.raises(UserError, match="streaming needs several responses"):
+        read_requests(inputs(streaming=np.array([True])), bounds)
+    with pytest.raises(UserError, match="batch of 2 prompts"):
+        read_requests(inputs(input_ids=np.ones((2, 3))), bounds)
+
+
+def test_penalties_bias_and_bans_act_on_the_logits() -> None:
+    """Logits 5 4 3 2: the ban takes 0; presence takes 2 from 1 after its first time; the bias lifts 3 to 3.5."""
+    bias = np.array([0, 0, 0, 1.5], dtype=np.float32)
+    chooser = TokenChooser(asked(bias=bias, bad_words=((0,),), presence_penalty=2.0), 0)
+    logits = np.array([5.0, 4.0, 3.0, 2.0], dtype=np.float32)
+    assert [chooser.choose(logits)[0] for _ in range(3)] == [1, 3, 2]
+
+
+def test_a_word_of_two_tokens_is_banned_only_after_its_first() -> None:
+    chooser = TokenChooser(asked(bad_words=((2, 0),)), 0)  # the prompt ends with 2
+    logits = np.array([5.0, 4.0, 1.0], dtype=np.float32)
+    assert [chooser.choose(logits)[0] for _ in range(2)] == [1, 0]
+
+
+def test_log_probability_is_that_of_the_softmax() -> None:
+    token, log_prob = TokenChooser(asked(), 0).choose(np.log(np.array([0.25, 0.75], dtype=np.float32)))
+    assert (token, log_prob) == (1, pytest.approx(np.log(0.75), abs=1e-6))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    """0.6 alone reaches 0.5, so nothing else is ever drawn."""
+    chooser = TokenChooser(asked(top_p=0.5), 3)
+    logits = np.log(np.array([0.3, 0.6, 0.1], dtype=np.float32))
+    assert {chooser.choose(logits)[0] for _ in range(20)} == {1}
+
+
+def test_nan_is_an_error() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        TokenChooser(asked(), 0).choose(np.array([np.nan, 1.0], dtype=np.float32))
+
+
+def test_the_ledger_knows_full_blocks_of_ended_sequences() -> None:
+    """70 tokens: two full blocks; the same prompt reuses both, another start none."""
+    ledger = KvLedger(100, reuse=True)
+    reply = Reply(Channel(), "", 1)
+    first = Stream(asked(prompt=np.arange(70)), reply, 0, 0)
+    again = Stream(asked(prompt=np.arange(70)), reply, 0, 0)
+    other = Stream(asked(prompt=np.arange(1, 71)), reply, 0, 0)
+    ledger.start(first)
+    ledger.end(first)
+    ledger.start(again)
+    ledger.start(other)
+    assert [(one.kv.new, one.kv.reused) for one in (first, again, other)] == [(3, 0), (1, 2), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gpt_model_type", "V1", "gpt_model_type='V1'"),
+        ("decoding_mode", "medusa", "decoding_mode='medusa'"),
+        ("openvino_num_threads", "two", "openvino_num_threads='two'"),
+        ("max_tokens_in_paged_kv_cache", "0", "max_tokens_in_paged_kv_cache=0"),
+        ("enable_kv_cache_reuse", "perhaps", "enable_kv_cache_reuse='perhaps'"),
+        ("sink_token_length", "4", "sink_token_length='4'"),
+    ],
+)
+def test_parameters_that_cannot_hold_are_refused_at_load(name: str, value: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ServingOptions.from_model_config({"parameters": {name: {"string_value": value}}}, Path("/repo"))
+
+
+def test_unfilled_placeholders_are_defaults() -> None:
+    parameters = {"max_beam_width": {"string_value": "${max_beam_width}"}, "gpt_model_path": {"string_value": "e"}}
+    found = ServingOptions.from_model_config({"parameters": parameters}, Path("/repo"))
+    assert found.max_beam_width is None
+    assert found.engine_dir == Path("/repo/e")
