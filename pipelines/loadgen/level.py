@@ -171,6 +171,8 @@ class _Run:
         self._reason = reason
         now = monotonic_ns()
         self._end = min(self._end or now, now)
+        if reason.startswith(GONE):  # what was measured ends with the last answer, not with the silence after it
+            self._end = min(self._end, self._bench.fleet.board.latest(LAST_OK) + 1)
         self._after = self._after or self._bench.server.counters()
         self._bench.fleet.board.stop_at(now)
         self._bench.fleet.abort()
