@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from secrets import randbits
 from time import monotonic_ns
 from typing import Any
 
@@ -282,6 +283,7 @@ class _Run:
             "streaming": self._settings.streaming,
             "ignore_eos": self._bench.workload.ignore_eos,
             "timeout_ns": round(self._settings.timeout_s * SECOND),
+            "id_base": randbits(30) << 32,
         }
 
 

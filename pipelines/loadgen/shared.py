@@ -49,6 +49,7 @@ class Job:
         streaming: stamp every response.
         ignore_eos: lengths are exact.
         timeout_ns: per request.
+        id_base: request ids are this plus index + 1, so that no two clients of a server use the same.
         first_index: index of its first request; the next ones follow in steps of `step`.
         step: number of processes.
         users: closed loop: requests kept in flight.
@@ -64,6 +65,7 @@ class Job:
     streaming: bool
     ignore_eos: bool
     timeout_ns: int
+    id_base: int
     first_index: int
     step: int
     users: int = 0

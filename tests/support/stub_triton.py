@@ -172,7 +172,7 @@ class Running:
         self.process.stdin.write("stamps\n")
         self.process.stdin.flush()
         rows = [row.split(",") for row in self.process.stdout.readline().strip().split(";")]
-        return {int(name) - 1: (int(arrived), int(first)) for name, arrived, first in rows}
+        return {int(name) % 2**32 - 1: (int(arrived), int(first)) for name, arrived, first in rows}
 
 
 @contextmanager
