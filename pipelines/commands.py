@@ -70,6 +70,7 @@ def repository(overrides: Sequence[str]) -> int:
 def serve(overrides: Sequence[str]) -> int:
     """Model -> engine -> repository -> tritonserver until it is told to stop."""
     from pipelines.screen import ScreenProgress
+    from pipelines.serving.foreground import EXAMPLE_PROMPT
     from pipelines.serving.foreground import serve as serve_until_stopped
 
     settings = load(overrides)
@@ -78,8 +79,9 @@ def serve(overrides: Sequence[str]) -> int:
         *_, outcomes = _run("serve", overrides)
         folder = outcomes[-1].artifact.path
     _refuse_unfit(folder)
-    words = {"prompt": BUNDLED_PROMPT} if settings.model.bundled and not settings.model.path else {}
-    return serve_until_stopped(folder, settings.serving, ScreenProgress(), **words)
+    bundled = settings.model.bundled and not settings.model.path
+    prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
+    return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
 
 
 def _refuse_unfit(folder: Path) -> None:

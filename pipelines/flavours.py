@@ -14,7 +14,7 @@ class Flavour:
     """One engine flavour.
 
     Attributes:
-        name: as in conf/engine and `pipelines.engines.registry`.
+        name: of the repository it is served from, and in `pipelines.engines.registry` where this version builds it.
         reason: why this one, for the first line of a run.
         build_libraries: distributions whose version decides the engine's bytes.
         run_libraries: distributions whose version decides what it answers.
@@ -31,6 +31,8 @@ class Flavour:
 def choose(wanted: str, machine: Machine) -> Flavour:
     """Resolve `engine.name`: `auto` takes TensorRT-LLM where it can run, else OpenVINO, and says so."""
     known = "tensorrt_llm" in ENGINES
+    if wanted == "tensorrt_llm_llmapi":
+        return Flavour("llmapi", "asked for", (), ("tensorrt-llm",), ("tensorrt_llm",))
     if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm and known):
         reason = "asked for" if wanted != "auto" else f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are here"
         libraries = ("tensorrt-llm", "tensorrt")

@@ -126,6 +126,9 @@ class _Flow:
         """Sparsify -> quantize -> build for one variant; afterwards `given["engine"]` is its engine."""
         if self.built is not None:
             return
+        if self.flavour.name == "llmapi":  # the checkpoint itself is what is served
+            self.given["engine"] = self.given["model"]
+            return
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"

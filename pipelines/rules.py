@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines import serving_rules
 from pipelines.domain import quant_rules
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
@@ -15,15 +16,12 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
-from pipelines.flow import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
-from pipelines.loadgen.settings import load_faults
+from pipelines.flow import Target, is_elsewhere
 from pipelines.machine import Machine
-from pipelines.serving.locate import why_no_server
 from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
 from pipelines.sources import BuiltEngine
 from pipelines.stages import Stage
-from triton_repo.parameters import setting_faults
 
 
 @dataclass
@@ -57,35 +55,14 @@ def check(
         target: what is asked for.
         built: the engine given with engine.path; then nothing is compressed or built.
     """
-    checked = Checked()
-    if target in MEASURED:
-        checked.faults += load_faults(settings.workload, settings.benchmark)
-    if is_elsewhere(settings, target):
+    checked = Checked(serving_rules.check(settings, shape, flavour, target, built))
+    if built is not None or is_elsewhere(settings, target):
         return checked
-    if target in STARTED and (fault := why_no_server(settings.serving)):
-        checked.faults.append(fault)
-    if built is not None:
-        checked.faults += _built(settings, built, target)
-        return checked
-    if flavour.name not in ENGINES:
+    if flavour.name != "llmapi" and flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
     checked.faults += _limits(settings, shape, flavour)
-    if target in SERVED:
-        checked.faults += setting_faults(settings.triton, flavour.name)
-    if target in MEASURED:
-        checked.faults += _load_fits(settings, shape)
     if shape is not None:
-        build = settings.build
-        checked.faults += quant_rules.check_shape(
-            shape,
-            settings.quant.qformat,
-            group_size=settings.quant.group_size,
-            tp_size=build.tp_size,
-            pp_size=build.pp_size,
-        )
-        if settings.sparsity.method != "none":
-            checked.faults += quant_rules.check_sparsity(shape, method=settings.sparsity.method, tp_size=build.tp_size)
-        checked.faults += _host_memory(settings, shape, machine)
+        checked.faults += _shape(settings, shape, machine)
     checked.faults += quant_rules.check_kv_features(
         settings.quant.qformat,
         settings.kv_cache.dtype,
@@ -96,26 +73,19 @@ def check(
     return checked
 
 
-def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
-    """What cannot be done with an engine that is already built."""
-    faults = []
-    if settings.engine.name not in ("auto", built.flavour):
-        faults.append(
-            Fault(
-                f"engine={settings.engine.name} was asked for; engine.path='{settings.engine.path}' is an engine of "
-                f"{built.flavour}.",
-                todo=f"Give engine={built.flavour}.",
-            )
-        )
-    if target == "build" or target in EVALUATED:
-        faults.append(
-            Fault(
-                f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
-                "It goes with repository, serve and benchmark.",
-                "Leave out engine.path, or take one of these.",
-            )
-        )
-    return faults
+def _shape(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
+    """The format and the split against the model's sizes, and calibration against this machine's memory."""
+    build = settings.build
+    faults = quant_rules.check_shape(
+        shape,
+        settings.quant.qformat,
+        group_size=settings.quant.group_size,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+    )
+    if settings.sparsity.method != "none":
+        faults += quant_rules.check_sparsity(shape, method=settings.sparsity.method, tp_size=build.tp_size)
+    return faults + _host_memory(settings, shape, machine)
 
 
 def _no_flavour(name: str) -> Fault:
@@ -179,25 +149,6 @@ def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> l
             )
         )
     return faults
-
-
-def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
-    """The longest request of the workload against the engine's limits; unbounded lengths are let through."""
-    work, build = settings.workload, settings.build
-    isl, osl = work.isl.longest, work.osl.longest
-    if isl is None or osl is None or work.arrival == "trace":
-        return []
-    prompt = work.turns * isl + (work.turns - 1) * osl
-    limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
-    words = f"workload={work.name} asks for prompts of up to {prompt} tokens"
-    words += f" in {work.turns} turns" if work.turns > 1 else ""
-    if prompt > build.max_input_len:
-        todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
-        return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
-    if limit is not None and prompt + osl > limit:
-        todo = "Shorten workload.isl or workload.osl, or raise build.max_seq_len."
-        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
-    return []
 
 
 def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:

@@ -129,7 +129,7 @@ class OpenVinoSettings(Group):
 class EngineSettings(Group):
     """Which engine flavour, and the options of each; `path` takes an engine that is already built."""
 
-    name: Literal["auto", "openvino", "tensorrt_llm"]
+    name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
     path: Path | None
     openvino: OpenVinoSettings
 

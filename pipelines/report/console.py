@@ -106,7 +106,8 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
-        return f"{len(facts['models'])} models for {facts['flavour']}"
+        count = len(facts["models"])
+        return f"{count} model{'s' if count > 1 else ''} for {facts['flavour']}"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
         return f"{facts['levels']} loads, best {facts['best_output_tokens_per_s']:,.0f} output tokens/s{mark}"

@@ -111,6 +111,15 @@ def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overri
         plan(tmp_path, [f"model.path={model}", f"engine.path={engine}", *overrides], target)
 
 
+def test_without_engines_the_checkpoint_itself_is_served(tmp_path, model):
+    """TensorRT-LLM 1.3 and later."""
+    made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=none"], "repository")
+    (step,) = made.steps
+    assert step.node.inputs["engine"] == step.node.inputs["model"]
+    with pytest.raises(UserError, match=r"cannot serve GemmaForCausalLM: .* only Gemma 3"):
+        plan(tmp_path, ["engine=tensorrt_llm_llmapi", "quant=none", "model=tiny_gemma"], "repository")
+
+
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
     with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is no engine: it has no config\.json with"):
         plan(tmp_path, [f"model.path={model}", f"engine.path={model}"], "repository")
@@ -172,6 +181,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
         (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
+        (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi builds no engine.*\n.*fp8 was asked for"),
         (["triton.decoding_mode=medusa"], r"decoding_mode.*medusa"),
         (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),
         (

@@ -1,0 +1,111 @@
+"""What can be refused before anything is spent on serving and measuring: server, repository, engine, load."""
+
+from __future__ import annotations
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.model_shape import ModelShape
+from pipelines.flavours import Flavour
+from pipelines.flow import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
+from pipelines.loadgen.settings import load_faults
+from pipelines.serving.locate import why_no_server
+from pipelines.settings import Settings
+from pipelines.sources import BuiltEngine
+from triton_repo.parameters import setting_faults
+
+
+def check(
+    settings: Settings, shape: ModelShape | None, flavour: Flavour, target: Target, built: BuiltEngine | None
+) -> list[Fault]:
+    """Apply every rule that has to do with a server.
+
+    Args:
+        settings: the configuration.
+        shape: of the model, where known.
+        flavour: engine flavour that was chosen.
+        target: what is asked for.
+        built: the engine given with engine.path, if any.
+    """
+    faults = load_faults(settings.workload, settings.benchmark) if target in MEASURED else []
+    if is_elsewhere(settings, target):
+        return faults
+    if target in STARTED and (fault := why_no_server(settings.serving)):
+        faults.append(fault)
+    if target in SERVED:
+        faults += setting_faults(settings.triton, flavour.name)
+    if built is not None:
+        return faults + _built(settings, built, target)
+    if flavour.name == "llmapi":
+        faults += _llmapi(settings, shape, target)
+    if target in MEASURED:
+        faults += _load_fits(settings, shape)
+    return faults
+
+
+def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
+    """What cannot be done with an engine that is already built."""
+    faults = []
+    if settings.engine.name not in ("auto", built.flavour):
+        faults.append(
+            Fault(
+                f"engine={settings.engine.name} was asked for; engine.path='{settings.engine.path}' is an engine of "
+                f"{built.flavour}.",
+                todo=f"Give engine={built.flavour}.",
+            )
+        )
+    if target == "build" or target in EVALUATED:
+        faults.append(
+            Fault(
+                f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
+                "It goes with repository, serve and benchmark.",
+                "Leave out engine.path, or take one of these.",
+            )
+        )
+    return faults
+
+
+def _llmapi(settings: Settings, shape: ModelShape | None, target: Target) -> list[Fault]:
+    """What TensorRT-LLM 1.3 and later cannot do.
+
+    Source: TensorRT-LLM `docs/source/legacy/reference/support-matrix.md`: of Gemma its PyTorch
+    backend has only Gemma 3; `docs/source/legacy/tensorrt-backend-removal.md`: engines are gone.
+    """
+    name, faults = settings.engine.name, []
+    if target not in ("repository", "serve", "benchmark"):
+        faults.append(Fault(f"engine={name} builds no engine.", "It goes with repository, serve and benchmark."))
+    if settings.variant != "none":
+        faults.append(
+            Fault(
+                f"engine={name} takes a Hugging Face checkpoint as it is; {settings.variant} was asked for.",
+                "quant=none, without sparsity and with kv_cache=auto.",
+                "Give a checkpoint that is already quantized with model.path=/its/folder.",
+            )
+        )
+    if shape is not None and shape.family in ("gemma", "gemma2"):
+        faults.append(
+            Fault(
+                f"engine={name} cannot serve {shape.architecture}: TensorRT-LLM's PyTorch backend has of Gemma only "
+                "Gemma 3.",
+                "Gemma 1 and 2 run on TensorRT engines, up to TensorRT-LLM 1.2.",
+                "Take a Llama model, or engine=tensorrt_llm with engine.path.",
+            )
+        )
+    return faults
+
+
+def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
+    """The longest request of the workload against the engine's limits; unbounded lengths are let through."""
+    work, build = settings.workload, settings.build
+    isl, osl = work.isl.longest, work.osl.longest
+    if isl is None or osl is None or work.arrival == "trace":
+        return []
+    prompt = work.turns * isl + (work.turns - 1) * osl
+    limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
+    words = f"workload={work.name} asks for prompts of up to {prompt} tokens"
+    words += f" in {work.turns} turns" if work.turns > 1 else ""
+    if prompt > build.max_input_len:
+        todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
+        return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
+    if limit is not None and prompt + osl > limit:
+        todo = "Shorten workload.isl or workload.osl, or raise build.max_seq_len."
+        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
+    return []
