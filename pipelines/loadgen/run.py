@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pipelines.artifacts import write_json
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.summary import CONVENTIONS, summarise
+from pipelines.domain.summary import summarise
 from pipelines.domain.timing import to_columns
 from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge, tail_note
-from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, Bench, Outcome, run_level
 from pipelines.loadgen.live import View, default_view
-from pipelines.loadgen.plan import Load, is_whole, loads
+from pipelines.loadgen.plan import Load, loads
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.server import Server
 from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings, load_faults
+from pipelines.loadgen.sheet import Identity, empty_result
 from pipelines.loadgen.table import level_line
-from pipelines.machine import library_versions
+
+__all__ = ["Identity", "Target", "run_benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +40,6 @@ class Target:
     url: str
     model_name: str
     metrics_url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the server is, as the caller knows it; copied into the result.
-
-    Attributes:
-        model: label of the model.
-        precision: compression in one word.
-        engine: what executes it.
-        tp_size: tensor parallel ranks.
-        world_size: tp x pp.
-        machine: where client and server run.
-        versions: of libraries and servers.
-    """
-
-    model: str
-    precision: str
-    engine: str = "unknown"
-    tp_size: int = 1
-    world_size: int = 1
-    machine: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] | None = None
 
 
 def run_benchmark(
@@ -102,7 +78,7 @@ def run_benchmark(
     try:
         interface = server.describe(target.model_name, streaming=settings.streaming)
         maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
-        sheet = _sheet(server, interface, workload, settings, identity)
+        sheet = empty_result(server, interface, workload, settings, identity)
         processes = processes_for(workload, settings, cpu_count())
         with Fleet(processes) as fleet:
             bench = Bench(fleet, server, interface, maker, workload, settings, target.metrics_url, view)
@@ -197,56 +173,6 @@ def _title(load: Load) -> str:
     if load.request_rate is not None:
         return f"{load.request_rate:g} requests/s ({load.arrival})"
     return "all at once" if load.arrival == "burst" else "trace"
-
-
-def _sheet(
-    server: Server,
-    interface: Interface,
-    workload: WorkloadSettings,
-    settings: BenchmarkSettings,
-    identity: Identity,
-) -> BenchmarkResult:
-    """The result before anything is measured."""
-    return BenchmarkResult(
-        model=identity.model,
-        precision=identity.precision,
-        engine=identity.engine,
-        tp_size=identity.tp_size,
-        world_size=identity.world_size,
-        workload=workload.model_dump(mode="json"),
-        protocol=protocol(interface, workload, settings),
-        server=server.facts(interface.model_name),
-        machine=dict(identity.machine or {}),
-        versions={**library_versions(("tritonclient", "grpcio", "uvloop", "tokenizers")), **(identity.versions or {})},
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        slo=settings.slo.to_slo(),
-        levels=(),
-    )
-
-
-def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
-    """How it was measured, as far as numbers depend on it."""
-    whole = is_whole(workload, settings)
-    keys = ("streaming", "warmup_s", "warmup_requests", "duration_s", "num_requests", "min_requests", "timeout_s")
-    exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
-    return {
-        **{key: getattr(settings, key) for key in keys},
-        "window": "whole" if whole else "steady",
-        "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
-        "after_error": "a user pauses 0.2 s",
-        "after_window": "nobody sends; what is under way is followed to its end",
-        "osl": exact if workload.ignore_eos else "the model may stop before",
-        "osl_counted_by": "server" if interface.counts_output else "responses with text",
-        "isl_counted_by": "server" if interface.counts_input else "tokenizer",
-        "special_tokens_in_isl": interface.add_special_tokens,
-        "streams": "one request at a time on each of several long-lived gRPC streams",
-        "conventions": CONVENTIONS,
-    }
-
-
-def _warms(settings: BenchmarkSettings) -> bool:
-    """Whether users have been sending before a steady window begins."""
-    return bool(settings.warmup_s or settings.warmup_requests)
 
 
 def keep_requests(path: Path, outcome: Outcome) -> None:

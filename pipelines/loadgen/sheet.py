@@ -1,0 +1,89 @@
+"""The head of a result: what was measured, where and how, before any number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.domain.summary import CONVENTIONS
+from pipelines.loadgen.interface import Interface
+from pipelines.loadgen.plan import is_whole
+from pipelines.loadgen.server import Server
+from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.machine import library_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the server is, as the caller knows it; copied into the result.
+
+    Attributes:
+        model: label of the model.
+        precision: compression in one word.
+        engine: what executes it.
+        tp_size: tensor parallel ranks.
+        world_size: tp x pp.
+        machine: where client and server run.
+        versions: of libraries and servers.
+    """
+
+    model: str
+    precision: str
+    engine: str = "unknown"
+    tp_size: int = 1
+    world_size: int = 1
+    machine: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] | None = None
+
+
+def empty_result(
+    server: Server,
+    interface: Interface,
+    workload: WorkloadSettings,
+    settings: BenchmarkSettings,
+    identity: Identity,
+) -> BenchmarkResult:
+    """The result before anything is measured."""
+    return BenchmarkResult(
+        model=identity.model,
+        precision=identity.precision,
+        engine=identity.engine,
+        tp_size=identity.tp_size,
+        world_size=identity.world_size,
+        workload=workload.model_dump(mode="json"),
+        protocol=protocol(interface, workload, settings),
+        server=server.facts(interface.model_name),
+        machine=dict(identity.machine or {}),
+        versions={**library_versions(("tritonclient", "grpcio", "uvloop", "tokenizers")), **(identity.versions or {})},
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        slo=settings.slo.to_slo(),
+        levels=(),
+    )
+
+
+def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
+    """How it was measured, as far as numbers depend on it."""
+    whole = is_whole(workload, settings)
+    keys = ("streaming", "warmup_s", "warmup_requests", "duration_s", "num_requests", "min_requests", "timeout_s")
+    exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
+    return {
+        **{key: getattr(settings, key) for key in keys},
+        "window": "whole" if whole else "steady",
+        "start_burst_in_window": workload.arrival == "closed" and (whole or not _warms(settings)),
+        "after_error": "a user pauses 0.2 s",
+        "after_window": "nobody sends; what is under way is followed to its end",
+        "osl": exact if workload.ignore_eos else "the model may stop before",
+        "osl_counted_by": "server" if interface.counts_output else "responses with text",
+        "isl_counted_by": "server" if interface.counts_input else "tokenizer",
+        "special_tokens_in_isl": interface.add_special_tokens,
+        "streams": "one request at a time on each of several long-lived gRPC streams",
+        "conventions": CONVENTIONS,
+    }
+
+
+def _warms(settings: BenchmarkSettings) -> bool:
+    """Whether users have been sending before a steady window begins."""
+    return bool(settings.warmup_s or settings.warmup_requests)
