@@ -43,7 +43,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             say("\n" + table.text)
         if (measured := outcomes[-1]).node.stage.measures:
             say("\n" + console.measured_table(measured))
-        say(console.closing(outcomes, folder))
+        say(console.closing(outcomes, folder, more=plan.target == "serve"))
     return outcomes
 
 

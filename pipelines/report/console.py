@@ -138,10 +138,16 @@ def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
     return Table(rows, loss_table(rows))
 
 
-def closing(outcomes: Sequence[Outcome], folder: Path) -> str:
-    """Where the results lie."""
+def closing(outcomes: Sequence[Outcome], folder: Path, *, more: bool = False) -> str:
+    """Where the results lie.
+
+    Args:
+        outcomes: of all stages.
+        folder: of the run.
+        more: something follows, so that this is not the end.
+    """
     made = any(outcome.state == "made" for outcome in outcomes)
-    lines = [] if made else ["Nothing to do: every stage is cached."]
+    lines = [] if made or more else ["Nothing to do: every stage is cached."]
     words = {"build": "engine", "evaluate": "accuracy", "repository": "repository", "benchmark": "benchmark"}
     shown = [(words[o.node.id], o.artifact.path) for o in outcomes if o.node.id in words] + [("run", folder)]
     width = max(len(word) for word, _ in shown) + 1
