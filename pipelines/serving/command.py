@@ -103,6 +103,7 @@ def nvidia_frontend_command(
         "--backend=tensorrtllm",
         f"--host={settings.host}",
         f"--openai-port={ports['openai_port']}",
+        *([f"--chat-template={settings.chat_template}"] if settings.chat_template else []),
         "--enable-kserve-frontends",
         f"--kserve-http-port={ports['http_port']}",
         f"--kserve-grpc-port={ports['grpc_port']}",

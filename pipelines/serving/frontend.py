@@ -86,6 +86,7 @@ class OpenAiFrontend:
             f"--host={self._settings.host}",
             f"--port={self._port}",
             f"--drain-timeout-s={self._settings.drain_timeout_s}",
+            *([f"--chat-template={self._settings.chat_template}"] if self._settings.chat_template else []),
         ]  # fmt: skip
 
     def _wait_until_ready(self) -> None:

@@ -32,6 +32,7 @@ class ServingSettings(Group):
     openai: bool = False
     openai_port: Port | None = None
     openai_target: Literal["ensemble", "tensorrt_llm_bls"] = "ensemble"
+    chat_template: Path | None = None
     tritonserver: Path | None = None
     multi_gpu: Literal["leader", "orchestrator"] = "leader"
     startup_timeout_s: Positive = 600
@@ -50,6 +51,13 @@ class ServingSettings(Group):
                 "or the address of one network card"
             ) from None
         return "127.0.0.1" if host == "localhost" else host
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_there(cls, template: Path | None) -> Path | None:
+        if template is not None and not template.expanduser().is_file():
+            raise ValueError(f"'{template}' is not a file: give a Jinja chat template, or null for the tokenizer's own")
+        return template.expanduser().absolute() if template else None
 
     @property
     def loopback(self) -> bool:

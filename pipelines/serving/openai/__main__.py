@@ -24,8 +24,10 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--drain-timeout-s", type=int, default=30)
+    parser.add_argument("--chat-template", type=Path, help="instead of the tokenizer's own")
     given = parser.parse_args()
-    app = make_app(served(read_repository(given.repository), given.metrics), Backend(given.grpc, given.target))
+    known = served(read_repository(given.repository), given.metrics, given.chat_template)
+    app = make_app(known, Backend(given.grpc, given.target))
     uvicorn.run(
         app,
         host=given.host,
@@ -35,13 +37,15 @@ def main() -> None:
     )
 
 
-def served(repository: Repository, metrics_url: str) -> Served:
+def served(repository: Repository, metrics_url: str, chat_template: Path | None = None) -> Served:
     """Everything about the repository that answers depend on."""
     return Served(
         label=repository.label,
         created=int(repository.path.stat().st_mtime),
         max_seq_len=repository.max_seq_len,
-        template=ChatTemplate.load(repository.tokenizer, tokenizer_adds_special=repository.adds_special_tokens),
+        template=ChatTemplate.load(
+            repository.tokenizer, chat_template, tokenizer_adds_special=repository.adds_special_tokens
+        ),
         count_tokens=_counter(repository),
         metrics_url=metrics_url,
     )

@@ -26,15 +26,16 @@ class ChatTemplate:
         self._template = None if source is None else _compile(source)
 
     @classmethod
-    def load(cls, folder: Path, *, tokenizer_adds_special: bool = True) -> ChatTemplate:
-        """Read chat_template.jinja or the one in tokenizer_config.json.
+    def load(cls, folder: Path, given: Path | None = None, *, tokenizer_adds_special: bool = True) -> ChatTemplate:
+        """Read the given file, else chat_template.jinja, else the one in tokenizer_config.json.
 
         Args:
             folder: of the tokenizer.
+            given: a template of the user's own.
             tokenizer_adds_special: whether the preprocessing model lets the tokenizer add its special tokens.
         """
         config = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
+        file = given or folder / "chat_template.jinja"
         source = file.read_text() if file.is_file() else _default(config.get("chat_template"))
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL if config.get(name) is not None}
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
@@ -51,7 +52,7 @@ class ChatTemplate:
             raise ApiError(
                 400,
                 "This model's tokenizer has no chat template, so messages cannot be turned into a prompt. "
-                "Use /v1/completions with a prompt of your own.",
+                "Use /v1/completions with a prompt of your own, or give the server one: serving.chat_template=FILE",
                 param="messages",
                 code="no_chat_template",
             )

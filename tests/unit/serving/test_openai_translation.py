@@ -18,6 +18,8 @@ from pipelines.serving.openai.inputs import Input, triton_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
+from pipelines.serving.settings import ServingSettings
+from tests.conftest import ROOT
 
 
 def inputs(choice: int = 0, **asked: object) -> dict[str, Input]:
@@ -113,6 +115,19 @@ def test_the_template_of_the_folder_is_found(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path).render(HI) == "D </s>"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert ChatTemplate.load(tmp_path).render(HI) == "file"
+
+
+def test_a_template_of_ones_own_comes_first(tmp_path):
+    """The plain one that ships joins what was said, for models that were never taught to chat."""
+    (tmp_path / "chat_template.jinja").write_text("file")
+    said = [{"role": "user", "content": "The river"}, {"role": "user", "content": "of Githbrel is"}]
+    plain = ROOT / "conf" / "serving" / "plain.jinja"
+    assert ChatTemplate.load(tmp_path, plain).render(said) == "The river of Githbrel is"
+
+
+def test_a_template_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"'/no/such\.jinja' is not a file"):
+        ServingSettings(chat_template="/no/such.jinja")
 
 
 @pytest.mark.parametrize(
