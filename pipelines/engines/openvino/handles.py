@@ -36,8 +36,6 @@ def pipeline_config(stream: Stream) -> genai.GenerationConfig:
         _beams(config, asked)
     else:
         _sampling(config, stream)
-    if asked.guide is not None:
-        config.structured_output_config = _guide(*asked.guide)
     return config
 
 
@@ -55,13 +53,6 @@ def _sampling(config: genai.GenerationConfig, stream: Stream) -> None:
         config.top_p = asked.top_p or 1.0
         if asked.top_k:
             config.top_k = asked.top_k
-
-
-def _guide(kind: str, text: str) -> genai.StructuredOutputConfig:
-    if kind == "json":
-        return genai.StructuredOutputConfig(json_schema="{}")
-    names = {"json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "grammar"}
-    return genai.StructuredOutputConfig(**{names[kind]: text})
 
 
 def nothing_more(stream: Stream, error: str = "") -> News:
@@ -84,10 +75,19 @@ class Reader:
         status = handle.get_status()
         if status == _STATUS.RUNNING:
             return self._running(stream, now)
-        # a cancelled sequence is reported as ignored once a step has dropped it
-        if status == _STATUS.IGNORED and not stream.cancelled:
+        if status == _STATUS.IGNORED:
             return nothing_more(stream, TOO_SMALL)
-        return self._finished(stream, now, cancelled=status != _STATUS.FINISHED)
+        return self._finished(stream, now)
+
+    def abandon(self, stream: Stream) -> News:
+        """Cancel a sequence; return the end with what it has. A cancelled handle can no longer be read."""
+        outputs = stream.handle.read_all() if stream.asked.beam_width == 1 and stream.handle.can_read() else []
+        stream.handle.cancel()
+        if stream.asked.beam_width > 1:
+            return nothing_more(stream)
+        news = self._news(stream, outputs[0]) if outputs else News()
+        news.ended = True
+        return self._complete(stream, news)
 
     def _running(self, stream: Stream, now: int) -> News | None:
         stamps, asked = stream.stamps, stream.asked
@@ -115,11 +115,11 @@ class Reader:
             return self._complete(stream, news)
         return None
 
-    def _finished(self, stream: Stream, now: int, *, cancelled: bool) -> News:
+    def _finished(self, stream: Stream, now: int) -> News:
         stamps = stream.stamps
         stamps.first_token, stamps.last_token = stamps.first_token or now, now
         if stream.asked.beam_width > 1:
-            return _best_beams(stream, cancelled=cancelled)
+            return _best_beams(stream)
         outputs = stream.handle.read_all()
         news = self._news(stream, outputs[0]) if outputs else News()
         news.ended = True
@@ -145,12 +145,10 @@ class Reader:
         return news
 
 
-def _best_beams(stream: Stream, *, cancelled: bool) -> News:
-    """Rank the beams by their score; a cancelled search has none."""
+def _best_beams(stream: Stream) -> News:
+    """Rank the beams by their score."""
     asked = stream.asked
     outputs = sorted(stream.handle.read_all(), key=lambda output: output.score, reverse=True)
-    if cancelled or not outputs:
-        return nothing_more(stream)
     news = News([], [], ended=True)
     for output in outputs[: asked.num_return_sequences or asked.beam_width]:
         tokens = list(output.generated_ids)

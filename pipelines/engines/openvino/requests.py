@@ -20,7 +20,6 @@ from pipelines.engines.openvino.refused import refuse_inputs
 Array = np.ndarray[Any, Any]
 Words = tuple[tuple[int, ...], ...]
 
-GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 MAX_RETURN_SEQUENCES = 64
 MAX_LENGTH_PENALTY = 1000
 
@@ -49,7 +48,6 @@ class Asked:
         early_stopping: beam search ends with beam_width finished candidates.
         num_return_sequences: answers to the prompt; 0 is not given, which is one, or all beams.
         bias: added to the logits, float32 [V]; None is none.
-        guide: (type, text) of guided decoding, or None.
         streaming: a response for every piece of the answer.
         exclude_input: leave the prompt out of the answer.
         log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
@@ -74,7 +72,6 @@ class Asked:
     early_stopping: bool = True
     num_return_sequences: int = 0
     bias: Array | None = None
-    guide: tuple[str, str] | None = None
     streaming: bool = False
     exclude_input: bool = False
     log_probs: bool = False
@@ -104,7 +101,6 @@ class Bounds:
         max_beam_width: of the engine.
         exclude_input: for requests that do not say.
         decoupled: whether several responses to one request are possible.
-        guides: whether guided decoding is configured.
         fold_ids: take token ids beyond the vocabulary modulo its size, for load generators that send random numbers.
     """
 
@@ -112,7 +108,6 @@ class Bounds:
     max_beam_width: int = 1
     exclude_input: bool = False
     decoupled: bool = True
-    guides: bool = False
     fold_ids: bool = False
 
 
@@ -199,7 +194,6 @@ def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
             "num_return_sequences", 0, f"from 1 to {MAX_RETURN_SEQUENCES}", lambda n: 1 <= n <= MAX_RETURN_SEQUENCES
         ),
         bias=_bias(row, bounds.vocab_size),
-        guide=_guide(row, bounds),
         streaming=bool(row.value("streaming", False)),
         exclude_input=bool(row.value("exclude_input_in_output", bounds.exclude_input)),
         log_probs=bool(row.value("return_log_probs", False)),
@@ -229,12 +223,6 @@ def _check_together(asked: Asked, bounds: Bounds) -> None:
     if asked.beam_width > 1 and asked.num_return_sequences > asked.beam_width:
         raise UserError(
             f"num_return_sequences={asked.num_return_sequences} is more than beam_width={asked.beam_width}.",
-        )
-    if asked.guide is not None and (asked.needs_logits or asked.beam_width > 1):
-        raise UserError(
-            "guided_decoding_guide together with embedding_bias, bad_words_list, returned logits or beam_width > 1 is"
-            " not possible on the CPU engine.",
-            todo="Leave one of the two out.",
         )
     if asked.min_tokens > asked.max_tokens:
         raise UserError(f"min_tokens={asked.min_tokens} is more than request_output_len={asked.max_tokens}.")
@@ -301,29 +289,3 @@ def _bias(row: _Row, vocab_size: int) -> Array | None:
     bias = np.zeros(vocab_size, dtype=np.float32)  # engines pad the vocabulary; the tokenizer's is shorter
     bias[: len(values)] = values
     return bias
-
-
-def _guide(row: _Row, bounds: Bounds) -> tuple[str, str] | None:
-    kind, text = row.value("guided_decoding_guide_type", None), row.value("guided_decoding_guide", None)
-    if kind is None and text is None:
-        return None
-    kind, text = _text(kind, "guided_decoding_guide_type"), _text(text, "guided_decoding_guide")
-    if kind not in GUIDES:
-        raise UserError(
-            f"guided_decoding_guide_type='{kind}' is not known.", allowed=f"Choose one of {', '.join(GUIDES)}."
-        )
-    if not text and kind != "json":
-        raise UserError(f"guided_decoding_guide_type='{kind}' came without guided_decoding_guide.")
-    if not bounds.guides:
-        raise UserError(
-            f"guided_decoding_guide_type='{kind}' needs a model with guided decoding.",
-            todo="Make the repository with guided_decoding_backend=xgrammar.",
-        )
-    return kind, text
-
-
-def _text(raw: Any, name: str) -> str:
-    try:
-        return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not valid UTF-8: {error}.") from error

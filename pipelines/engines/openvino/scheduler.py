@@ -215,9 +215,9 @@ class Scheduler:
 
     def _iterate(self) -> None:
         """One iteration of the engine, and what came of it."""
-        for stream in self._running:
-            if stream.cancelled:
-                stream.handle.cancel()
+        cancelled = [stream for stream in self._running if stream.cancelled]
+        if cancelled:
+            self._conclude([(stream, _READER.abandon(stream)) for stream in cancelled])
         started = time.monotonic_ns()
         self._pipeline.step()
         now = time.monotonic_ns()
@@ -232,11 +232,15 @@ class Scheduler:
             else:
                 self._outbox.put(stream, happened, urgent=first)
         if ended:
-            self._release([stream for stream, _ in ended])
-            for stream, happened in ended:
-                self._outbox.put(stream, happened, urgent=True)
+            self._conclude(ended)
         self._outbox.spend((now - started) / 1e9, len(self._running))
         self._counters.iteration(len(self._running))
+
+    def _conclude(self, ended: list[tuple[Stream, News]]) -> None:
+        """Free the slots first, then tell the clients."""
+        self._release([stream for stream, _ in ended])
+        for stream, happened in ended:
+            self._outbox.put(stream, happened, urgent=True)
 
     def _release(self, ended: list[Stream]) -> None:
         gone = set(ended)

@@ -20,7 +20,7 @@ FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
 BATCHING = ("inflight_fused_batching", "inflight_batching")
 POLICIES = ("guaranteed_no_evict", "max_utilization")
-NOT_HERE = ("max_attention_window_size", "sink_token_length", "encoder_model_path")
+NOT_HERE = ("max_attention_window_size", "sink_token_length", "encoder_model_path", "guided_decoding_backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class ServingOptions:
     Attributes:
         engine_dir: the engine folder.
         engine: run-time options of the engine.
-        tokenizer_dir: tokenizer of the model, or None; for characters that span tokens and guided decoding.
-        guides: guided decoding is configured.
+        tokenizer_dir: tokenizer of the model, or None; for characters that span tokens.
         max_tokens_in_cache: bound of the KV cache in tokens, or None.
         max_beam_width: bound for requests, or None for the engine's.
         max_queue_size: requests that may wait; 0 is no bound.
@@ -46,7 +45,6 @@ class ServingOptions:
     engine_dir: Path
     engine: OpenVinoOptions = OpenVinoOptions()  # noqa: RUF009 - frozen
     tokenizer_dir: Path | None = None
-    guides: bool = False
     max_tokens_in_cache: int | None = None
     max_beam_width: int | None = None
     max_queue_size: int = 0
@@ -72,7 +70,6 @@ class ServingOptions:
         _refuse(given)
         queue = config.get("dynamic_batching", {}).get("default_queue_policy", {})
         tokenizer = repository / given.text("tokenizer_dir", FALLBACK_TOKENIZER)
-        guides = given.word("guided_decoding_backend", "", ("", "xgrammar"))
         return cls(
             engine_dir=repository / given.text("gpt_model_path", "tensorrt_llm/1/engine"),
             engine=OpenVinoOptions(
@@ -84,7 +81,6 @@ class ServingOptions:
                 enable_chunked_context=given.flag("enable_chunked_context", default=False),
             ),
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
-            guides=bool(guides),
             max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
             max_beam_width=given.whole("max_beam_width", None),
             max_queue_size=int(queue.get("max_queue_size", 0)),

@@ -193,7 +193,7 @@ def test_a_repeated_prefix_is_reused(client: Client) -> None:
         ({"lora_task_id": np.array([[1]], dtype=np.uint64)}, "lora_task_id"),
         ({"retention_decode_priority": 3}, "retention_decode_priority"),
         ({"draft_input_ids": [1, 2]}, "draft_input_ids"),
-        ({"guided_decoding_guide_type": "json"}, "guided_decoding_backend"),
+        ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type"),
         ({"stop": True}, ""),
     ],
 )

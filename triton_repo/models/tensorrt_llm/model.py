@@ -240,7 +240,6 @@ def _bounds(options: ServingOptions, folder: EngineFolder) -> Bounds:
         max_beam_width=options.max_beam_width or width,
         exclude_input=options.exclude_input,
         decoupled=options.decoupled,
-        guides=options.guides,
         fold_ids=options.fold_token_ids,
     )
 

@@ -1,0 +1,245 @@
+"""What serving costs: output tokens per second through tritonserver beside the engine driven directly.
+
+    flock /tmp/bench.lock .venv/bin/python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
+
+Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) in turn,
+`--rounds` times in one run, so that what else the machine does hits both. The server and its client share the machine
+with the engine; the direct loop has it alone. Modes: `tensorrt_llm` and `ensemble`, each whole and streamed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as grpc
+
+from pipelines.serving.process import TritonServer
+from pipelines.serving.settings import ServingSettings
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.write import write_repository
+
+MODES = [(model, stream) for model in ("tensorrt_llm", "ensemble") for stream in (False, True)]
+WORDS = ["The", "capital", "of", "Feltex", "is", "tenkun", "and", "the", "organ", "of", "Sastreth", "is", "rurlex"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A closed loop: so many requests, so many at a time, of these lengths in tokens."""
+
+    requests: int
+    concurrency: int
+    isl: int
+    osl: int
+
+
+@dataclass
+class Found:
+    """Seconds and responses of one pass."""
+
+    seconds: float
+    responses: int = 0
+
+
+class DirectLoop:
+    """The engine's pipeline without anything around it."""
+
+    def __init__(self, engine: Path) -> None:
+        from pipelines.engines.openvino.options import OpenVinoOptions
+        from pipelines.engines.openvino.runtime import EngineFolder, open_pipeline
+
+        self.folder = EngineFolder.load(engine)
+        self._pipeline = open_pipeline(self.folder, OpenVinoOptions())
+
+    def run(self, prompts: list[np.ndarray[Any, Any]], load: Load) -> Found:
+        """Answer all prompts."""
+        import openvino as ov
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos = load.osl, True
+        config.eos_token_id, config.stop_token_ids = 0, {0}
+        running: list[Any] = []
+        waiting = list(enumerate(prompts))
+        started = time.perf_counter()
+        while waiting or running:
+            while waiting and len(running) < load.concurrency:
+                index, prompt = waiting.pop()
+                running.append(self._pipeline.add_request(index, ov.Tensor(prompt), config))
+            self._pipeline.step()
+            running = [handle for handle in running if handle.get_status() == genai.GenerationStatus.RUNNING]
+        return Found(time.perf_counter() - started)
+
+
+def tensor(name: str, values: np.ndarray[Any, Any], kind: str) -> Any:
+    """Make an input."""
+    made = grpc.InferInput(name, values.shape, kind)
+    made.set_data_from_numpy(values)
+    return made
+
+
+def core_inputs(prompt: np.ndarray[Any, Any], load: Load, stream: bool) -> list[Any]:
+    """Inputs of tensorrt_llm."""
+    lengths = {"input_lengths": load.isl, "request_output_len": load.osl}
+    return [
+        tensor("input_ids", prompt.astype(np.int32), "INT32"),
+        *(tensor(name, np.array([[value]], dtype=np.int32), "INT32") for name, value in lengths.items()),
+        tensor("exclude_input_in_output", np.array([[True]]), "BOOL"),
+        tensor("streaming", np.array([[stream]]), "BOOL"),
+    ]
+
+
+def text_inputs(text: str, load: Load, stream: bool) -> list[Any]:
+    """Inputs of the ensemble."""
+    return [
+        tensor("text_input", np.array([[text.encode()]], dtype=object), "BYTES"),
+        tensor("max_tokens", np.array([[load.osl]], dtype=np.int32), "INT32"),
+        tensor("end_id", np.array([[-1]], dtype=np.int32), "INT32"),
+        tensor("exclude_input_in_output", np.array([[True]]), "BOOL"),
+        tensor("stream", np.array([[stream]]), "BOOL"),
+    ]
+
+
+async def served(url: str, model: str, requests: list[list[Any]], concurrency: int) -> Found:
+    """Answer all requests through the server."""
+    client = grpc.InferenceServerClient(url)
+    waiting = list(enumerate(requests))
+    responses = 0
+
+    async def lane() -> None:
+        nonlocal responses
+        sending: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def source() -> Any:
+            while (request := await sending.get()) is not None:
+                yield request
+
+        answers = client.stream_infer(source())
+        while waiting:
+            index, inputs = waiting.pop()
+            await sending.put(
+                {"model_name": model, "inputs": inputs, "request_id": str(index), "enable_empty_final_response": True}
+            )
+            async for result, error in answers:
+                if error is not None:
+                    raise error
+                responses += 1
+                if result.get_response().parameters["triton_final_response"].bool_param:
+                    break
+        await sending.put(None)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(concurrency)))
+    seconds = time.perf_counter() - started
+    await client.close()
+    return Found(seconds, responses)
+
+
+def texts_of(tokenizer: Path, load: Load, random: np.random.Generator) -> list[str]:
+    """Texts of exactly isl tokens, with the tokens a prompt starts with."""
+    from tokenizers import Tokenizer
+
+    coder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    texts = []
+    while len(texts) < load.requests:
+        text = " ".join(random.choice(WORDS, size=load.isl))
+        ids = coder.encode(text, add_special_tokens=False).ids[: load.isl - 1]
+        text = coder.decode(ids, skip_special_tokens=False)
+        if len(coder.encode(text).ids) == load.isl:
+            texts.append(text)
+    return texts
+
+
+def one_pass(url: str, mode: tuple[str, bool], load: Load, tokenizer: Path, random: np.random.Generator) -> Found:
+    """Measure one mode once, with prompts of its own."""
+    model, stream = mode
+    if model == "ensemble":
+        requests = [text_inputs(text, load, stream) for text in texts_of(tokenizer, load, random)]
+    else:
+        requests = [core_inputs(prompt, load, stream) for prompt in prompts_of(load, random)]
+    return asyncio.run(served(url, model, requests, load.concurrency))
+
+
+def prompts_of(load: Load, random: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+    """Random token ids [1, isl]."""
+    return [random.integers(300, 1800, (1, load.isl)).astype(np.int64) for _ in range(load.requests)]
+
+
+def measure_direct(arguments: argparse.Namespace, load: Load) -> float:
+    """Run the direct loop in a process of its own, which gives its memory and threads back; seconds."""
+    command = [sys.executable, __file__, str(arguments.engine), str(arguments.tokenizer), "--direct"]
+    for name in ("requests", "concurrency", "isl", "osl"):
+        command += [f"--{name}", str(getattr(load, name))]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def main() -> None:
+    """Measure and print one line per mode."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    for name, value in {"requests": 128, "concurrency": 32, "isl": 128, "osl": 128, "rounds": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--direct", action="store_true", help="only the direct loop; prints its seconds")
+    arguments = parser.parse_args()
+    load = Load(arguments.requests, arguments.concurrency, arguments.isl, arguments.osl)
+    random = np.random.default_rng()
+    if arguments.direct:
+        loop = DirectLoop(arguments.engine)
+        loop.run(prompts_of(Load(8, 8, load.isl, 8), random), Load(8, 8, load.isl, 8))
+        print(loop.run(prompts_of(load, random), load).seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder) / "repository"
+        spec = RepositorySpec(flavour="openvino", label="measured", variant="measured")
+        write_repository(
+            repository,
+            engine_dir=arguments.engine,
+            tokenizer_dir=arguments.tokenizer,
+            settings=TritonSettings(),
+            spec=spec,
+            made_from={},
+        )
+        report(arguments, load, repository, random)
+
+
+def report(arguments: argparse.Namespace, load: Load, repository: Path, random: np.random.Generator) -> None:
+    """Take turns and print the medians."""
+    tokens = load.requests * load.osl
+    direct: list[float] = []
+    ratios: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
+    rates: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}
+    sizes: dict[tuple[str, bool], float] = {}
+    with TritonServer(repository, ServingSettings()) as server:
+        for mode in MODES:
+            one_pass(server.grpc_url, mode, Load(32, 32, load.isl, 8), arguments.tokenizer, random)
+        for _ in range(arguments.rounds):
+            for mode in MODES:
+                alone = tokens / measure_direct(arguments, load)
+                found = one_pass(server.grpc_url, mode, load, arguments.tokenizer, random)
+                direct.append(alone)
+                rates[mode].append(tokens / found.seconds)
+                ratios[mode].append(tokens / found.seconds / alone)
+                sizes[mode] = tokens / found.responses
+    print(f"{load}; direct: {statistics.median(direct):,.0f} output tokens/s")
+    for (model, stream), found_ratios in ratios.items():
+        rate = statistics.median(rates[model, stream])
+        ratio, low, high = statistics.median(found_ratios), min(found_ratios), max(found_ratios)
+        print(
+            f"{model:13} {'stream' if stream else 'whole':7} {rate:9,.0f} tokens/s  {100 * ratio:5.1f} % of direct"
+            f" ({100 * low:.0f}-{100 * high:.0f})  {sizes[model, stream]:6.1f} tokens per response"
+        )
+
+
+if __name__ == "__main__":
+    main()

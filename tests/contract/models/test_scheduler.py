@@ -1,0 +1,125 @@
+"""The scheduler without a server: an engine that fails, and a scheduler that is closed, leave nobody waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino_genai")
+
+from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.requests import Asked
+from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.streams import Piece
+
+
+class Channel:
+    """Remembers tokens and the end."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.error = ""
+        self.cancelled = False
+        self.ended = threading.Event()
+
+    def send(self, piece: Piece) -> None:
+        self.tokens += piece.rows[0]
+        if piece.last:
+            self.ended.set()
+
+    def fail(self, message: str, *, unavailable: bool) -> None:
+        self.error = message
+        self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+def asked(tokens: int = 900, **values: Any) -> Asked:
+    return Asked(np.array([2, 388, 774]), tokens, streaming=True, exclude_input=True, **values)
+
+
+@pytest.fixture
+def scheduler(engine: Path) -> Iterator[Scheduler]:
+    options = ServingOptions(engine, cancellation_check_period_ms=10)
+    made = Scheduler(EngineFolder.load(engine), options, PartialCharacters.none())
+    yield made
+    made.close()
+
+
+class BrokenPipeline:
+    """Stands for an engine whose next step fails."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def step(self) -> None:
+        raise RuntimeError("out of memory")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_failed_engine_reaches_every_client(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running, waiting and new requests all hear why."""
+    channels = [Channel() for _ in range(6)]
+    for channel in channels:
+        scheduler.submit([asked()], channel)
+    monkeypatch.setattr(scheduler, "_pipeline", BrokenPipeline(scheduler._pipeline))
+    assert all(channel.ended.wait(10) for channel in channels)
+    assert all("out of memory" in channel.error for channel in channels)
+    with pytest.raises(UserError, match="out of memory"):
+        scheduler.submit([asked()], Channel())
+
+
+def test_closing_tells_every_client(engine: Path) -> None:
+    made = Scheduler(EngineFolder.load(engine), ServingOptions(engine), PartialCharacters.none())
+    channels = [Channel() for _ in range(6)]
+    for channel in channels:
+        made.submit([asked()], channel)
+    made.close()
+    assert all(channel.ended.is_set() for channel in channels)
+    assert {channel.error for channel in channels} == {"The engine is stopping; no new requests are taken."}
+
+
+def test_a_vanished_client_frees_its_slot_for_one_that_waits(scheduler: Scheduler) -> None:
+    """Four slots are taken; the fifth request starts when one of their clients is gone."""
+    running = [Channel() for _ in range(4)]
+    for channel in running:
+        scheduler.submit([asked(1000)], channel)
+    waiting = Channel()
+    scheduler.submit([asked(2)], waiting)
+    running[0].cancelled = True
+    assert waiting.ended.wait(10)
+    assert len(waiting.tokens) == 2
+    assert running[0].ended.wait(1)
+    assert len(running[0].tokens) < 1000
+
+
+def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
+    for _ in range(4):
+        scheduler.submit([asked(1000)], Channel())
+    late = Channel()
+    scheduler.submit([asked(2)], late, timeout_us=1)
+    assert late.ended.wait(10)
+    assert "timeout" in late.error
+
+
+def test_own_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
+    """Requests with a bias run beside the batch and choose the same tokens when the bias changes nothing."""
+    bias = np.zeros(1920, dtype=np.float32)
+    bias[5] = -1e3
+    plain, biased = Channel(), Channel()
+    scheduler.submit([asked(40, bias=bias)], biased)
+    scheduler.submit([asked(40)], plain)
+    assert plain.ended.wait(20)
+    assert biased.ended.wait(20)
+    assert plain.tokens[:8] == biased.tokens[:8]
