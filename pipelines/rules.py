@@ -126,13 +126,6 @@ def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> l
                 "or set runtime.enable_chunked_context=true.",
             )
         )
-    if flavour.name == "openvino" and build.max_beam_width > 1:
-        faults.append(
-            Fault(
-                f"build.max_beam_width={build.max_beam_width} cannot be had with engine=openvino.",
-                todo="Leave it at 1.",
-            )
-        )
     if build.tokens_per_block & (build.tokens_per_block - 1):
         faults.append(
             Fault(

@@ -19,13 +19,16 @@ from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "stage_versions.json"
 READER = ["pipelines/checkpoint/config.py", "pipelines/checkpoint/read.py", "pipelines/checkpoint/tensors.py"]
+OPENVINO = "pipelines/engines/openvino"
+BUILDER = [f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "rope", "rounding", "weights")]
+SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "options", "prefixes", "runtime", "scoring", "session")]
 CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],
     Sparsify: ["pipelines/compress", "pipelines/stages/sparsify.py"],
     Quantize: ["pipelines/compress", "pipelines/stages/quantize.py"],
-    Build: ["pipelines/engines/openvino", "pipelines/checkpoint/dequantize.py", "pipelines/stages/build.py", *READER],
+    Build: [*BUILDER, "pipelines/checkpoint/dequantize.py", "pipelines/stages/build.py", *READER],
     Repository: ["triton_repo", "pipelines/stages/repository.py"],
-    Evaluate: ["eval", "pipelines/engines/openvino", "pipelines/stages/evaluate.py"],
+    Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
 }
 
 

@@ -175,7 +175,6 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["build.max_input_len=2000", "build.max_seq_len=1500"], r"max_input_len=2000 is more than max_seq_len=1500"),
         (["build.tokens_per_block=48"], r"tokens_per_block=48 is not a power of two"),
         (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 cannot be had with engine=openvino"),
-        (["build.max_beam_width=4"], r"max_beam_width=4 cannot be had with engine=openvino"),
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
         (["engine=tensorrt_llm"], r"engine=tensorrt_llm cannot be built by this version yet.*engine=openvino"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
