@@ -1,6 +1,6 @@
 """What serving costs: output tokens per second through tritonserver beside the engine driven directly.
 
-    flock /tmp/bench.lock .venv/bin/python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
+    python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
 
 Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) in turn,
 `--rounds` times in one run, so that what else the machine does hits both. The server and its client share the machine
@@ -172,7 +172,7 @@ def one_pass(url: str, mode: tuple[str, bool], load: Load, tokenizer: Path, rand
 
 def prompts_of(load: Load, random: np.random.Generator) -> list[np.ndarray[Any, Any]]:
     """Random token ids [1, isl]."""
-    return [random.integers(300, 1800, (1, load.isl)).astype(np.int64) for _ in range(load.requests)]
+    return [random.integers(300, 1700, (1, load.isl)).astype(np.int64) for _ in range(load.requests)]
 
 
 def measure_direct(arguments: argparse.Namespace, load: Load) -> float:
