@@ -187,7 +187,7 @@ def open_tokenizer(folder: Path) -> JsonTokenizer | TransformersTokenizer:
 
 
 def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
-    given = parameters.get("tokenizer_dir", {}).get("string_value", "")
+    given = str(parameters.get("tokenizer_dir", {}).get("string_value", ""))
     folder = Path(args["model_repository"]).parent / given
     if not given or not folder.is_dir():
         raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of preprocessing: {folder} is not a folder.")
