@@ -197,7 +197,7 @@ def main() -> None:
     if arguments.direct:
         loop = DirectLoop(arguments.engine)
         loop.run(prompts_of(Load(8, 8, load.isl, 8), random), Load(8, 8, load.isl, 8))
-        print(loop.run(prompts_of(load, random), load).seconds)
+        sys.stdout.write(f"{loop.run(prompts_of(load, random), load).seconds}\n")
         return
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
@@ -231,13 +231,13 @@ def report(arguments: argparse.Namespace, load: Load, repository: Path, random: 
                 rates[mode].append(tokens / found.seconds)
                 ratios[mode].append(tokens / found.seconds / alone)
                 sizes[mode] = tokens / found.responses
-    print(f"{load}; direct: {statistics.median(direct):,.0f} output tokens/s")
+    sys.stdout.write(f"{load}; direct: {statistics.median(direct):,.0f} output tokens/s\n")
     for (model, stream), found_ratios in ratios.items():
         rate = statistics.median(rates[model, stream])
         ratio, low, high = statistics.median(found_ratios), min(found_ratios), max(found_ratios)
-        print(
+        sys.stdout.write(
             f"{model:13} {'stream' if stream else 'whole':7} {rate:9,.0f} tokens/s  {100 * ratio:5.1f} % of direct"
-            f" ({100 * low:.0f}-{100 * high:.0f})  {sizes[model, stream]:6.1f} tokens per response"
+            f" ({100 * low:.0f}-{100 * high:.0f})  {sizes[model, stream]:6.1f} tokens per response\n"
         )
 
 
