@@ -26,6 +26,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 CHECK_S = 0.2  # how often it looks whether the starter still lives
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 SHM = Path("/dev/shm")
+STACK_BYTES = 256 << 20
+"""Stack of each thread; address space only, memory is taken when touched. tritonserver's HTTP library (libevhtp) copies
+the whole body of a form, curl's default content type, twice onto the stack: with the usual 8 MiB a prompt of 4 MB ends
+the server (triton-inference-server/server issue 5840)."""
 
 
 def start(command: list[str]) -> int:
@@ -37,6 +41,7 @@ def start(command: list[str]) -> int:
     try:
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        raise_stack_limit()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == keeper:
             os.execvp(command[0], command)
@@ -44,6 +49,13 @@ def start(command: list[str]) -> int:
         sys.stderr.write(f"error: {command[0]}: {error.strerror}\n")
         sys.stderr.flush()
     os._exit(127)
+
+
+def raise_stack_limit() -> None:
+    """Give threads of the command `STACK_BYTES`, or what the system allows."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    allowed = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
 def keep(pid: int, starter: int) -> int | None:

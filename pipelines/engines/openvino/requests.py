@@ -281,10 +281,13 @@ def _bias(row: _Row, vocab_size: int) -> Array | None:
     values = row.vector("embedding_bias")
     if values is None or not values.any():
         return None
-    if len(values) > vocab_size or not np.isfinite(values).all():
+    if len(values) > vocab_size:
+        raise UserError(f"embedding_bias has {len(values)} values.", allowed=f"At most {vocab_size}, one per token id.")
+    if not np.isfinite(values).all():
+        token = int(np.flatnonzero(~np.isfinite(values))[0])
         raise UserError(
-            f"embedding_bias of {len(values)} values does not fit.",
-            allowed=f"At most {vocab_size} finite numbers, one per token id.",
+            f"embedding_bias (embedding_bias_weights) is {values[token]} for the token id {token}.",
+            allowed="It must be a finite number.",
         )
     bias = np.zeros(vocab_size, dtype=np.float32)  # engines pad the vocabulary; the tokenizer's is shorter
     bias[: len(values)] = values

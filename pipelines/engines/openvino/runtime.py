@@ -144,7 +144,8 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
         raise UserError("A prompt has no tokens.", allowed="Every prompt needs at least one.")
     if length > limits.max_input_len:
         raise UserError(
-            f"A prompt has {length} tokens; the engine was built with max_input_len={limits.max_input_len}."
+            f"A prompt has {length} tokens; the engine was built with max_input_len={limits.max_input_len}.",
+            todo="Shorten the prompt or build with a larger max_input_len.",
         )
     check_length(folder, length + new_tokens)
     if length > limits.max_num_tokens and not options.enable_chunked_context:

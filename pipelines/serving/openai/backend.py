@@ -70,7 +70,7 @@ class Backend:
         Raises:
             ApiError: what the server answered, or that it does not.
         """
-        call: Any = self._client.stream_infer(_once(self._model, inputs), headers=STATUS_HEADER)
+        call: Any = self._client.stream_infer(_once(_request(self._model, inputs)), headers=STATUS_HEADER)
         try:
             async for result, error in call:
                 if error is not None:
@@ -84,10 +84,15 @@ class Backend:
             call.cancel()
 
 
-async def _once(model: str, inputs: Sequence[Input]) -> AsyncIterator[dict[str, Any]]:
-    """The one request of a stream."""
+def _request(model: str, inputs: Sequence[Input]) -> dict[str, Any]:
+    """Made before the stream opens: what fails inside of its iterator, tritonclient keeps to itself."""
     outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
-    yield {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
+    return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The one request of a stream."""
+    yield request
 
 
 def _tensor(entry: Input) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,6 +62,7 @@ class Sampling(BaseModel):
             raise ApiError(400, f"'stop' takes up to {MAX_STOPS} strings, none of them empty.", param="stop")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "'stream_options' goes with stream=true only.", param="stream_options")
+        self._refuse_broken_text()
         for name, value in (self.model_extra or {}).items():
             if name in WITHOUT_EFFECT or _says_nothing(value):
                 continue
@@ -68,6 +70,16 @@ class Sampling(BaseModel):
             if instead is None:
                 raise ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
             raise unsupported(name, value, instead)
+
+    def _refuse_broken_text(self) -> None:
+        """JSON can spell half of a surrogate pair, which is no character and has no UTF-8."""
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            broken = ascii(error.object[error.start])
+            raise ApiError(
+                400, f"The request holds {broken}, half of a surrogate pair: text must be valid Unicode."
+            ) from None
 
 
 class CompletionRequest(Sampling):

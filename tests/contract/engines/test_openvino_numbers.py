@@ -101,8 +101,8 @@ def test_weight_only_engine_is_the_builders_arithmetic(
 def test_the_engine_is_its_checkpoint(qformat: QFormat, workshop: Workshop) -> None:
     """Decoded weights in torch, inputs rounded in torch: what remains are flipped codes of single values.
 
-    An FP4 code is a step of up to a third of its value, so for NVFP4 they weigh more: 0.54 % on an Intel Xeon, 1.1 % on an
-    AMD EPYC. For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
+    An FP4 code is a step of up to a third of its value, so for NVFP4 they weigh more: 0.54 % on an Intel Xeon, 1.1 % on
+    an AMD EPYC. For NVFP4, which ModelOpt simulates on CUDA only, this repeats the arithmetic of its kernel.
     """
     folder = workshop.checkpoint("llama", qformat)
     model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))

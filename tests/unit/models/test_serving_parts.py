@@ -138,7 +138,7 @@ def test_a_batch_is_read_row_by_row() -> None:
         ({"frequency_penalty": np.array([3.0])}, "frequency_penalty=3.0"),
         ({"num_return_sequences": np.array([65])}, "num_return_sequences=65"),
         ({"min_tokens": np.array([5])}, "min_tokens=5 is more than request_output_len=4"),
-        ({"embedding_bias": np.ones((1, 11))}, "embedding_bias of 11 values"),
+        ({"embedding_bias": np.ones((1, 11))}, "embedding_bias has 11 values"),
         ({"stop_words_list": np.array([[[1, 2], [2, 1]]])}, "stop_words_list has the offset 1 after 2"),
         ({"decoder_input_ids": np.array([[1, 2]])}, "decoder_input_ids"),
         ({"prompt_table_extra_ids": np.array([[0, 7]])}, "prompt_table_extra_ids"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ KINDS = ["tiny_gemma", "tiny_llama"]
 OUTPUTS = ["INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS_IDS", "EMBEDDING_BIAS", "OUT_END_ID", "OUT_PAD_ID"]
 
 
-def opened(module: Any, kind: str, **parameters: str) -> Any:
+def opened(module: Any, kind: str, *, repository: Path = ZOO, **parameters: str) -> Any:
     """A model of a module, initialized for a bundled tokenizer."""
     model = module.TritonPythonModel()
     values = {"tokenizer_dir": kind, **parameters}
     config = {"parameters": {name: {"string_value": value} for name, value in values.items()}}
-    model.initialize({"model_config": json.dumps(config), "model_repository": str(ZOO / "preprocessing")})
+    model.initialize({"model_config": json.dumps(config), "model_repository": str(repository / "preprocessing")})
     return model
 
 
@@ -81,7 +83,7 @@ def test_bias_stands_at_the_tokens_of_the_word(prepare: Callable[..., Response])
         (b"\xff", {}, r"QUERY \(text_input\) is not valid UTF-8"),
         (b"a", {"EMBEDDING_BIAS_WORDS": texts(b"a")}, "1 words and 0 weights"),
         (b"a", {"IMAGE_URL": texts(b"x")}, "IMAGE_URL"),
-        (b"a", {"BAD_WORDS_DICT": texts(b"\xc3")}, "BAD_WORDS_DICT is not valid UTF-8"),
+        (b"a", {"BAD_WORDS_DICT": texts(b"\xc3")}, r"BAD_WORDS_DICT \(bad_words\) is not valid UTF-8"),
     ],
 )
 def test_bad_text_names_its_input(prepare: Callable[..., Response], prompt: bytes, inputs: Any, said: str) -> None:
@@ -89,6 +91,20 @@ def test_bad_text_names_its_input(prepare: Callable[..., Response], prompt: byte
     assert answer.error is not None
     with pytest.raises(ValueError, match=said):
         raise ValueError(answer.error.message)
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(load: Callable[[str], Any], tmp_path: Path) -> None:
+    """The longest token has 11 characters: 16 tokens hold 176, with room for normalizers 4 x 176 = 704."""
+    (tmp_path / "repository.json").write_text(json.dumps({"limits": {"max_input_len": 16}}))
+    shutil.copytree(ZOO / "tiny_gemma", tmp_path / "tiny_gemma")
+    model = opened(load("preprocessing"), "tiny_gemma", repository=tmp_path)
+    length = np.array([[4]], dtype=np.int32)
+    fits, refused = (
+        model.execute([Request({"QUERY": texts(b"a" * count), "REQUEST_OUTPUT_LEN": length}, OUTPUTS)])[0]
+        for count in (704, 705)
+    )
+    assert fits.error is None
+    assert re.search("705 characters.*max_input_len=16", refused.error.message)
 
 
 @pytest.mark.parametrize("kind", KINDS)

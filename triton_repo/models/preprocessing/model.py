@@ -18,7 +18,12 @@ Array = np.ndarray[Any, Any]
 NO_OFFSET = -1
 """Fills the offsets row of a word list behind the last word."""
 
+WORD_INPUTS = {"BAD_WORDS_DICT": "BAD_WORDS_DICT (bad_words)", "STOP_WORDS_DICT": "STOP_WORDS_DICT (stop_words)"}
 IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
+
+
+SHRINKING = 4
+"""Normalizers may drop or join characters before they become tokens; so much is allowed for."""
 
 
 class BadInputError(Exception):
@@ -37,6 +42,7 @@ class TritonPythonModel:
         folder = _folder(parameters, args)
         self._add_special_tokens = _flag(parameters, "add_special_tokens", default=True)
         self._tokens = open_tokenizer(folder)
+        self._max_input_len = _max_input_len(Path(args["model_repository"]).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; a bad one gets an error of its own."""
@@ -80,10 +86,20 @@ class TritonPythonModel:
         text = _decoded(raw, name)
         if not text:
             raise BadInputError(f"{name} is empty; a prompt needs at least one character.")
+        self._check_length(text, name)
         ids = self._tokens.encode(text, self._add_special_tokens)
         if not ids:
             raise BadInputError(f"{name} gives no tokens; a prompt needs at least one.")
         return ids
+
+    def _check_length(self, text: str, name: str) -> None:
+        """Refuse a text that cannot fit before tokenizing it: a few megabytes take seconds, and the others wait."""
+        limit = self._max_input_len
+        if limit is not None and len(text) > limit * self._tokens.longest * SHRINKING:
+            raise BadInputError(
+                f"{name} has {len(text)} characters, more than any {limit} tokens hold; the engine was built with"
+                f" max_input_len={limit}. Shorten the prompt or build with a larger max_input_len."
+            )
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> list[list[int]]:
         """Encoder-decoder models start from this; for others it is one padding token, which they do not look at."""
@@ -109,7 +125,7 @@ class TritonPythonModel:
 
     def _words(self, row: Array, name: str) -> list[list[int]]:
         """Ids of every word of one prompt; an empty word, which clients send for "none", has none."""
-        words = (self._tokens.encode(_decoded(raw, name), False) for raw in row)
+        words = (self._tokens.encode(_decoded(raw, WORD_INPUTS[name]), False) for raw in row)
         return [word for word in words if word]
 
     def _bias(self, request: Any, batch: int) -> Array:
@@ -127,7 +143,8 @@ class TritonPythonModel:
         rows = zip(words.reshape(batch, -1), weights.reshape(batch, -1), strict=True)
         for row, (names, values) in enumerate(rows):
             for raw, weight in zip(names, values, strict=True):
-                bias[row, self._tokens.encode(_decoded(raw, "EMBEDDING_BIAS_WORDS"), False)] += weight
+                word = _decoded(raw, "EMBEDDING_BIAS_WORDS (embedding_bias_words)")
+                bias[row, self._tokens.encode(word, False)] += weight
         return bias
 
     def _extra_ids(self, request: Any, ids: Array) -> Array:
@@ -149,6 +166,7 @@ class JsonTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.size = int(self._tokenizer.get_vocab_size())
+        self.longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
         config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         end, pad = self._special(config, "eos_token"), self._special(config, "pad_token")
         self.end_id = -1 if end is None else end
@@ -172,6 +190,7 @@ class TransformersTokenizer:
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side="left")
         self.size = len(self._tokenizer)
+        self.longest = max(map(len, self._tokenizer.get_vocab()))
         end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
         self.end_id = -1 if end is None else int(end)
         self.pad_id = max(0, self.end_id) if pad is None else int(pad)
@@ -192,6 +211,12 @@ def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
     if not given or not folder.is_dir():
         raise pb_utils.TritonModelException(f"tokenizer_dir='{given}' of preprocessing: {folder} is not a folder.")
     return folder
+
+
+def _max_input_len(repository: Path) -> int | None:
+    """Tokens of a prompt at most; None when the repository does not say."""
+    found = _read_json(repository / "repository.json").get("limits", {}).get("max_input_len")
+    return None if found is None else int(found)
 
 
 def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
