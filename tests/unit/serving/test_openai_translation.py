@@ -52,6 +52,13 @@ def test_zero_is_greedy(asked: dict[str, float]) -> None:
     assert not {"temperature", "top_p", "seed"} & set(found)
 
 
+@pytest.mark.parametrize("asked", [{"prompt": "a\ud800"}, {"prompt": "a", "stop": ["\udc00"]}])
+def test_half_a_character_is_refused(asked: dict[str, object]) -> None:
+    """It has no UTF-8, so nothing could be sent to the server; before, the answer was empty and looked fine."""
+    with pytest.raises(ApiError, match=r"u(d800|dc00)', half of a surrogate pair"):
+        CompletionRequest(model="m", **asked).refuse_unsupported()
+
+
 def test_answers_draw_from_seeds_of_their_own() -> None:
     """Given ones count up and wrap; made-up ones differ."""
     assert inputs(choice=2, seed=5)["seed"].values == (7,)
