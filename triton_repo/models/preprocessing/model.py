@@ -83,23 +83,23 @@ class TritonPythonModel:
         }
 
     def _encode(self, raw: bytes, name: str) -> list[int]:
-        text = _decoded(raw, name)
+        text = self._text(raw, name)
         if not text:
             raise BadInputError(f"{name} is empty; a prompt needs at least one character.")
-        self._check_length(text, name)
         ids = self._tokens.encode(text, self._add_special_tokens)
         if not ids:
             raise BadInputError(f"{name} gives no tokens; a prompt needs at least one.")
         return ids
 
-    def _check_length(self, text: str, name: str) -> None:
-        """Refuse a text that cannot fit before tokenizing it: a few megabytes take seconds, and the others wait."""
-        limit = self._max_input_len
+    def _text(self, raw: Any, name: str) -> str:
+        """Decode, and refuse what cannot fit before it is tokenized: megabytes take seconds, and the others wait."""
+        text, limit = _decoded(raw, name), self._max_input_len
         if limit is not None and len(text) > limit * self._tokens.longest * SHRINKING:
             raise BadInputError(
                 f"{name} has {len(text)} characters, more than any {limit} tokens hold; the engine was built with"
-                f" max_input_len={limit}. Shorten the prompt or build with a larger max_input_len."
+                f" max_input_len={limit}. Shorten it or build with a larger max_input_len."
             )
+        return text
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> list[list[int]]:
         """Encoder-decoder models start from this; for others it is one padding token, which they do not look at."""
@@ -125,7 +125,7 @@ class TritonPythonModel:
 
     def _words(self, row: Array, name: str) -> list[list[int]]:
         """Ids of every word of one prompt; an empty word, which clients send for "none", has none."""
-        words = (self._tokens.encode(_decoded(raw, WORD_INPUTS[name]), False) for raw in row)
+        words = (self._tokens.encode(self._text(raw, WORD_INPUTS[name]), False) for raw in row)
         return [word for word in words if word]
 
     def _bias(self, request: Any, batch: int) -> Array:
@@ -143,7 +143,7 @@ class TritonPythonModel:
         rows = zip(words.reshape(batch, -1), weights.reshape(batch, -1), strict=True)
         for row, (names, values) in enumerate(rows):
             for raw, weight in zip(names, values, strict=True):
-                word = _decoded(raw, "EMBEDDING_BIAS_WORDS (embedding_bias_words)")
+                word = self._text(raw, "EMBEDDING_BIAS_WORDS (embedding_bias_words)")
                 bias[row, self._tokens.encode(word, False)] += weight
         return bias
 
