@@ -1,0 +1,142 @@
+"""The bundled Gemma on the CPU engine in a real Triton repository, and a client that gathers answers."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+
+import pipelines.zoo
+from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.port import BuildLimits
+from triton_repo.settings import TritonSettings
+from triton_repo.spec import RepositorySpec
+from triton_repo.write import write_repository
+
+MODEL = Path(pipelines.zoo.__file__).parent / "models" / "tiny_gemma"
+LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_num_tokens=512, max_beam_width=3)
+
+
+def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) -> Path:
+    """Build the engine and make a repository of it.
+
+    Args:
+        root: folder to work in.
+        limits: of the engine.
+        settings: of `TritonSettings`.
+
+    Returns:
+        the repository.
+    """
+    calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
+    quantize(MODEL, root / "checkpoint", QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
+    OpenVinoEngine().build(root / "checkpoint", limits, root / "engine", SilentProgress())
+    spec = RepositorySpec(flavour="openvino", label="tiny_gemma", variant="none", enable_chunked_context=True)
+    write_repository(
+        root / "repository",
+        engine_dir=root / "engine",
+        tokenizer_dir=MODEL,
+        settings=TritonSettings(**settings),
+        spec=spec,
+        made_from={},
+    )
+    return root / "repository"
+
+
+@dataclass
+class Answer:
+    """All responses to one request.
+
+    Attributes:
+        parts: tensors by name, one dict per response that had any.
+        error: the error, or empty.
+    """
+
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """All text, joined."""
+        assert not self.error
+        return "".join(part["text_output"].reshape(-1)[0].decode() for part in self.parts)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids of the first beam, joined."""
+        assert not self.error
+        return [token for part in self.parts for token in part["output_ids"][0, 0].tolist()]
+
+
+class Client:
+    """Sends requests over one gRPC stream."""
+
+    def __init__(self, url: str) -> None:
+        self._client = grpc.InferenceServerClient(url)
+        self._found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._found.put((result, error)))
+
+    def send(self, model: str, request_id: str, **inputs: Any) -> None:
+        """Send without waiting."""
+        tensors = []
+        for name, value in inputs.items():
+            array = tensor(value)
+            made = grpc.InferInput(name, array.shape, DTYPES[array.dtype.char])
+            made.set_data_from_numpy(array)
+            tensors.append(made)
+        self._client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+
+    def take(self, *ids: str) -> dict[str, Answer]:
+        """Wait for the ends of these requests."""
+        answers = {name: Answer() for name in ids}
+        open_ids = set(ids)
+        while open_ids:
+            result, error = self._found.get(timeout=30)
+            if error is not None:
+                # errors on a stream do not say whose they are; tests that make them send one request at a time
+                answers[min(open_ids)].error = str(error)
+                open_ids.discard(min(open_ids))
+                continue
+            response = result.get_response()
+            if response.outputs:
+                answers[response.id].parts.append({o.name: result.as_numpy(o.name) for o in response.outputs})
+            if response.parameters["triton_final_response"].bool_param:
+                open_ids.discard(response.id)
+        return answers
+
+    def ask(self, model: str, **inputs: Any) -> Answer:
+        """Send one request and wait for its end."""
+        self.send(model, "one", **inputs)
+        return self.take("one")["one"]
+
+    def first(self) -> dict[str, Any]:
+        """Wait for one response of any request."""
+        result, error = self._found.get(timeout=30)
+        assert error is None
+        return {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Close the stream."""
+        self._client.stop_stream(cancel_requests=cancel)
+        self._client.close()
+
+
+DTYPES = {"i": "INT32", "f": "FP32", "?": "BOOL", "O": "BYTES", "L": "UINT64"}
+
+
+def tensor(value: Any) -> np.ndarray[Any, Any]:
+    """A scalar or list becomes [1, n]; what has two dimensions stays."""
+    if isinstance(value, np.ndarray):
+        return value
+    values = value if isinstance(value, list) else [value]
+    if isinstance(values[0], str | bytes):
+        return np.array([[v.encode() if isinstance(v, str) else v for v in values]], dtype=object)
+    kind = np.bool_ if isinstance(values[0], bool) else np.int32 if isinstance(values[0], int) else np.float32
+    return np.array([values], dtype=kind)
