@@ -42,7 +42,7 @@ verify: $(READY) ## Read a checkpoint back and check every tensor
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 test: check ## Everything that needs no GPU, end to end
-	$(PYTHON) -m pytest tests --ignore=tests/gpu --numprocesses=2 --dist=loadfile
+	$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=2 --dist=loadfile
 
 test-gpu: $(READY) ## The tests that need a GPU; fails if it ran none
 	$(PYTHON) -m tests.gpu_lane

@@ -22,7 +22,7 @@ class Counter:
 def main() -> int:
     """Run tests/gpu*, and fail when none of them could run."""
     counter = Counter()
-    code = pytest.main(["tests/gpu", "-q", "-rs", "--timeout=1800"], plugins=[counter])
+    code = pytest.main(["tests/gpu", "tests/gpu_trtllm", "-q", "-rs", "--timeout=1800"], plugins=[counter])
     if counter.ran == 0:
         sys.stderr.write("No GPU test ran: this machine has no CUDA GPU, or PyTorch cannot see it.\n")
         return 1

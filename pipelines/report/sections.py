@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from pipelines.domain.benchmark import Slo
@@ -236,7 +237,14 @@ def _repeat(data: ReportData) -> Section:
         pieces = [*item.chain, *(run.piece for run in item.runs)]
         for piece in sorted(pieces, key=lambda piece: piece.created):
             commands[piece.repeat] = None
-    return Section("repeat", "How to repeat", (Code((*commands, "python -m pipelines report")),))
+    return Section("repeat", "How to repeat", (Code((*commands, _report_command(list(commands)))),))
+
+
+def _report_command(commands: Sequence[str]) -> str:
+    """The command of this report: of the same model and store as the newest of the others."""
+    newest = shlex.split(commands[-1]) if commands else []
+    same = [word for word in newest if word.startswith(("model=", "model.", "paths.store="))]
+    return shlex.join(["python", "-m", "pipelines", "report", *same])
 
 
 def _versions(data: ReportData) -> Section:

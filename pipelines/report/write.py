@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,18 +40,29 @@ def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: floa
     plots: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        before = _plots_of(folder / "report.md")
         for figure in made.figures():
             plots.append(_write(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
             if figure.png is not None:
                 plots.append(_write(folder / f"{figure.name}.png", figure.png))
         markdown = _write(folder / "report.md", render_markdown(made).encode())
         html = _write(folder / "report.html", render_html(made).encode())
+        for name in before - {path.name for path in plots}:  # of formats that are not in this report
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"The report cannot be written to {folder}: {error.strerror}.",
             todo="Give another folder: report.folder=/some/folder",
         ) from None
     return ReportPaths(markdown, html, tuple(plots))
+
+
+def _plots_of(markdown: Path) -> set[str]:
+    """Names of the plots that an earlier report in this folder made."""
+    if not markdown.is_file():
+        return set()
+    made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
+    return {f"{name}{ending}" for name in made for ending in (".svg", ".png")}
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -171,3 +171,16 @@ def test_a_folder_that_cannot_be_written_is_said(two_formats, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be written to .*/file/report.*report\.folder="):
         write_report(collect(two_formats), tmp_path / "file" / "report")
+
+
+def test_plots_of_formats_that_are_gone_go_with_them(tmp_path):
+    """A report of fewer formats into the same folder; files that no report made stay."""
+    store = full_store(tmp_path / "store")
+    folder = tmp_path / "report"
+    write_report(collect(store), folder)
+    before = {path.name for path in folder.iterdir()}
+    (folder / "own.svg").write_text("<svg/>")
+    paths = write_report(collect(store, variants=[next(iter(VARIANTS))]), folder)
+    after = {path.name for path in folder.iterdir()}
+    assert after == {"report.md", "report.html", "own.svg", *(path.name for path in paths.plots)}
+    assert after < before | {"own.svg"}

@@ -1,0 +1,57 @@
+"""These tests need NVIDIA's Triton TensorRT-LLM container (26.04 to 26.07) and a GPU; elsewhere they are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+MODEL = ROOT / "pipelines" / "zoo" / "models" / "tiny_llama"
+TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _container():
+    for missing, reason in (
+        (importlib.util.find_spec("tensorrt_llm") is None, "the Python package tensorrt_llm is not installed"),
+        (shutil.which("trtllm-build") is None, "trtllm-build is not on PATH"),
+        (not Path("/opt/tritonserver/bin/tritonserver").is_file(), "there is no /opt/tritonserver"),
+    ):
+        if missing:
+            pytest.skip(reason)
+
+
+class Cli:
+    """`python -m pipelines` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *words: str) -> str:
+        command = [sys.executable, "-m", "pipelines", words[0], f"paths.store={self.folder}/store", *words[1:]]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory):
+    return Cli(tmp_path_factory.mktemp("user"))
+
+
+@pytest.fixture(scope="session")
+def engine(cli):
+    """The bundled Llama's own checkpoint, built by trtllm-build."""
+    cli.run("build", "model=tiny_llama", "quant=none", "engine=openvino")
+    (checkpoint,) = (cli.folder / "store" / "quantize").glob("tiny_llama-none-*")
+    out = cli.folder / "engine"
+    limits = ["--max_batch_size", "8", "--max_input_len", "512", "--max_seq_len", "1024", "--max_num_tokens", "2048"]
+    command = ["trtllm-build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(out), *limits]
+    subprocess.run(command, check=True, timeout=1800)
+    return out
