@@ -16,8 +16,6 @@ from pipelines.serving.openai.inputs import Input
 
 NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}
 OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
-# Ends a stream at its first error with that error's gRPC status, which an error inside the stream does not carry.
-STATUS_HEADER = {"triton_grpc_error": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,9 @@ class Backend:
         Raises:
             ApiError: what the server answered, or that it does not.
         """
-        call: Any = self._client.stream_infer(_once(_request(self._model, inputs)), headers=STATUS_HEADER)
+        # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
+        # ended that way after it has freed it, and dies of that after some hundred errors
+        call: Any = self._client.stream_infer(_once(_request(self._model, inputs)))
         try:
             async for result, error in call:
                 if error is not None:

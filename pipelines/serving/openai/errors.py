@@ -11,6 +11,8 @@ TOO_LONG = re.compile(
     r"max_(input_len|seq_len|num_tokens)|maximum (input|sequence) length|prompt length", re.IGNORECASE
 )
 GONE = re.compile(r"not ready|unknown model|no available|failed to connect|socket closed", re.IGNORECASE)
+FAILED = re.compile(r"engine has failed|engine is stopping|stub process", re.IGNORECASE)
+BROKEN = re.compile(r"internal|cuda|out of memory|executor|assert", re.IGNORECASE)
 CLIENT_CODES = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED")
 
 
@@ -47,7 +49,8 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
 
     Args:
         message: its text.
-        grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...), None when it came without.
+        grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...), None when it came without, as errors inside a
+            stream do: then it is the client's unless the text says that something broke.
     """
     message = ENSEMBLE.sub("", message)
     if QUEUE_FULL.search(message):
@@ -56,8 +59,10 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
         return ApiError(400, message, code="context_length_exceeded")
     if grpc_code in CLIENT_CODES:
         return ApiError(400, message)
-    if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message):
+    if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message) or FAILED.search(message):
         return ApiError(
             503, f"The inference server does not answer: {message}", kind="server_error", code="unavailable"
         )
+    if grpc_code is None and not BROKEN.search(message):
+        return ApiError(400, message)
     return ApiError(500, message, kind="server_error")
