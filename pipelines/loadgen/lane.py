@@ -7,7 +7,6 @@ stream cancels that request and no other, and no response needs to be matched. A
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 from time import monotonic_ns as now
 from typing import Any
 
@@ -69,7 +68,7 @@ class Lane:
             isl: input tokens, used when the server does not count.
         """
         chunks: list[int] = []
-        counts = [isl]  # input tokens, then output tokens of each response as the server counts them
+        counts = [isl]  # input tokens, then num_output_tokens, which TensorRT-LLM counts per response
         sent = now()
         due = sent if due_ns is None else due_ns
         self.deadline_ns = sent + wait_ns
@@ -90,7 +89,7 @@ class Lane:
         self.deadline_ns = self.given_up = None
         if error is not None:
             await self.close()
-        osl = output_tokens(counts[1:]) or len(chunks)
+        osl = sum(counts[1:]) or len(chunks)
         first = chunks[0] if streamed and chunks else None
         stamps = tuple(chunks) if streamed else ()
         return index, due, sent, first, end, counts[0], osl, stamps, error
@@ -162,15 +161,3 @@ def classify(text: str) -> str:
     if "unavailable" in low or "not ready" in low or "unloaded" in low:
         return "connection"
     return "invalid"
-
-
-def output_tokens(counts: list[int]) -> int:
-    """Output tokens of a request from the counts of its responses.
-
-    Some servers count the tokens of each response, some all so far. Counts that never fall and rise with (nearly)
-    every one of several responses are all so far.
-    """
-    rises = sum(after > before for before, after in pairwise([0, *counts]))
-    falls = any(after < before for before, after in pairwise(counts))
-    so_far = not falls and rises >= 2 and rises >= len(counts) - 1
-    return counts[-1] if so_far else sum(counts)

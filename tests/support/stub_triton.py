@@ -98,6 +98,11 @@ class Stub:
                 yield response_of(tokens, True)
                 return
             self.stamps.append((request.id, arrived, time.monotonic_ns()))
+            if options.joined:
+                for size in range(2, tokens):
+                    yield response_of(size, False)
+                yield LAST
+                return
             for _ in range(tokens - 1):
                 yield TOKEN
                 if options.itl_ms:
@@ -194,6 +199,7 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=0.0)
     parser.add_argument("--slots", type=int, default=1_000_000, help="requests answered at the same time; others wait")
     parser.add_argument("--max-active", type=int, default=1_000_000, help="more than these are refused")
+    parser.add_argument("--joined", action="store_true", help="responses of 2, 3, ... tokens, then one")
     parser.add_argument("--refuse", default="", help="answer every request with this error")
     parser.add_argument("--not-decoupled", action="store_true")
     parser.add_argument("--without-input", default="")

@@ -63,6 +63,14 @@ def test_a_closed_loop_keeps_its_concurrency_and_measures_the_servers_times(tmp_
     assert level.complete
 
 
+def test_tokens_that_travel_together_are_all_counted(tmp_path: Path) -> None:
+    """Of 6 asked for, responses of 2, 3, 4, 5 and 1 tokens: counts that rise are not sums."""
+    with running("--joined") as server:
+        (level,) = measure(server.url, tmp_path, {"osl": 6}, concurrency=2).levels
+    assert level.summary.osl.min == level.summary.osl.max == 15
+    assert len(records(tmp_path)[0].chunk_ns) == 5
+
+
 def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(tmp_path: Path) -> None:
     """20 per second at a server that does 10: the queue is measured from when requests were due, and said."""
     with running("--ttft-ms", "100", "--slots", "1") as server:

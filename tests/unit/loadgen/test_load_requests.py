@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from pipelines.loadgen.interface import Interface, build_request
-from pipelines.loadgen.lane import classify, output_tokens
+from pipelines.loadgen.lane import classify
 from pipelines.loadgen.plan import Ask
 from pipelines.loadgen.server import statistics_between
 
@@ -51,23 +51,6 @@ def test_a_model_without_min_tokens_gets_no_end_token() -> None:
 def test_a_model_may_stop_early_when_asked_to() -> None:
     """ignore_eos=false sends neither."""
     assert not {"min_tokens", "end_id"} & set(inputs(Interface("m", True, True, ENSEMBLE, OUTPUTS), ignore_eos=False))
-
-
-@pytest.mark.parametrize(
-    ("counts", "tokens"),
-    [
-        ([], 0),
-        ([5], 5),
-        ([1, 1, 1], 3),  # of each response
-        ([3, 1, 4], 8),
-        ([1, 1, 1, 2], 5),
-        ([1, 2, 3, 4], 4),  # all so far
-        ([2, 5, 9, 9], 9),  # the last response brought none
-    ],
-)
-def test_output_tokens_are_counted_either_way(counts: list[int], tokens: int) -> None:
-    """Servers count per response or all so far."""
-    assert output_tokens(counts) == tokens
 
 
 @pytest.mark.parametrize(
