@@ -83,15 +83,17 @@ class Client:
         self._found: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._client.start_stream(lambda result, error: self._found.put((result, error)))
 
-    def send(self, model: str, request_id: str, **inputs: Any) -> None:
-        """Send without waiting."""
+    def send(self, model: str, request_id: str, *, timeout_us: int | None = None, **inputs: Any) -> None:
+        """Send without waiting; it may wait `timeout_us` in the server's queue."""
         tensors = []
         for name, value in inputs.items():
             array = tensor(value)
             made = grpc.InferInput(name, array.shape, DTYPES[array.dtype.char])
             made.set_data_from_numpy(array)
             tensors.append(made)
-        self._client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+        self._client.async_stream_infer(
+            model, tensors, request_id=request_id, enable_empty_final_response=True, timeout=timeout_us
+        )
 
     def take(self, *ids: str) -> dict[str, Answer]:
         """Wait for the ends of these requests."""
@@ -121,6 +123,10 @@ class Client:
         result, error = self._found.get(timeout=30)
         assert error is None
         return {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}
+
+    def first_or_error(self) -> None:
+        """Wait until the server says anything."""
+        self._found.get(timeout=30)
 
     def close(self, *, cancel: bool = False) -> None:
         """Close the stream."""

@@ -1,0 +1,55 @@
+"""One tritonserver and one OpenAI service on the bundled Gemma, for clients that misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("modelopt")
+pytest.importorskip("openvino_genai")
+pytest.importorskip("tritonclient.grpc")
+
+from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.locate import why_no_server
+from pipelines.serving.process import TritonServer
+from pipelines.serving.settings import ServingSettings
+from tests.contract.faults.well_behaved import References
+from tests.support.served_gemma import LIMITS, Client, write_gemma
+
+SERVING = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
+QUEUE = 256
+SETTINGS = {"max_queue_size": QUEUE, "triton_max_batch_size": 8, "stats_check_period_ms": 20}
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    if fault := why_no_server(SERVING):
+        pytest.skip(str(fault))
+    root = tmp_path_factory.mktemp("faults")
+    repository = write_gemma(
+        root, limits=replace(LIMITS, max_batch_size=8), cancellation_check_period_ms=10, **SETTINGS
+    )
+    with TritonServer(repository, SERVING) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def openai_service(served: TritonServer) -> Iterator[OpenAiFrontend]:
+    with OpenAiFrontend(served) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def references(served: TritonServer) -> References:
+    """What well-behaved clients got before anybody misbehaved."""
+    return References(served)
+
+
+@pytest.fixture
+def client(served: TritonServer) -> Iterator[Client]:
+    made = Client(served.grpc_url)
+    yield made
+    made.close()

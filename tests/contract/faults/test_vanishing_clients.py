@@ -1,0 +1,180 @@
+"""Clients that go without a word: slots and memory come back, and the others get their tokens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pipelines.serving.process import TritonServer
+from tests.conftest import ROOT
+from tests.contract.faults.conftest import QUEUE
+from tests.contract.faults.well_behaved import (
+    PROMPT,
+    References,
+    core,
+    eventually,
+    gauge,
+    is_idle,
+)
+from tests.support.served_gemma import Client
+
+MIB = 1 << 20
+CLIENTS = 200
+SHORT = {"text_input": PROMPT, "max_tokens": 40, "end_id": -1, "stream": True}
+Abuse = Callable[[TritonServer], None]
+
+STREAMS = """
+import sys, time
+from tests.contract.faults.well_behaved import core
+from tests.support.served_gemma import Client
+clients = [Client(sys.argv[1]) for _ in range(5)]
+for client in clients:
+    client.send("tensorrt_llm", "long", **core(tokens=1000, streaming=True))
+for client in clients[:2]:
+    client.first()
+print("streaming", flush=True)
+time.sleep(60)
+"""
+
+
+def http_request(path: str, body: bytes, *, length: int | None = None, kind: str = "text/plain") -> bytes:
+    size = len(body) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+    return head.encode() + body
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def ask_and_vanish(server: TritonServer) -> None:
+    """200 streams: all clients reset their connections when the last one has got something.
+
+    Of 40 tokens each, because tritonserver does not cancel what came over HTTP (its issue 7077): they are generated.
+    """
+    body = json.dumps(SHORT).encode()
+    path = "/v2/models/ensemble/generate_stream"
+    clients = [connect(server.ports["http_port"]) for _ in range(CLIENTS)]
+    for one in clients:
+        one.sendall(http_request(path, body))
+    clients[-1].recv(1)
+    for one in clients:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        one.close()
+
+
+def half_a_request(server: TritonServer) -> None:
+    """Half a body, half a header, nothing at all, and no HTTP."""
+    for index in range(CLIENTS):
+        with connect(server.ports["http_port"]) as one:
+            parts = [
+                http_request("/v2/models/ensemble/generate", b'{"text_in', length=5_000),
+                b"POST /v2/models/ensemble/generate HTT",
+                b"",
+                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\xff\xfe",
+            ]
+            one.sendall(parts[index % 4])
+
+
+def no_grpc(server: TritonServer) -> None:
+    """Half a preface, nonsense, and a frame that says it is 16 MB long."""
+    for index in range(CLIENTS):
+        with connect(server.ports["grpc_port"]) as one:
+            preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            one.sendall([preface[:10], b"\xff" * 100, preface + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"][index % 3])
+
+
+def killed_processes(server: TritonServer) -> None:
+    """Ten gRPC streams of two processes that are killed while tokens arrive."""
+    command = [sys.executable, "-c", STREAMS, server.grpc_url]
+    clients = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+    for one in clients:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"streaming\n"
+    for one in clients:
+        one.send_signal(signal.SIGKILL)
+        one.communicate()
+
+
+def leave_the_openai_service(server: TritonServer) -> None:
+    """Streamed and not, half of them while the first is answered."""
+    for number in range(4):
+        clients = [connect(server.ports["openai_port"]) for _ in range(8)]
+        for index, one in enumerate(clients):
+            asked = {"model": "tiny_gemma", "prompt": PROMPT, "max_tokens": 1000, "stream": index % 2 == 0}
+            one.sendall(http_request("/v1/completions", json.dumps(asked).encode(), kind="application/json"))
+        if number % 2:
+            clients[0].recv(1)
+        for one in clients:
+            one.close()
+
+
+def fail_at_the_openai_service(server: TritonServer) -> None:
+    """Streams that end with an error, 8 at a time: what a header of Triton's makes tritonserver 2.51 die of."""
+    body = json.dumps({"model": "tiny_gemma", "prompt": "", "stream": True}).encode()
+    for _ in range(12):
+        clients = [connect(server.ports["openai_port"]) for _ in range(8)]
+        for one in clients:
+            one.sendall(http_request("/v1/completions", body, kind="application/json"))
+        for one in clients:
+            assert b" 400 " in one.recv(100)
+            one.close()
+
+
+def overflow_the_queue(server: TritonServer) -> None:
+    """More requests than 8 slots and all waiting places, and the client gone."""
+    gone = Client(server.grpc_url)
+    for index in range(QUEUE + 50):
+        gone.send("tensorrt_llm", f"r{index}", **core(tokens=1000, streaming=True))
+    gone.first_or_error()
+    gone.close(cancel=True)
+
+
+ABUSES: list[Abuse] = [
+    ask_and_vanish,
+    half_a_request,
+    no_grpc,
+    killed_processes,
+    leave_the_openai_service,
+    fail_at_the_openai_service,
+]
+
+
+@pytest.mark.parametrize("abuse", ABUSES, ids=lambda abuse: abuse.__name__)
+def test_others_get_their_tokens(
+    served: TritonServer, openai_service: object, references: References, abuse: Abuse
+) -> None:
+    """Before, meanwhile and afterwards, token for token; then nothing runs and no KV block is held."""
+    with references.meanwhile():
+        abuse(served)
+    assert eventually(lambda: is_idle(served), 20)
+    served.check()
+
+
+def test_a_queue_that_overflowed_is_empty_again(served: TritonServer, references: References) -> None:
+    overflow_the_queue(served)
+    assert eventually(lambda: is_idle(served))
+    references.check()
+
+
+def test_a_slot_is_free_at_once(served: TritonServer, client: Client) -> None:
+    """All 8 slots generate 1,000 tokens each; a waiting request runs as soon as they are gone, not when they end."""
+    gone = Client(served.grpc_url)
+    for index in range(8):
+        gone.send("tensorrt_llm", f"r{index}", **core(tokens=1000, streaming=True))
+    for _ in range(8):
+        gone.first()
+    client.send("tensorrt_llm", "waits", **core(tokens=2))
+    before = gauge(served, "nv_trt_llm_general_metrics", "iteration_counter")
+    gone.close(cancel=True)
+    assert len(client.take("waits")["waits"].tokens) == 2
+    assert eventually(lambda: is_idle(served), 1)
+    time.sleep(0.05)  # the page is renewed every 20 ms
+    assert gauge(served, "nv_trt_llm_general_metrics", "iteration_counter") - before < 500
