@@ -81,11 +81,14 @@ class Reader:
 
     def abandon(self, stream: Stream) -> News:
         """Cancel a sequence; return the end with what it has. A cancelled handle can no longer be read."""
-        outputs = stream.handle.read_all() if stream.asked.beam_width == 1 and stream.handle.can_read() else []
-        stream.handle.cancel()
         if stream.asked.beam_width > 1:
+            stream.handle.cancel()
             return nothing_more(stream)
-        news = self._news(stream, outputs[0]) if outputs else News()
+        news = News()
+        # not read_all: of a sequence that still runs it waits for the rest, which only this thread could bring
+        while stream.handle.can_read():
+            news.add(self._news(stream, next(iter(stream.handle.read().values()))))
+        stream.handle.cancel()
         news.ended = True
         return self._complete(stream, news)
 

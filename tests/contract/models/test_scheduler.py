@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_a_vanished_client_frees_its_slot_for_one_that_waits(scheduler: Schedule
     assert len(waiting.tokens) == 2
     assert running[0].ended.wait(1)
     assert len(running[0].tokens) < 1000
+
+
+def test_a_vanished_client_that_wanted_the_whole_answer_frees_its_slot(scheduler: Scheduler) -> None:
+    """Tokens that nobody has read yet are left over when it goes."""
+    gone, other = Channel(), Channel()
+    scheduler.submit([replace(asked(1000), streaming=False)], gone)
+    scheduler.submit([asked(200)], other)
+    while len(other.tokens) < 50:
+        assert not other.ended.wait(0.01)
+    gone.cancelled = True
+    assert gone.ended.wait(10)
+    assert 0 < len(gone.tokens) < 1000
+    assert other.ended.wait(10)
+    assert len(other.tokens) == 200
 
 
 def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
