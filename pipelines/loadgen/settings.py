@@ -80,7 +80,11 @@ class LengthSettings(Group):
     @classmethod
     def _number(cls, data: object) -> object:
         """A plain number is a fixed length."""
-        return {"distribution": "fixed", "mean": data} if isinstance(data, int | float) else data
+        if isinstance(data, int | float):
+            return {"distribution": "fixed", "mean": data}
+        if not isinstance(data, dict | LengthSettings):
+            raise ValueError(f"'{data}' is no length: give a number of tokens, or {{distribution: normal, ...}}")
+        return data
 
     @model_validator(mode="after")
     def _fits_together(self) -> LengthSettings:

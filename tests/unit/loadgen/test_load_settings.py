@@ -30,6 +30,7 @@ def test_one_concurrency_needs_no_brackets() -> None:
         (12.5, r"is 12\.5; a fixed length is a whole number"),
         ({"distribution": "normal", "mean": 8}, "'normal' needs stdev"),
         ({"distribution": "uniform", "min": 9, "max": 4}, "min=9 is above max=4"),
+        ("abc", "'abc' is no length: give a number of tokens"),
         (UNIFORM | {"mean": 4}, "mean=4.0 does not go with distribution 'uniform'"),
         ({"distribution": "empirical"}, "needs either values or file"),
         ({"distribution": "empirical", "values": []}, r"values=\[\] is empty"),
