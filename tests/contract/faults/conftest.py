@@ -21,7 +21,15 @@ from tests.support.served_gemma import LIMITS, Client, write_gemma
 
 SERVING = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
 QUEUE = 256
-SETTINGS = {"max_queue_size": QUEUE, "triton_max_batch_size": 8, "stats_check_period_ms": 20}
+KV_TOKENS = 8192
+"""16 MiB of KV cache: its pages are first touched when first used, and a pool that is not yet full would look like a
+leak (100 KiB per request of the default 1 GiB)."""
+SETTINGS = {
+    "max_queue_size": QUEUE,
+    "triton_max_batch_size": 8,
+    "stats_check_period_ms": 20,
+    "max_tokens_in_paged_kv_cache": KV_TOKENS,
+}
 
 
 @pytest.fixture(scope="session")

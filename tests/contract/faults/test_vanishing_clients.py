@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.contract.faults.well_behaved import (
     eventually,
     gauge,
     is_idle,
+    resident_bytes,
 )
 from tests.support.served_gemma import Client
 
@@ -178,3 +180,29 @@ def test_a_slot_is_free_at_once(served: TritonServer, client: Client) -> None:
     assert eventually(lambda: is_idle(served), 1)
     time.sleep(0.05)  # the page is renewed every 20 ms
     assert gauge(served, "nv_trt_llm_general_metrics", "iteration_counter") - before < 500
+
+
+def test_memory_returns(served: TritonServer, openai_service: object, references: References) -> None:
+    """Whatever the first rounds take (pools, threads, caches of the allocator) is there; later ones add nothing.
+
+    The bound: one million-token prompt is 6 MB and 200 connections with their buffers are more; a leak of one of them
+    per round would show as several MiB in each of the three rounds, so 8 MiB over all of them is no leak of either.
+    """
+    for _ in range(3):
+        _all_at_once(served)
+    references.check()
+    before = resident_bytes(served)
+    for _ in range(3):
+        _all_at_once(served)
+    references.check()
+    assert eventually(lambda: resident_bytes(served) - before < 8 * MIB, 5), resident_bytes(served) - before
+
+
+def _all_at_once(server: TritonServer) -> None:
+    huge = http_request("/v2/models/ensemble/generate", json.dumps({"text_input": "a" * 6_000_000}).encode())
+    for abuse in (ask_and_vanish, half_a_request, no_grpc, leave_the_openai_service, overflow_the_queue):
+        abuse(server)
+    with connect(server.ports["http_port"]) as one, suppress(ConnectionError):
+        one.sendall(huge)
+        one.recv(100)
+    assert eventually(lambda: is_idle(server), 20)
