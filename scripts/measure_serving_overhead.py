@@ -4,7 +4,8 @@
 
 Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) in turn,
 `--rounds` times in one run, so that what else the machine does hits both. The server and its client share the machine
-with the engine; the direct loop has it alone. Modes: `tensorrt_llm` and `ensemble`, each whole and streamed.
+with the engine; the direct loop has it alone. KV reuse is off on both sides: a pool full of cached prefixes slows a
+long-lived engine, and the direct one is new every time. Modes: `tensorrt_llm` and `ensemble`, each whole and streamed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class DirectLoop:
         from pipelines.engines.openvino.runtime import EngineFolder, open_pipeline
 
         self.folder = EngineFolder.load(engine)
-        self._pipeline = open_pipeline(self.folder, OpenVinoOptions())
+        self._pipeline = open_pipeline(self.folder, OpenVinoOptions(enable_prefix_caching=False))
 
     def run(self, prompts: list[np.ndarray[Any, Any]], load: Load) -> Found:
         """Answer all prompts."""
@@ -201,7 +202,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
-        spec = RepositorySpec(flavour="openvino", label="measured", variant="measured")
+        spec = RepositorySpec(flavour="openvino", label="measured", variant="measured", enable_kv_cache_reuse=False)
         write_repository(
             repository,
             engine_dir=arguments.engine,
