@@ -122,7 +122,7 @@ class OpenVinoSettings(Group):
 
     inference_precision: Literal["auto", "f32", "bf16"]
     num_threads: Positive | None
-    kv_cache_bytes: Positive
+    kv_cache_bytes: Positive | None
     kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8"]
 
 

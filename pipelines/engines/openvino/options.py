@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.units import GIB
 
 PRECISIONS = ("auto", "f32", "bf16")
 KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8")
@@ -21,7 +20,8 @@ class OpenVinoOptions:
         num_threads: threads of the CPU plugin; None is all physical cores.
         kv_cache_precision: storage of the paged KV cache; "auto" is u8 for a checkpoint with an 8-bit KV cache and
             the inference precision otherwise.
-        kv_cache_bytes: size of the paged KV cache.
+        kv_cache_bytes: size of the paged KV cache; None is room for 32 requests of max_seq_len tokens, at most 1 GiB
+            and at least one request. A pool full of cached prefixes is searched for the oldest, so larger is slower.
         enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
         enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
     """
@@ -29,7 +29,7 @@ class OpenVinoOptions:
     inference_precision: str = "auto"
     num_threads: int | None = None
     kv_cache_precision: str = "auto"
-    kv_cache_bytes: int = GIB
+    kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_context: bool = False
 

@@ -13,11 +13,13 @@ import openvino_genai as genai
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
-from pipelines.domain.units import show_bytes
+from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 
+USUAL_REQUESTS = 32
+"""Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
 KV_BLOCK_TOKENS = 32
 """Tokens of one paged KV block on the CPU plugin; not configurable there."""
 
@@ -102,6 +104,15 @@ def kv_block_bytes(config: CheckpointConfig, precision: str) -> int:
     return 2 * config.num_hidden_layers * config.num_key_value_heads * KV_BLOCK_TOKENS * head_bytes
 
 
+def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
+    """Return how many blocks the paged KV cache has; see `OpenVinoOptions.kv_cache_bytes`."""
+    size = kv_block_bytes(folder.config, kv_precision(folder.config, options))
+    if options.kv_cache_bytes is not None:
+        return options.kv_cache_bytes // size
+    one_request = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS)
+    return max(one_request, min(USUAL_REQUESTS * one_request, GIB // size))
+
+
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
     """Load the paged, in-flight batching pipeline on token ids; it needs no tokenizer.
 
@@ -109,12 +120,12 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
         UserError: the KV cache cannot hold one request of max_seq_len tokens.
     """
     precision = kv_precision(folder.config, options)
-    blocks = options.kv_cache_bytes // kv_block_bytes(folder.config, precision)
+    blocks = kv_blocks(folder, options)
     if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
         needed = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS) * kv_block_bytes(folder.config, precision)
         raise UserError(
-            f"engine.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at {precision};"
-            f" one request may have max_seq_len={folder.limits.max_seq_len}.",
+            f"engine.openvino.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at"
+            f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",
             todo=f"Give at least {needed} bytes ({show_bytes(needed)}).",
         )
     scheduler = genai.SchedulerConfig()

@@ -20,7 +20,7 @@ from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.handles import Reader, nothing_more, pipeline_config
 from pipelines.engines.openvino.own_loop import OwnLoop
 from pipelines.engines.openvino.requests import Asked
-from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, check_request, open_pipeline
+from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, check_request, kv_blocks, open_pipeline
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import Counters, KvLedger, Snapshot
 from pipelines.engines.openvino.streams import Channel, News, Outbox, Reply, Stream
@@ -53,7 +53,7 @@ class Scheduler:
         self.folder, self._options = folder, options.fitted(folder)
         options = self._options
         self._pipeline = open_pipeline(folder, options.engine)
-        self._counters = Counters(options.kv_blocks(folder), folder.limits.max_batch_size)
+        self._counters = Counters(kv_blocks(folder, options.engine), folder.limits.max_batch_size)
         self._ledger = KvLedger(self._counters.max_blocks, reuse=options.engine.enable_prefix_caching)
         self._outbox = Outbox(characters, self._sent)
         self._own = OwnLoop(folder, options.engine, self._outbox, self._ended)

@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.units import GIB
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, kv_block_bytes, kv_precision
+from pipelines.engines.openvino.runtime import (
+    KV_BLOCK_TOKENS,
+    EngineFolder,
+    kv_block_bytes,
+    kv_blocks,
+    kv_precision,
+)
 
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
@@ -76,7 +81,7 @@ class ServingOptions:
                 inference_precision=given.text("openvino_inference_precision", "auto"),
                 num_threads=given.whole("openvino_num_threads", None),
                 kv_cache_precision=given.text("openvino_kv_cache_precision", "auto"),
-                kv_cache_bytes=given.whole("openvino_kv_cache_bytes", GIB) or GIB,
+                kv_cache_bytes=given.whole("openvino_kv_cache_bytes", None),
                 enable_prefix_caching=given.flag("enable_kv_cache_reuse", default=True),
                 enable_chunked_context=given.flag("enable_chunked_context", default=False),
             ),
@@ -92,18 +97,13 @@ class ServingOptions:
             stats_check_period_ms=given.whole("stats_check_period_ms", 100) or 100,
         )
 
-    def kv_blocks(self, folder: EngineFolder) -> int:
-        """Return how many blocks the KV cache has."""
-        return self.engine.kv_cache_bytes // kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
-
     def fitted(self, folder: EngineFolder) -> ServingOptions:
         """Return these options with the KV cache cut to `max_tokens_in_cache`."""
         if self.max_tokens_in_cache is None:
             return self
-        blocks = -(-self.max_tokens_in_cache // KV_BLOCK_TOKENS)
+        blocks = min(-(-self.max_tokens_in_cache // KV_BLOCK_TOKENS), kv_blocks(folder, self.engine))
         size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
-        engine = replace(self.engine, kv_cache_bytes=min(size, self.engine.kv_cache_bytes))
-        return replace(self, engine=engine, max_tokens_in_cache=None)
+        return replace(self, engine=replace(self.engine, kv_cache_bytes=size), max_tokens_in_cache=None)
 
 
 class _Parameters:

@@ -126,7 +126,7 @@ def generation_config(limits: SamplingLimits) -> genai.GenerationConfig:
 
 def _generation(handle: genai.GenerationHandle, limits: SamplingLimits) -> Generation:
     if handle.get_status() == genai.GenerationStatus.IGNORED:
-        raise UserError("The KV cache is too small for a request.", todo="Raise engine.kv_cache_bytes.")
+        raise UserError("The KV cache is too small for a request.", todo="Raise engine.openvino.kv_cache_bytes.")
     output = handle.read_all()[0]
     tokens = list(output.generated_ids)
     stopped = output.finish_reason == genai.GenerationFinishReason.STOP

@@ -17,6 +17,7 @@ from pipelines.engines.openvino.runtime import (
     EngineFolder,
     check_request,
     kv_block_bytes,
+    kv_blocks,
     kv_precision,
     properties,
 )
@@ -46,6 +47,14 @@ def test_kv_block_of_gemma_2b() -> None:
     """2 * 18 layers * 1 head * 32 tokens * 256 * 4 bytes; at u8 256 + 8 bytes per head and token."""
     assert kv_block_bytes(config(), "f32") == 1_179_648
     assert kv_block_bytes(config(), "u8") == 2 * 18 * 32 * 264
+
+
+def test_the_kv_pool_suits_the_engine() -> None:
+    """Gemma 2B at f32: 32 x 128 tokens are 128 blocks; 32 x 8,192 would be 9 GiB, so 1 GiB, 910 blocks; at least one."""
+    assert kv_blocks(folder(), F32) == 128
+    assert kv_blocks(folder(max_seq_len=8192), F32) == 910
+    assert kv_blocks(folder(max_seq_len=32 * 1000), F32) == 1000
+    assert kv_blocks(folder(), OpenVinoOptions(inference_precision="f32", kv_cache_bytes=3 * 1_179_648)) == 3
 
 
 @pytest.mark.parametrize(("kv", "option", "expected"), [
