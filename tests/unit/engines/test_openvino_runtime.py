@@ -50,7 +50,7 @@ def test_kv_block_of_gemma_2b() -> None:
 
 
 def test_the_kv_pool_suits_the_engine() -> None:
-    """Gemma 2B at f32: 32 x 128 tokens are 128 blocks; 32 x 8,192 would be 9 GiB, so 1 GiB: 910 blocks; at least one."""
+    """Gemma 2B at f32: 32 x 128 tokens are 128 blocks, 1 GiB holds 910 of them, and one request always fits."""
     assert kv_blocks(folder(), F32) == 128
     assert kv_blocks(folder(max_seq_len=8192), F32) == 910
     assert kv_blocks(folder(max_seq_len=32 * 1000), F32) == 1000
