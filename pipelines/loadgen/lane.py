@@ -80,15 +80,17 @@ class Lane:
         except asyncio.CancelledError:
             if self.given_up is None:
                 raise
-            end, error = now(), self.given_up
+            end, error = now(), "cancelled"
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
-            end, error = now(), self.given_up or self._broken(failure)
+            end, error = now(), self._broken(failure)
         if self.given_up is not None:
+            # whatever the cancelled stream said on its way out, also nothing; a request that was done first stays done
+            error = error and self.given_up
             waited = f"not finished within {wait_ns / 1e9:g} s (benchmark.timeout_s)"
             self.error_text = waited if self.given_up == "timeout" else "cancelled by the load generator"
-        self.deadline_ns = self.given_up = None
-        if error is not None:
+        if error is not None or self.given_up is not None:
             await self.close()
+        self.deadline_ns = self.given_up = None
         osl = sum(counts[1:]) or len(chunks)
         first = chunks[0] if streamed and chunks else None
         stamps = tuple(chunks) if streamed else ()
