@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from pipelines.build_settings import BuildSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -132,19 +133,6 @@ class EngineSettings(Group):
     name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
     path: Path | None
     openvino: OpenVinoSettings
-
-
-class BuildSettings(Group):
-    """trtllm-build's limits under its own names."""
-
-    max_batch_size: Positive
-    max_input_len: Positive
-    max_seq_len: Positive | None
-    max_num_tokens: Positive
-    max_beam_width: Positive
-    tokens_per_block: Positive
-    tp_size: Positive
-    pp_size: Positive
 
 
 class RuntimeSettings(Group):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.build_settings import BuildSettings
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import BuildLimits
-from pipelines.settings import BuildSettings
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.config import CheckpointConfig
 
-_RANKS = {"tp_size", "pp_size"}
+_LIMITS = {field.name for field in fields(BuildLimits)}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Build:
 
     def identity(self) -> dict[str, Any]:
         """Flavour and limits."""
-        return {"engine": self.engine, **self.build.model_dump(exclude=_RANKS)}
+        return {"engine": self.engine, **self.build.model_dump(include=_LIMITS)}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
@@ -56,6 +56,6 @@ class Build:
 
 def limits_for(build: BuildSettings, config: CheckpointConfig) -> BuildLimits:
     """The limits with what was left open filled in as trtllm-build does: the model's own longest sequence."""
-    values = build.model_dump(exclude=_RANKS)
+    values = build.model_dump(include=_LIMITS)
     values["max_seq_len"] = build.max_seq_len or config.max_position_embeddings
     return BuildLimits(**values)

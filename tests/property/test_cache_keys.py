@@ -6,7 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.build_settings import DECIDED
 from pipelines.commands import load
+from pipelines.engines.tensorrt_llm.options import options
 from pipelines.flavours import choose
 from pipelines.flow import nodes
 from pipelines.group import Group
@@ -83,6 +85,23 @@ MUST_RERUN = {
     "paths.runs": (Path("/runs"), NOTHING),
     "verify.path": (Path("/checkpoint"), NOTHING),
 }
+
+OPTIONS = [option for option in options() if option.key not in DECIDED and f"build.{option.key}" not in MUST_RERUN]
+
+
+def another_value(option):
+    """A value of trtllm-build's option that is not its default."""
+    if option.type == "int":
+        return (option.default or 0) + 1
+    if option.choices:
+        other = next(choice for choice in option.choices if choice != option.default)
+        return {"log_level": "debug", "lora_target_modules": [other]}.get(option.key, other)
+    return True
+
+
+MUST_RERUN |= {
+    f"build.{option.key}": (another_value(option), NOTHING) for option in OPTIONS
+}  # read by trtllm-build only
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +206,8 @@ def test_every_setting_has_been_decided():
                 continue
             if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
                 yield from leaves(field.annotation, f"{prefix}{name}.")
+            elif prefix == "build." and (field.alias or name) in DECIDED:
+                continue
             elif prefix != "hardware." or name not in unused:
                 yield prefix + name
 

@@ -1,0 +1,73 @@
+"""Settings, conf/ and trtllm-build's own options are the same, one by one."""
+
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from pipelines.build_settings import DECIDED, BuildSettings
+from pipelines.engines.tensorrt_llm.options import options
+from pipelines.settings import PROJECT_ROOT
+
+OPTIONS = {option.key: option for option in options()}
+FIELDS = {field.alias or name: field for name, field in BuildSettings.model_fields.items()}
+TYPES = {"str": str, "KVCacheType": str, "int": int, "flag": bool, "list[str]": tuple}
+
+
+def plain(annotation):
+    """(type, choices) of a field, without None and bounds."""
+    if get_origin(annotation) is Annotated:
+        return plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        (only,) = (part for part in get_args(annotation) if part is not NoneType)
+        return plain(only)
+    if get_origin(annotation) is Literal:
+        return str, get_args(annotation)
+    if get_origin(annotation) is tuple:
+        return tuple, plain(get_args(annotation)[0])[1]
+    return (str if annotation is Path else annotation), None
+
+
+def test_there_are_all_67_options_and_the_ranks():
+    assert len(OPTIONS) == 67
+    assert set(FIELDS) == set(OPTIONS) | {"tp_size", "pp_size"}
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_an_option_has_the_programs_type_choices_and_default(key):
+    field, option = FIELDS[key], OPTIONS[key]
+    kind, choices = plain(field.annotation)
+    assert kind is TYPES[option.type]
+    assert choices == option.choices
+    assert field.default == option.default
+
+
+def test_the_configuration_gives_every_option_its_default():
+    """A default that stands in two places is the same in both, and `make config` shows all of them."""
+    text = (PROJECT_ROOT / "conf" / "build" / "default.yaml").read_text()
+    given = yaml.safe_load(text)
+    assert set(given) == set(FIELDS)
+    assert BuildSettings(**given) == BuildSettings()
+    undocumented = [line for line in text.splitlines() if line and "#" not in line and line[0].islower()]
+    obvious = {"max_beam_width", "nccl_plugin", "dora_plugin", "max_lora_rank", "moe_plugin", "mamba_conv1d_plugin"}
+    assert {line.split(":")[0] for line in undocumented} <= obvious | set(DECIDED) | {
+        "paged_state",
+        "monitor_memory",
+        "enable_debug_output",
+    }
+
+
+@pytest.mark.parametrize("key", DECIDED)
+def test_what_this_tool_decides_is_refused_with_the_reason(key):
+    value = True if OPTIONS[key].type == "flag" else ["/x"] if key == "lora_dir" else "nemo"
+    with pytest.raises(ValidationError, match=rf"(?s){key}.*cannot be set to .*{DECIDED[key][:20]}"):
+        BuildSettings(**{key: value})
+
+
+@pytest.mark.parametrize("level", ["error", "warning", "internal_error"])
+def test_a_log_without_facts_is_refused(level):
+    with pytest.raises(ValidationError, match=rf"log_level\n.*'{level}' leaves out sizes and seconds.*info"):
+        BuildSettings(log_level=level)
