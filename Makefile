@@ -37,6 +37,13 @@ config: $(READY) ## Print the resolved configuration
 verify: $(READY) ## Read a checkpoint back and check every tensor
 	$(RUN) $@
 
+## Containers and clusters
+.PHONY: image shell
+image: $(READY) ## Container image with docker or podman: make image engine=tensorrt_llm
+	$(RUN) $@
+shell: $(READY) ## A shell in that image; checkout, store, runs and the Hub's cache are shared
+	$(RUN) $@
+
 ## Develop
 .PHONY: setup test test-gpu test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
@@ -51,8 +58,8 @@ test-modelopt: ## Compression tests with ModelOpt 0.37.0, the version TensorRT-L
 	@scripts/test_modelopt_037.sh
 
 check: $(READY) ## ruff, mypy, import contracts, links in the docs
-	$(PYTHON) -m ruff check pipelines eval triton_repo tests scripts
-	$(PYTHON) -m ruff format --check pipelines eval triton_repo tests scripts
+	$(PYTHON) -m ruff check pipelines eval triton_repo tests scripts docker
+	$(PYTHON) -m ruff format --check pipelines eval triton_repo tests scripts docker
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 	$(PYTHON) -m tests.docs_links

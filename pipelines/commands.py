@@ -178,6 +178,20 @@ def compare(overrides: Sequence[str]) -> int:
     return run_compare(overrides)
 
 
+def image(overrides: Sequence[str]) -> int:
+    """Build the container image."""
+    from pipelines.deploy.containers import build_image
+
+    return build_image(load(overrides), gather())
+
+
+def shell(overrides: Sequence[str]) -> int:
+    """A shell in the container image."""
+    from pipelines.deploy.containers import open_shell
+
+    return open_shell(load(overrides), gather())
+
+
 def verify(overrides: Sequence[str]) -> int:
     """Read a checkpoint back and check it against the format's rules."""
     from pipelines.checkpoint.describe import describe, render
@@ -217,4 +231,6 @@ COMMANDS = {
     "plan": Command("what would run, what is cached and why; writes nothing", plan),
     "config": Command("print the resolved configuration", config),
     "verify": Command("read a checkpoint back and check every tensor", verify),
+    "image": Command("build the container image; engine=tensorrt_llm or engine=openvino", image),
+    "shell": Command("a shell in the container image, store and caches shared", shell),
 }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pipelines.build_settings import BuildSettings
+from pipelines.deploy.image_settings import ImageSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -203,6 +204,7 @@ class Settings(Group):
     workload: WorkloadSettings
     benchmark: BenchmarkSettings
     report: ReportSettings
+    image: ImageSettings
     paths: PathSettings
     verify: VerifySettings
 

@@ -180,16 +180,17 @@ def test_every_parameter_of_the_repository_changes_the_repository_alone(start, n
 
 
 def test_how_a_server_is_run_and_measured_changes_nothing_that_is_kept(start):
-    """Ports, loads and reports decide no bytes of an artifact; a measurement is made anew anyway."""
+    """Ports, loads, reports and images decide no bytes of an artifact; a measurement is made anew anyway."""
     ports_and_openai = ["serving.http_port=9999", "serving.openai=true"]
     load_and_limits = ["workload=poisson", "benchmark.request_rate=[1]", "benchmark.slo.ttft_ms=1"]
-    other = load([*START, *ports_and_openai, *load_and_limits, "report.max_accuracy_loss_percent=5"])
+    images = ["image.uid=2000"]
+    other = load([*START, *ports_and_openai, *load_and_limits, *images, "report.max_accuracy_loss_percent=5"])
     assert changed(keys(start), keys(other)) == NOTHING
 
 
 def test_every_setting_has_been_decided():
     """A new setting must be put into the table: does it change bytes?"""
-    by_group = {"triton", "serving", "workload", "benchmark", "report"}
+    by_group = {"triton", "serving", "workload", "benchmark", "report", "image"}
     unused = {"gpu", "arch", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops"}
     unused |= {
         "fp4_dense_tflops",

@@ -1,0 +1,99 @@
+"""What pip has to add to a Python that already has packages of its own, without touching those.
+
+    python3 docker/requirements.py OUT_FOLDER EXTRA [EXTRA ...]
+
+reads pyproject.toml and constraints.txt beside this folder and writes two files for pip:
+
+    requirements.txt   the core dependencies and those of the extras that are not installed yet
+    constraints.txt    constraints.txt, with every installed package pinned to the version it has
+
+So pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor take another
+version than the tested one for the rest. An installed package that is too old or too new ends the build with its name.
+Standard library and pip's own copy of `packaging` only: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pip._vendor.packaging.requirements import Requirement
+
+PROJECT = Path(__file__).resolve().parent.parent
+BUILD_TOOLS = ("pip",)
+"""Never pinned: pip is what runs."""
+
+
+def normal(name: str) -> str:
+    """The one spelling of a distribution's name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed() -> dict[str, str]:
+    """Normal name -> version of every distribution here."""
+    found = {normal(dist.metadata["Name"]): dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
+    return {name: version for name, version in found.items() if name not in BUILD_TOOLS}
+
+
+def wanted(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
+    """Core dependencies and those of the extras.
+
+    Raises:
+        SystemExit: an extra is not known.
+    """
+    known = project["project"]["optional-dependencies"]
+    if missing := sorted(set(extras) - set(known)):
+        sys.exit(f"error: {', '.join(missing)}: no such extra in pyproject.toml. Known: {', '.join(sorted(known))}.")
+    lines = list(project["project"]["dependencies"])
+    for extra in extras:
+        lines += known[extra]
+    return [Requirement(line) for line in lines]
+
+
+def to_install(requirements: Iterable[Requirement], here: Mapping[str, str]) -> list[str]:
+    """Lines for pip: what is not here yet, sorted, each once.
+
+    Raises:
+        SystemExit: a package is here in a version that the project cannot use; names all of them.
+    """
+    missing: set[str] = set()
+    unfit: set[str] = set()
+    for requirement in requirements:
+        version = here.get(normal(requirement.name))
+        if version is None:
+            missing.add(str(requirement))
+        elif not requirement.specifier.contains(version, prereleases=True):
+            unfit.add(f"{requirement.name} {version} is installed, the project needs {requirement.specifier}")
+    if unfit:
+        sys.exit(f"error: {'; '.join(sorted(unfit))}. Take another base image; its packages are never replaced.")
+    return sorted(missing)
+
+
+def constraints(tested: str, here: Mapping[str, str]) -> list[str]:
+    """Lines for pip: what is here stays, everything else as it was tested."""
+    pins = [line.strip() for line in tested.splitlines() if line.strip() and not line.startswith("#")]
+    kept = [pin for pin in pins if normal(pin.split("==")[0]) not in here]
+    return sorted([*kept, *(f"{name}=={version}" for name, version in here.items())])
+
+
+def main(arguments: list[str]) -> None:
+    """Write both files."""
+    out, extras = Path(arguments[0]), arguments[1:]
+    here = installed()
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    tested = (PROJECT / "constraints.txt").read_text(encoding="utf-8")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, lines in {
+        "requirements.txt": to_install(wanted(project, extras), here),
+        "constraints.txt": constraints(tested, here),
+    }.items():
+        (out / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

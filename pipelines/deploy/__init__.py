@@ -1,0 +1,1 @@
+"""From a repository to a cluster: container images and Kubernetes manifests. Runs nothing but docker or podman."""

@@ -1,0 +1,132 @@
+"""Finds docker or podman, shows the command, runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipelines.deploy.image import ImageFlavour, Places, Source, build_command, flavour_of, reference, shell_command
+from pipelines.domain.errors import UserError
+from pipelines.machine import Machine
+from pipelines.screen import say
+from pipelines.settings import PROJECT_ROOT, Settings
+
+TOOLS = ("docker", "podman")
+ANSWER_S = 20
+Which = Callable[[str], str | None]
+
+
+def build_image(settings: Settings, machine: Machine) -> int:
+    """`make image`: build it and return the builder's exit code.
+
+    Raises:
+        UserError: there is nothing to build with; says the command that would have run.
+    """
+    flavour = _chosen(settings, machine)
+    source = checkout(PROJECT_ROOT)
+    tool = find_tool(settings.image.tool, build_command("docker", settings.image, flavour, source))
+    code = _run(build_command(tool, settings.image, flavour, source))
+    if code == 0:
+        say(f"image: {reference(settings.image, flavour)}")
+    return code
+
+
+def open_shell(settings: Settings, machine: Machine) -> int:
+    """`make shell`: an interactive shell in the image; its exit code.
+
+    Raises:
+        UserError: there is nothing to run it with; says the command that would have run.
+    """
+    flavour = _chosen(settings, machine)
+    source = Source(PROJECT_ROOT)
+    places = Places(
+        store=settings.paths.store.expanduser().absolute(),
+        runs=settings.paths.runs.expanduser().absolute(),
+        hf_home=Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser().absolute(),
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
+    terminal = sys.stdin.isatty()
+
+    def command(tool: str) -> tuple[str, ...]:
+        return shell_command(tool, settings.image, flavour, source, places, terminal=terminal)
+
+    tool = find_tool(settings.image.tool, command("docker"))
+    for folder in (places.store, places.runs, places.hf_home):
+        folder.mkdir(parents=True, exist_ok=True)  # a folder that docker makes itself belongs to root
+    return _run(command(tool))
+
+
+def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.which) -> str:
+    """Docker or podman, whichever is there and answers.
+
+    Args:
+        wanted: `image.tool`.
+        would_run: the command, for the message when there is none.
+        which: finds a program.
+
+    Raises:
+        UserError: none is installed, or the one that is does not answer.
+    """
+    candidates = TOOLS if wanted == "auto" else (wanted,)
+    silent = []
+    for tool in candidates:
+        if which(tool):
+            if (reason := _why_silent(tool)) is None:
+                return tool
+            silent.append(f"{tool} is installed but does not answer: {reason}")
+    what = "; ".join(silent) or f"{' and '.join(candidates)} {'are' if len(candidates) > 1 else 'is'} not installed"
+    raise UserError(
+        f"No container engine can be used here: {what}.",
+        todo=f"Start or install one, or run this on a machine that has it: {shlex.join(would_run)}",
+    )
+
+
+def _why_silent(tool: str) -> str | None:
+    """The tool's own words when its engine cannot be reached, or None when it can."""
+    try:
+        answer = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {ANSWER_S} s"
+    except OSError as error:
+        return str(error)
+    if answer.returncode == 0:
+        return None
+    words = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+    return words[-1].rstrip(".?") if words else f"`{tool} info` ended with {answer.returncode}"
+
+
+def checkout(root: Path) -> Source:
+    """Commit and time of a checkout, where git knows them."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    revision, time = (
+        git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
+        git("log", "-1", "--format=%ct"),
+    )
+    return Source(root, revision or "unknown", int(time) if time else None)
+
+
+def _chosen(settings: Settings, machine: Machine) -> ImageFlavour:
+    flavour = flavour_of(settings.engine.name, gpus=bool(machine.gpus))
+    reason = f"engine={settings.engine.name}"
+    if settings.engine.name == "auto":
+        reason += f": {machine.gpus[0].name} is here" if machine.gpus else f": no NVIDIA GPU, {machine.no_gpu_reason}"
+    say(f"image flavour: {flavour} ({reason})")
+    return flavour
+
+
+def _run(command: Sequence[str]) -> int:
+    """Show the command, then do it in the foreground."""
+    say(f"+ {shlex.join(command)}")
+    return subprocess.run(command, check=False).returncode

@@ -1,0 +1,136 @@
+"""The command lines of `make image` and `make shell`: pure functions of settings and of what was found here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines import __version__
+from pipelines.deploy.image_settings import ImageSettings
+from pipelines.domain.errors import Fault, UserError
+
+INSIDE = "/opt/trtllm-pipelines"
+HF_CACHE = "/cache/huggingface"
+PASSED_ON = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+"""Variables that the shell gets by name, so that no value stands in a command line or in an image."""
+
+ImageFlavour = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The checkout that an image is made of.
+
+    Attributes:
+        root: its folder, the build context.
+        revision: commit, with "-dirty" when files differ from it; "unknown" outside git.
+        commit_time: of that commit in seconds since 1970, or None; the time stamp of every file in the image.
+    """
+
+    root: Path
+    revision: str = "unknown"
+    commit_time: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What `make shell` shares with the host, absolute.
+
+    Attributes:
+        store: finished artifacts.
+        runs: logs and results of runs.
+        hf_home: the Hub's cache.
+        user: "uid:gid" of whoever asked, so that what the shell writes is theirs.
+    """
+
+    store: Path
+    runs: Path
+    hf_home: Path
+    user: str
+
+
+def flavour_of(engine: str, *, gpus: bool) -> ImageFlavour:
+    """Which image an engine runs in; `auto` looks whether this machine has a GPU."""
+    if engine == "auto":
+        return "gpu" if gpus else "cpu"
+    return "cpu" if engine == "openvino" else "gpu"
+
+
+def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:
+    """Name and tag of the image: trtllm-pipelines:0.1.0-gpu."""
+    return f"{settings.name}:{settings.tag or f'{__version__}-{flavour}'}"
+
+
+def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Source) -> tuple[str, ...]:
+    """How the image is built.
+
+    Args:
+        tool: docker or podman.
+        settings: conf/image.
+        flavour: which of the two images.
+        source: the checkout.
+    """
+    arguments = {
+        "BASE_TAG": settings.base_gpu if flavour == "gpu" else settings.base_cpu,
+        **({"BASE_DIGEST": settings.digest} if settings.digest else {}),
+        **({"TORCH_INDEX": settings.torch_index} if flavour == "cpu" else {}),
+        "UID": str(settings.uid),
+        "GID": str(settings.gid),
+        "VERSION": __version__,
+        "REVISION": source.revision,
+        **({"SOURCE_DATE_EPOCH": str(source.commit_time)} if source.commit_time is not None else {}),
+    }
+    command = [tool, "build", f"--file={source.root / 'docker' / f'Dockerfile.{flavour}'}"]
+    command += [f"--tag={reference(settings, flavour)}"]
+    command += ["--format=docker"] if tool == "podman" else []  # OCI's own format has no health check
+    command += ["--no-cache"] if settings.no_cache else []
+    command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    command += [f"--secret=id=pip,src={settings.pip_config}"] if settings.pip_config else []
+    return (*command, str(source.root))
+
+
+def shell_command(
+    tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Source, places: Places, *, terminal: bool = True
+) -> tuple[str, ...]:
+    """How a shell in the image is started: this checkout in the place of the image's own copy, store and caches shared.
+
+    Args:
+        tool: docker or podman.
+        settings: conf/image.
+        flavour: which of the two images.
+        source: the checkout.
+        places: what is shared besides it.
+        terminal: whether there is one to talk to.
+
+    Raises:
+        UserError: a path has a comma, at which both tools split.
+    """
+    command = [tool, "run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
+    if flavour == "gpu":
+        command += ["--device=nvidia.com/gpu=all"] if tool == "podman" else ["--gpus=all"]
+        # Pinned host memory of any size, and the stack that CUDA libraries expect (NVIDIA's own advice for containers).
+        command += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
+    command += ["--ipc=host"] if settings.ipc_host else [f"--shm-size={settings.shm_size}"]
+    command += [f"--network={settings.network}", f"--user={places.user}"]
+    if tool == "podman":  # rootless: keep the user's number, and let SELinux pass the mounts as they are
+        command += ["--userns=keep-id", "--security-opt=label=disable"]
+    command += [f"--mount=type=bind,source={host},target={inside}" for host, inside in _mounts(source, places).items()]
+    command += [f"--env={name}" for name in PASSED_ON]
+    command += [f"--workdir={INSIDE}", "--entrypoint=/bin/bash", reference(settings, flavour)]
+    return tuple(command)
+
+
+def _mounts(source: Source, places: Places) -> Mapping[Path, str]:
+    """Host folder -> place inside. Store and runs in the checkout come with it; others keep their own path."""
+    mounts = {source.root: INSIDE}
+    for folder in (places.store, places.runs):
+        if not folder.is_relative_to(source.root):
+            mounts[folder] = str(folder)
+    mounts[places.hf_home] = HF_CACHE
+    if wrong := [str(path) for path in mounts if "," in str(path)]:
+        raise UserError.of(
+            [Fault(f"'{path}' has a comma, at which docker and podman split a mount.") for path in wrong]
+        )
+    return mounts
