@@ -176,7 +176,7 @@ class Running:
         assert self.process.stdout is not None
         self.process.stdin.write("stamps\n")
         self.process.stdin.flush()
-        rows = [row.split(",") for row in self.process.stdout.readline().strip().split(";")]
+        rows = [row.split(",") for row in self.process.stdout.readline().strip().split(";") if row]
         return {int(name) % 2**32 - 1: (int(arrived), int(first)) for name, arrived, first in rows}
 
 

@@ -21,7 +21,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.timing import RequestTiming, from_columns
 from pipelines.loadgen.run import Identity, Target, run_benchmark
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
-from tests.support.stub_triton import running
+from tests.support.stub_triton import Running, running
 
 QUICK = {"warmup_s": 0.2, "duration_s": 0.8}
 SHORT = {"isl": 16, "osl": 4}
@@ -147,9 +147,14 @@ def test_a_server_that_answers_nothing_in_time_is_said(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     """The level is cut short with the reason; the level after it is not tried."""
+
+    def die() -> None:
+        wait_for_requests(server)
+        server.process.kill()
+
     with running("--ttft-ms", "10") as server:
-        threading.Timer(2.0, server.process.kill).start()
-        result = measure(server.url, tmp_path, concurrency=[2, 3, 4], duration_s=20)
+        threading.Thread(target=die).start()
+        result = measure(server.url, tmp_path, concurrency=[2, 3, 4], duration_s=60)
     assert not result.complete
     assert "the server stopped answering" in result.reason
     (level,) = result.levels
@@ -174,6 +179,12 @@ def test_what_cannot_be_measured_is_said_at_once(
     """Before any load, or with the server's own words."""
     with running(*options) as server, pytest.raises(UserError, match=words):
         measure(server.url, tmp_path, **how)
+
+
+def wait_for_requests(server: Running) -> None:
+    """Until the warm-up of 0.2 s is over and the window has some: at 10 ms each, 200 take a second or two."""
+    while len(server.stamps()) < 200:
+        time.sleep(0.05)
 
 
 def test_no_server_is_said_at_once(tmp_path: Path) -> None:
@@ -202,9 +213,9 @@ def start(tmp_path: Path, url: str, seconds: float) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    """SIGINT to the whole process group, as a terminal sends it, two seconds into the window."""
+    """SIGINT to the whole process group, as a terminal sends it, in the middle of the window."""
     with running("--ttft-ms", "10") as server, start(tmp_path, server.url, 60) as process:
-        time.sleep(4)
+        wait_for_requests(server)
         os.killpg(process.pid, signal.SIGINT)
         words, _ = process.communicate(timeout=20)
     assert words.strip() == "False interrupted at concurrency 1"
