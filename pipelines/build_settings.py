@@ -141,7 +141,9 @@ class BuildSettings(Group):
 
     # Decided by this tool, see DECIDED.
     checkpoint_dir: str | None = None
-    model_config_: str | None = Field(None, alias="model_config", exclude=True)  # pydantic has taken the name itself
+    model_config_: str | None = Field(
+        default=None, alias="model_config", exclude=True
+    )  # pydantic has taken the name itself
     build_config: str | None = None
     model_cls_file: str | None = None
     model_cls_name: str | None = None

@@ -54,6 +54,7 @@ class Plan:
     shape: ModelShape | None
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
+    warnings: tuple[Fault, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -88,7 +89,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    return Plan(settings, target, machine, flavour, shape, steps, checked.notes)
+    return Plan(settings, target, machine, flavour, shape, steps, checked.notes, checked.warnings)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

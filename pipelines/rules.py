@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines import serving_rules
-from pipelines.domain import quant_rules
+from pipelines.deployment import deployment, target_gpu
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -18,6 +18,8 @@ from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
 from pipelines.flow import Target, is_elsewhere
 from pipelines.machine import Machine
+from pipelines.rulebook.table import check as check_table
+from pipelines.rulebook.table import refused, warned
 from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
 from pipelines.sources import BuiltEngine
@@ -31,10 +33,12 @@ class Checked:
     Attributes:
         faults: the run is refused.
         notes: what fits where.
+        warnings: what goes on, but may not be what was meant.
     """
 
     faults: list[Fault] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    warnings: tuple[Fault, ...] = ()
 
 
 def check(
@@ -60,32 +64,15 @@ def check(
         return checked
     if flavour.name != "llmapi" and flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
-    checked.faults += _limits(settings, shape, flavour)
+    findings = check_table(deployment(settings, shape, flavour, machine))
+    checked.faults += refused(findings)
+    checked.warnings = tuple(warned(findings))
     if shape is not None:
-        checked.faults += _shape(settings, shape, machine)
-    checked.faults += quant_rules.check_kv_features(
-        settings.quant.qformat,
-        settings.kv_cache.dtype,
-        kv_reuse=settings.kv_cache.enable_block_reuse,
-        chunked_context=settings.runtime.enable_chunked_context,
-    )
-    _target_gpu(settings, shape, machine, checked)
+        checked.faults += _host_memory(settings, shape, machine)
+        name, _, memory = target_gpu(settings, machine)
+        if memory:
+            _gpu_memory(settings, shape, name, memory, checked)
     return checked
-
-
-def _shape(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
-    """The format and the split against the model's sizes, and calibration against this machine's memory."""
-    build = settings.build
-    faults = quant_rules.check_shape(
-        shape,
-        settings.quant.qformat,
-        group_size=settings.quant.group_size,
-        tp_size=build.tp_size,
-        pp_size=build.pp_size,
-    )
-    if settings.sparsity.method != "none":
-        faults += quant_rules.check_sparsity(shape, method=settings.sparsity.method, tp_size=build.tp_size)
-    return faults + _host_memory(settings, shape, machine)
 
 
 def _no_flavour(name: str) -> Fault:
@@ -96,52 +83,6 @@ def _no_flavour(name: str) -> Fault:
         "trtllm-build takes it from artifacts/quantize/ in NVIDIA's container. "
         "An engine built there is served with engine.path=/its/folder.",
     )
-
-
-def _limits(settings: Settings, shape: ModelShape | None, flavour: Flavour) -> list[Fault]:
-    """The build limits among themselves and against the model (trtllm-build; facts on the scheduler)."""
-    build, faults = settings.build, []
-    longest = build.max_seq_len or (shape.max_position_embeddings if shape else None)
-    if shape and build.max_seq_len and build.max_seq_len > shape.max_position_embeddings:
-        faults.append(
-            Fault(
-                f"build.max_seq_len={build.max_seq_len} is more than {settings.model.label} was made for.",
-                f"Its limit is {shape.max_position_embeddings} tokens.",
-            )
-        )
-    if longest is not None and build.max_input_len > longest:
-        faults.append(
-            Fault(
-                f"build.max_input_len={build.max_input_len} is more than max_seq_len={longest}, "
-                "which counts prompt and output together.",
-                todo=f"Set build.max_input_len={longest} or less.",
-            )
-        )
-    if not settings.runtime.enable_chunked_context and build.max_num_tokens < build.max_input_len:
-        faults.append(
-            Fault(
-                f"build.max_num_tokens={build.max_num_tokens} is less than max_input_len={build.max_input_len}: "
-                "without chunked context a prompt must fit one iteration.",
-                todo=f"Set build.max_num_tokens={build.max_input_len} or more, lower build.max_input_len, "
-                "or set runtime.enable_chunked_context=true.",
-            )
-        )
-    if build.tokens_per_block & (build.tokens_per_block - 1):
-        faults.append(
-            Fault(
-                f"build.tokens_per_block={build.tokens_per_block} is not a power of two.",
-                "Allowed: 8, 16, 32, 64, 128.",
-            )
-        )
-    elif flavour.name == "openvino" and build.tokens_per_block != 32:
-        faults.append(
-            Fault(
-                f"build.tokens_per_block={build.tokens_per_block} cannot be had with engine=openvino.",
-                "OpenVINO's CPU cache has blocks of 32 tokens.",
-                "Leave it at 32, or build for engine=tensorrt_llm.",
-            )
-        )
-    return faults
 
 
 def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
@@ -162,23 +103,6 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Host memory of the quantize stage, bytes (modelled): 16-bit weights + exported copy + 2 GiB of libraries."""
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
-
-
-def _target_gpu(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
-    """Format against GPU generation, and weights against GPU memory."""
-    hardware = settings.hardware
-    sm, memory, name = hardware.sm, (hardware.memory_gb or 0) * 1e9, hardware.name
-    if hardware.name == "auto":
-        if not machine.gpus:
-            return
-        gpu = machine.gpus[0]
-        sm, memory, name = gpu.sm, float(gpu.memory_bytes), gpu.name
-    if sm is None:
-        return
-    family = shape.family if shape else ""
-    checked.faults += quant_rules.check_hardware(settings.quant.qformat, settings.kv_cache.dtype, sm, family)
-    if shape is not None and memory:
-        _gpu_memory(settings, shape, name, memory, checked)
 
 
 def _gpu_memory(settings: Settings, shape: ModelShape, name: str, memory: float, checked: Checked) -> None:

@@ -33,6 +33,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
         for note in plan.notes:
             say(note)
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
         write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()

@@ -20,9 +20,9 @@ from pipelines.compress.postprocess import correct_export
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import modelopt_config
 from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
-from pipelines.domain.quant_rules import check_shape
+from pipelines.rulebook.table import check_checkpoint
 
 
 @dataclass(slots=True)
@@ -100,14 +100,15 @@ def run_simulate(
 
 
 def _check(source: Source, spec: QuantSpec, tp_size: int, pp_size: int) -> None:
-    faults = check_shape(
-        source.shape,
-        spec.qformat,
-        group_size=spec.group_size,
-        tp_size=tp_size,
-        pp_size=pp_size,
-        quantize_lm_head=spec.quantize_lm_head,
-    )
+    faults = check_checkpoint(source.shape, spec.qformat, group_size=spec.group_size, tp_size=tp_size, pp_size=pp_size)
+    if spec.quantize_lm_head and source.shape.tie_word_embeddings:  # a lookup needs 16 bit: TensorRT-LLM issue 1394
+        faults.append(
+            Fault(
+                f"quantize_lm_head=true does not work with {source.shape.architecture} here: the head is the embedding,"
+                " which stays in 16 bit.",
+                todo="Set quantize_lm_head=false.",
+            )
+        )
     if faults:
         raise UserError.of(faults)
 

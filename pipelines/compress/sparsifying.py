@@ -19,8 +19,9 @@ from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.sparsegpt import LINEARS, prune_model
 from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.domain.quant_rules import check_sparsity
+from pipelines.rulebook.table import check_checkpoint
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 _SPARSE_NAMES = tuple(f".{name}.weight" for name in LINEARS)
@@ -38,7 +39,7 @@ def run_sparsify(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.sparsify`."""
     source = look_at(model_dir)
-    if faults := check_sparsity(source.shape, method=spec.method):
+    if faults := check_checkpoint(source.shape, QFormat.NONE, sparsity=spec.method):
         raise UserError.of(faults)
     seed_everything(calibration.seed)
     device = pick_device(device)

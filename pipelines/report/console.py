@@ -34,6 +34,7 @@ def plan_text(plan: Plan) -> str:
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
+    lines += [_wrap(f"warning: {warning}", indent=9) for warning in plan.warnings]
     lines.append("")
     width = max(len(step.node.id) for step in plan.steps)
     for step in plan.steps:
@@ -66,6 +67,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "engine": plan.flavour.name,
         "reason": plan.flavour.reason,
+        "warnings": [str(warning) for warning in plan.warnings],
         "steps": [
             {
                 "id": step.node.id,

@@ -1,0 +1,113 @@
+"""Every rule of the table: what breaks it, what it says, and that the nearest deployment does not break it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.rulebook.gpu import formats_for
+from pipelines.rulebook.record import Deployment, Severity
+from pipelines.rulebook.speculation import lookahead_draft_len
+from pipelines.rulebook.table import RULES, check, check_checkpoint, refused, warned
+from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
+
+BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def test_every_rule_has_a_case_a_name_of_its_own_and_a_public_source() -> None:
+    assert len(BY_NAME) == len(RULES)
+    assert CASES.keys() == BY_NAME.keys()
+    places = ("docs/", "examples/", "tensorrt_llm/", "triton_backend/", "NVIDIA", "triton-inference-server/", "issue")
+    places += ("openvinotoolkit/", "pipelines", "data sheets")
+    assert [rule.name for rule in RULES if not rule.source.startswith(places)] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_deployment_that_breaks_the_rule_is_named_with_its_value(name: str) -> None:
+    found = [str(finding.fault) for finding in BY_NAME[name].findings(deployment(**CASES[name].broken))]
+    assert found
+    assert re.search(CASES[name].match, found[0])
+    assert "{" not in found[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_nearest_deployment_does_not_break_the_rule(name: str) -> None:
+    assert BY_NAME[name].findings(CASES[name].nearest()) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_finds_what_the_rule_finds(name: str) -> None:
+    """Nothing hides a rule: the whole table has it among its findings, as a fault or as a warning."""
+    findings = check(deployment(**CASES[name].broken))
+    assert name in {finding.rule.name for finding in findings}
+    stops = BY_NAME[name].severity is Severity.REFUSE
+    said = refused(findings) if stops else warned(findings)
+    assert any(re.search(CASES[name].match, str(fault)) for fault in said)
+
+
+def test_nothing_is_said_about_what_is_not_known() -> None:
+    """An empty record with a small batch breaks no rule: what is unknown is not judged."""
+    for engine in ("openvino", "tensorrt_llm", "llmapi"):
+        assert check(Deployment(engine=engine)) == []
+
+
+@pytest.mark.parametrize("qformat", list(QFormat))
+def test_llama_8b_takes_every_format_on_two_by_two(qformat: QFormat) -> None:
+    assert check_checkpoint(LLAMA, qformat, tp_size=2, pp_size=2) == []
+
+
+@pytest.mark.parametrize("qformat", [qformat for qformat in QFormat if qformat is not QFormat.NVFP4])
+def test_gemma_2b_takes_every_format_but_nvfp4(qformat: QFormat) -> None:
+    assert check_checkpoint(GEMMA, qformat) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "qformat", "options", "messages"),
+    [
+        (LLAMA, QFormat.FP8, {"tp_size": 0}, ["tp_size=0, pp_size=1 is no split"]),
+        (
+            LLAMA,
+            QFormat.FP8,
+            {"tp_size": 3},
+            ["num_attention_heads=32", "intermediate_size=14336", "tp_size=3 and num_key_value_heads=8"],
+        ),
+        (LLAMA, QFormat.INT4_AWQ, {"group_size": 96}, ["groups of 96 inputs.*4096 inputs"] * 4 + ["14336"]),
+    ],
+)
+def test_every_fault_of_a_shape_is_found_at_once(
+    shape: ModelShape, qformat: QFormat, options: dict[str, int], messages: list[str]
+) -> None:
+    faults = [str(fault) for fault in check_checkpoint(shape, qformat, **options)]
+    assert len(faults) == len(messages), faults
+    for fault, message in zip(faults, messages, strict=True):
+        assert re.search(message, fault)
+
+
+@pytest.mark.parametrize(
+    ("sm", "formats"),
+    [
+        (8.0, "none int8_sq int4_awq int8_wo int4_wo"),
+        (8.6, "none int8_sq int4_awq int8_wo int4_wo"),
+        (8.9, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo"),
+        (9.0, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo"),
+        (10.0, "none fp8 nvfp4"),
+        (12.0, "none fp8 int8_sq int4_awq w4a8_awq int8_wo int4_wo nvfp4"),
+    ],
+)
+def test_each_gpu_takes_the_formats_of_the_builders_table(sm: float, formats: str) -> None:
+    assert [str(qformat) for qformat in formats_for(sm)] == formats.split()
+
+
+def test_gemma_is_never_offered_nvfp4() -> None:
+    """What works is told for the family that was given."""
+    [fault] = refused(check(deployment(sm=10.0, qformat=QFormat.INT8_SQ, shape=GEMMA, engine="openvino")))
+    assert "quant=none, fp8." in str(fault)
+
+
+@pytest.mark.parametrize(("sizes", "tokens"), [((7, 7, 7), 83), ((4, 1, 2), 0), ((3, 2, 3), 5)])
+def test_the_draft_length_of_lookahead(sizes: tuple[int, int, int], tokens: int) -> None:
+    """(7, 7, 7): 5 + (6 + 7) * 6 = 83; (4, 1, 2): 0 + 5 * 0 = 0; (3, 2, 3): 0 + (2 + 3) * 1 = 5."""
+    assert lookahead_draft_len(*sizes) == tokens
