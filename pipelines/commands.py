@@ -12,7 +12,7 @@ from pipelines.artifacts import Store
 from pipelines.compose import compose_config, to_raw
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
-from pipelines.flow import Target
+from pipelines.flow import Target, farthest
 from pipelines.machine import gather
 from pipelines.plan import Plan, make_plan
 from pipelines.settings import Settings, validate
@@ -149,7 +149,8 @@ def plan(overrides: Sequence[str]) -> int:
     """Say what would run, and why; write nothing."""
     from pipelines.report.console import plan_text
 
-    made, _ = _plan_for(load(overrides), "all")
+    settings = load(overrides)
+    made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
     return 0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine
@@ -16,6 +17,7 @@ from pipelines.stages.benchmark import Benchmark
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.repository import Repository
 from pipelines.stages.sparsify import Sparsify
@@ -44,6 +46,11 @@ class Node:
 def is_elsewhere(settings: Settings, target: Target) -> bool:
     """Whether a server that runs elsewhere is measured, so that nothing is built."""
     return target == "benchmark" and settings.benchmark.url is not None
+
+
+def farthest(settings: Settings) -> Target:
+    """How far a configuration can go: the LLM API cannot be asked for the accuracy from here."""
+    return "benchmark" if settings.engine.name == "tensorrt_llm_llmapi" else "all"
 
 
 def nodes(
@@ -126,8 +133,8 @@ class _Flow:
         """Sparsify -> quantize -> build for one variant; afterwards `given["engine"]` is its engine."""
         if self.built is not None:
             return
-        if self.flavour.name == "llmapi":  # the checkpoint itself is what is served
-            self.given["engine"] = self.given["model"]
+        if self.flavour.name == "llmapi":
+            self.llm_api(settings)
             return
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
@@ -143,6 +150,20 @@ class _Flow:
         stage = Build(self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages)
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
+
+    def llm_api(self, settings: Settings) -> None:
+        """Quantize to a Hugging Face checkpoint -> configure the LLM API; one checkpoint serves every split."""
+        label, self.given["checkpoint"] = self.label(settings), self.given["model"]
+        if settings.quant.qformat != QFormat.NONE:
+            quantize, _ = self._compression(settings)
+            quantize = replace(quantize, layout="hugging_face", tp_size=1, pp_size=1)
+            self._calibration_text()
+            self.add("quantize", quantize, label, _with_text({"model": "model"}, quantize.calibrated))
+            self.given["checkpoint"] = "quantize"
+        runtime = settings.runtime
+        stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, runtime.enable_chunked_context)
+        self.add("build", stage, label, {"checkpoint": "checkpoint", "model": "model"})
+        self.given["engine"] = "build"
 
     def _compression(self, settings: Settings) -> tuple[Quantize, Sparsify]:
         device = "cuda" if self.machine.gpus else "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines import llmapi_rules
 from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
@@ -35,7 +36,7 @@ def check(
     if built is not None:
         return faults + _built(settings, built, target)
     if flavour.name == "llmapi":
-        faults += _llmapi(settings, shape, target)
+        faults += llmapi_rules.check(settings, shape, target)
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
@@ -58,35 +59,6 @@ def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault
                 f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
                 "It goes with repository, serve and benchmark.",
                 "Leave out engine.path, or take one of these.",
-            )
-        )
-    return faults
-
-
-def _llmapi(settings: Settings, shape: ModelShape | None, target: Target) -> list[Fault]:
-    """What TensorRT-LLM 1.3 and later cannot do.
-
-    Source: TensorRT-LLM `docs/source/legacy/reference/support-matrix.md`: of Gemma its PyTorch
-    backend has only Gemma 3; `docs/source/legacy/tensorrt-backend-removal.md`: engines are gone.
-    """
-    name, faults = settings.engine.name, []
-    if target not in ("repository", "serve", "benchmark"):
-        faults.append(Fault(f"engine={name} builds no engine.", "It goes with repository, serve and benchmark."))
-    if settings.variant != "none":
-        faults.append(
-            Fault(
-                f"engine={name} takes a Hugging Face checkpoint as it is; {settings.variant} was asked for.",
-                "quant=none, without sparsity and with kv_cache=auto.",
-                "Give a checkpoint that is already quantized with model.path=/its/folder.",
-            )
-        )
-    if shape is not None and shape.family in ("gemma", "gemma2"):
-        faults.append(
-            Fault(
-                f"engine={name} cannot serve {shape.architecture}: TensorRT-LLM's PyTorch backend has of Gemma only "
-                "Gemma 3.",
-                "Gemma 1 and 2 run on TensorRT engines, up to TensorRT-LLM 1.2.",
-                "Take a Llama model, or engine=tensorrt_llm with engine.path.",
             )
         )
     return faults

@@ -14,6 +14,7 @@ from pipelines.domain.model_shape import ModelShape
 MODEL_PATTERNS = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer*",

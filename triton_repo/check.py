@@ -12,7 +12,7 @@ from pipelines.domain.errors import Fault, UserError
 from triton_repo.consistency import config_faults, parameter, tensor_faults
 from triton_repo.generate import parse
 from triton_repo.limits import EngineLimits
-from triton_repo.llmapi import MODEL_YAML
+from triton_repo.llmapi import MODEL_YAML, llmapi_faults
 from triton_repo.tensors import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 from triton_repo.write import DESCRIPTION, VOCABULARIES
 
@@ -49,7 +49,9 @@ def check_repository(folder: Path, *, running_version: str | None = None) -> lis
     llmapi = (folder / TENSORRT_LLM / "1" / MODEL_YAML).is_file()
     faults += tensor_faults(configs, llmapi=llmapi)
     faults += _missing_files(folder, configs, llmapi=llmapi)
-    if TENSORRT_LLM not in configs or llmapi:
+    if llmapi:
+        return [*faults, *llmapi_faults(folder)]
+    if TENSORRT_LLM not in configs:
         return faults
     place = parameter(configs[TENSORRT_LLM], "gpt_model_path")
     if not place:

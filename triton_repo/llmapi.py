@@ -10,30 +10,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from triton_repo.generate import llmapi_configs, to_text
+from triton_repo.llm_args import CHECKPOINT, OPTIONS, LlmArgs
 from triton_repo.parameters import changed
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import TENSORRT_LLM
-from triton_repo.write import OF_THE_STORE, describe, link_files, tokenizer_files, write_model
+from triton_repo.write import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model
 
-CHECKPOINT_DIR = f"{TENSORRT_LLM}/1/checkpoint"
+CHECKPOINT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}"
 MODEL_YAML = "model.yaml"
+BESIDE_THE_ARGUMENTS = ("model", "backend", "triton_config")
+AGAIN = "Make the repository again: make repository"
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 READ = {
+    "batch_scheduler_policy",
+    "cancellation_check_period_ms",
     "decoupled_mode",
+    "guided_decoding_backend",
     "kv_cache_free_gpu_mem_fraction",
     "kv_cache_host_memory_bytes",
+    "max_attention_window_size",
     "max_tokens_in_paged_kv_cache",
+    "sink_token_length",
 }
 """The settings that this flavour has a place for; the others belong to the C++ backend."""
 
 
 def write_llmapi(
     out_dir: Path,
-    checkpoint: Path,
-    tokenizer_dir: Path,
+    engine_dir: Path,
     settings: TritonSettings,
     spec: RepositorySpec,
     made_from: Mapping[str, Any],
@@ -41,26 +49,26 @@ def write_llmapi(
     """Write the repository of `tensorrt_llm.LLM`; see `triton_repo.write.write_repository`.
 
     Raises:
-        UserError: the folder is no Hugging Face checkpoint, or an argument of LLM is given twice.
+        UserError: the folder is not what `make build engine=tensorrt_llm_llmapi` writes, or is for other ranks.
     """
     import yaml
 
-    if not (checkpoint / "config.json").is_file() or not list(checkpoint.glob("*.safetensors")):
+    checkpoint, options = engine_dir / CHECKPOINT, engine_dir / OPTIONS
+    if not (checkpoint / "config.json").is_file() or not options.is_file():
         raise UserError(
-            f"'{checkpoint}' is not a Hugging Face checkpoint.",
-            allowed="The llmapi flavour takes a folder with config.json and *.safetensors; it runs no TensorRT engine.",
-            todo="Take the model's folder, or a quantized checkpoint in Hugging Face's layout.",
+            f"'{engine_dir}' is not made for the LLM API: it lacks {CHECKPOINT}/config.json or {OPTIONS}.",
+            todo="Make it: make build engine=tensorrt_llm_llmapi",
         )
-    tokenizer = tokenizer_files(tokenizer_dir)
-    content = model_yaml(settings, spec)
+    arguments = LlmArgs.from_yaml(options.read_text(encoding="utf-8"), str(options))
+    if faults := _rank_faults(arguments, spec):
+        raise UserError.of(faults)
     for name, config in llmapi_configs(settings).items():
         write_model(out_dir / name, to_text(config), None)
-    link_files(tokenizer, tokenizer_dir, out_dir / CHECKPOINT_DIR)
-    link_files(checkpoint_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)  # its own config.json wins
+    link_files(checkpoint_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)
     target = out_dir / TENSORRT_LLM / "1" / MODEL_YAML
-    target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    target.write_text(yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False), encoding="utf-8")
     description: dict[str, Any] = {
-        "limits": {},
+        "limits": {name: getattr(arguments, name) for name in LIMITS},
         "engine_version": None,
         "world_size": spec.world_size,
         "models": [TENSORRT_LLM],
@@ -75,30 +83,42 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.name not in OF_THE_STORE)
 
 
-def model_yaml(settings: TritonSettings, spec: RepositorySpec) -> dict[str, Any]:
-    """Arguments of `tensorrt_llm.LLM`, and what the model tells Triton about itself.
+def model_yaml(arguments: LlmArgs, settings: TritonSettings) -> dict[str, Any]:
+    """Arguments of `tensorrt_llm.LLM`, and what the model tells Triton about itself."""
+    triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
+    if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
+        triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
+    return {"model": CHECKPOINT_DIR, "backend": "pytorch", **arguments.as_dict(), "triton_config": triton}
 
-    Raises:
-        UserError: `spec.llm_args` says again what the configuration says.
-    """
-    kv_cache = {
-        "enable_block_reuse": spec.enable_kv_cache_reuse,
-        "free_gpu_memory_fraction": settings.kv_cache_free_gpu_mem_fraction,
-        "host_cache_size": settings.kv_cache_host_memory_bytes,
-        "max_tokens": settings.max_tokens_in_paged_kv_cache,
-    }
-    ours = {
-        "model": CHECKPOINT_DIR,
-        "backend": "pytorch",
-        "tensor_parallel_size": spec.tp_size,
-        "pipeline_parallel_size": spec.pp_size,
-        "enable_chunked_prefill": spec.enable_chunked_context,
-        "kv_cache_config": {name: value for name, value in kv_cache.items() if value is not None},
-        "triton_config": {"max_batch_size": 0, "decoupled": settings.decoupled_mode},
-    }
-    if twice := sorted(set(ours) & set(spec.llm_args)):
-        raise UserError(
-            f"llm_args gives {', '.join(twice)}, which the configuration already says.",
-            allowed="Any other argument of tensorrt_llm.LLM.",
+
+def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
+    given = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
+    if given == (spec.tp_size, spec.pp_size):
+        return []
+    return [
+        Fault(
+            f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the LLM API was configured for "
+            f"tensor_parallel_size={given[0]} and pipeline_parallel_size={given[1]}.",
+            todo="Build it again: make build engine=tensorrt_llm_llmapi",
         )
-    return {**ours, **spec.llm_args}
+    ]
+
+
+def llmapi_faults(folder: Path) -> list[Fault]:
+    """Everything that would stop the LLM API from loading this repository."""
+    import yaml
+
+    path = folder / TENSORRT_LLM / "1" / MODEL_YAML
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        return [Fault(f"{path} holds a {type(content).__name__}.", "It must be a mapping.", AGAIN)]
+    arguments = {name: value for name, value in content.items() if name not in BESIDE_THE_ARGUMENTS}
+    try:
+        LlmArgs.from_yaml(yaml.safe_dump(arguments), str(path))
+    except UserError as error:
+        return list(error.faults)
+    checkpoint = folder / str(content.get("model", CHECKPOINT_DIR))
+    missing = [] if (checkpoint / "config.json").is_file() else ["config.json"]
+    missing += [] if list(checkpoint.glob("*.safetensors")) else ["*.safetensors"]
+    missing += [] if any((checkpoint / name).is_file() for name in VOCABULARIES) else ["a tokenizer"]
+    return [Fault(f"The checkpoint '{checkpoint}' lacks {', '.join(missing)}.", todo=AGAIN)] if missing else []

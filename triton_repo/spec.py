@@ -15,7 +15,7 @@ class RepositorySpec:
 
     Attributes:
         flavour: "openvino" (python backend, CPU), "tensorrt_llm" (C++ backend) or "llmapi" (TensorRT-LLM 1.3 and later,
-            which has no TensorRT engines: its "engine" is a Hugging Face checkpoint folder).
+            which has no TensorRT engines: its "engine" is a Hugging Face checkpoint and the arguments of its LLM API).
         label: the model's name, for people and for OpenAI clients.
         variant: its compression in one word, e.g. "fp8".
         enable_kv_cache_reuse: share KV blocks of equal prompt prefixes.
@@ -23,7 +23,6 @@ class RepositorySpec:
         tp_size: tensor parallel ranks the engine must have.
         pp_size: pipeline parallel ranks.
         openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
-        llm_args: flavour llmapi: further arguments of `tensorrt_llm.LLM`.
     """
 
     flavour: FlavourName
@@ -34,7 +33,6 @@ class RepositorySpec:
     tp_size: int = 1
     pp_size: int = 1
     openvino: Mapping[str, Any] = field(default_factory=dict)
-    llm_args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

@@ -55,7 +55,7 @@ def write_repository(
 
     Args:
         out_dir: the folder; made when missing.
-        engine_dir: what `make build` or trtllm-build wrote; flavour llmapi: a Hugging Face checkpoint.
+        engine_dir: what `make build` or trtllm-build wrote.
         tokenizer_dir: a Hugging Face folder with the tokenizer.
         settings: conf/triton.
         spec: what other groups of the configuration say.
@@ -70,7 +70,7 @@ def write_repository(
     if spec.flavour == "llmapi":
         from triton_repo.llmapi import write_llmapi
 
-        return write_llmapi(out_dir, engine_dir, tokenizer_dir, settings, spec, made_from)
+        return write_llmapi(out_dir, engine_dir, settings, spec, made_from)
     tokenizer = tokenizer_files(tokenizer_dir)
     limits = EngineLimits.load(engine_dir)
     if faults := _faults(settings, limits, spec):

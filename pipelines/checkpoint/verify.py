@@ -132,7 +132,7 @@ def verify(folder: Path) -> list[Fault]:
     headers = [{name: Expected(i.dtype, i.shape) for name, i in file.header.items()} for file in ranks]
     faults = check_tensors(config, headers)
     for number, file in enumerate(ranks):
-        faults += _value_faults(f"rank{number}.safetensors", file)
+        faults += value_faults(f"rank{number}.safetensors", file)
     return faults
 
 
@@ -248,8 +248,8 @@ def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, wi
     return {f"{name}.{leaf}": tensor for leaf, tensor in LINEAR_RULES[algo](linear).items()}
 
 
-def _value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
-    """NaN and infinity anywhere; scales that are not positive; KV scales that do not belong together."""
+def value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
+    """Wrong values: NaN and infinity anywhere; scales that are not positive; KV scales that do not belong together."""
     for name, info in tensors.header.items():
         if info.dtype in _NOT_FINITE and _any_not_finite(tensors[name], info.dtype):
             yield Fault(f"{file}: '{name}' holds NaN or infinity.", todo=_AGAIN)
@@ -263,7 +263,8 @@ def _value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
 
 
 def _is_scale(name: str) -> bool:
-    return "scaling_factor" in name.rpartition(".")[2] or name.endswith(".per_channel_scale")
+    leaf = name.rpartition(".")[2]
+    return "scaling_factor" in leaf or leaf.endswith(("_scale", "_scale_2"))
 
 
 def _kv_faults(file: str, tensors: TensorFile, module: str) -> Iterator[Fault]:

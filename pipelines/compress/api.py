@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec, SparsitySpec
+from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec, SparsitySpec
 from pipelines.domain.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def quantize(
     pp_size: int = 1,
     dtype: Dtype = "auto",
     device: str = "auto",
+    layout: Layout = "tensorrt_llm",
     progress: Progress | None = None,
 ) -> Facts:
     """Calibrate a Hugging Face model and write a TensorRT-LLM checkpoint.
@@ -43,10 +44,13 @@ def quantize(
         pp_size: pipeline stages of the engine to come.
         dtype: type of what stays unquantized; "auto" is the model's own, bfloat16 for a float32 model.
         device: "cpu", "cuda", or "auto": CUDA when there is one. The two round differently.
+        layout: "hugging_face" writes ModelOpt's unified Hugging Face checkpoint instead, which is not split over ranks
+            and has no tokenizer.
         progress: shows calibration batch by batch.
 
     Returns:
-        JSON-able facts: see `pipelines.checkpoint.describe`, and keys `calibration`, `source_bytes`, `tool`.
+        JSON-able facts: see `pipelines.checkpoint.describe` (`unified` for Hugging Face's layout), and keys
+        `calibration`, `source_bytes`, `tool`.
 
     Raises:
         UserError: the model, the format or the split cannot work, the texts are empty, or a value is
@@ -64,6 +68,7 @@ def quantize(
         pp_size=pp_size,
         dtype=dtype,
         device=device,
+        layout=layout,
         progress=progress or SilentProgress(),
     )
 

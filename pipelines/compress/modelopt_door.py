@@ -12,7 +12,11 @@ import modelopt.torch.opt as mto
 import modelopt.torch.quantization as mtq
 import modelopt.torch.sparsity as mts
 import torch
-from modelopt.torch.export import export_tensorrt_llm_checkpoint, torch_to_tensorrt_llm_checkpoint
+from modelopt.torch.export import (
+    export_hf_checkpoint,
+    export_tensorrt_llm_checkpoint,
+    torch_to_tensorrt_llm_checkpoint,
+)
 
 from pipelines.compress.recipes import Config
 from pipelines.domain.errors import UserError
@@ -79,6 +83,11 @@ def export(
             inference_tensor_parallel=tp_size,
             inference_pipeline_parallel=pp_size,
         )
+
+
+def export_unified(model: torch.nn.Module, dtype: torch.dtype, out_dir: Path) -> None:
+    """Write a Hugging Face folder whose linears are quantized, and hf_quant_config.json; no tokenizer."""
+    export_hf_checkpoint(model, dtype=dtype, export_dir=out_dir)
 
 
 def merge_fused_scales(model: torch.nn.Module, family: str, dtype: torch.dtype) -> None:

@@ -17,7 +17,7 @@ from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import FORMATS, KvFormat
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
-_DEFAULT_ROTARY_BASE = 10000.0
+DEFAULT_ROTARY_BASE = 10000.0
 
 
 def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
 def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary_base and rotary_scaling; ModelOpt misses both in a config written by Transformers 5."""
     new_style = hf_config.get("rope_parameters") or {}
-    base = new_style.get("rope_theta") or hf_config.get("rope_theta") or _DEFAULT_ROTARY_BASE
+    base = new_style.get("rope_theta") or hf_config.get("rope_theta") or DEFAULT_ROTARY_BASE
     return {"rotary_base": float(base), "rotary_scaling": rope_scaling(hf_config)}
 
 

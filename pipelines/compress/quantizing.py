@@ -13,13 +13,15 @@ import numpy as np
 import torch
 
 from pipelines.checkpoint.describe import describe
+from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress.calibration import CalibrationSet, broken_at, forward_passes, layer_of, make_batches
 from pipelines.compress.f32_products import f32_products
 from pipelines.compress.loading import Source, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
 from pipelines.compress.postprocess import correct_export
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import modelopt_config
-from pipelines.compress.specs import CalibrationSpec, Dtype, QuantSpec
+from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
+from pipelines.compress.unified import correct_unified
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
 from pipelines.rulebook.table import check_checkpoint
@@ -48,6 +50,7 @@ def run_quantize(
     pp_size: int,
     dtype: Dtype,
     device: str,
+    layout: Layout,
     progress: Progress,
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.quantize`."""
@@ -60,17 +63,23 @@ def run_quantize(
         done = _simulate(source, spec, texts, calibration, dtype, device, loud)
         out_dir.mkdir(parents=True, exist_ok=True)
         with loud.task("exporting", None):
-            modelopt_door.export(
-                done.model,
-                source.shape.family,
-                torch_dtype(done.dtype),
-                out_dir,
-                tp_size=tp_size,
-                pp_size=pp_size,
-            )
-    correct_export(out_dir, source.config, spec)
+            if layout == "hugging_face":
+                modelopt_door.export_unified(done.model, torch_dtype(done.dtype), out_dir)
+            else:
+                modelopt_door.export(
+                    done.model,
+                    source.shape.family,
+                    torch_dtype(done.dtype),
+                    out_dir,
+                    tp_size=tp_size,
+                    pp_size=pp_size,
+                )
+    if layout == "hugging_face":
+        correct_unified(out_dir, source.config, done.dtype)
+    else:
+        correct_export(out_dir, source.config, spec)
     return {
-        **describe(out_dir),
+        **(describe_unified(out_dir) if layout == "hugging_face" else describe(out_dir)),
         "source_bytes": source.weight_bytes,
         "calibration": _calibration_facts(done),
         "device": done.device,

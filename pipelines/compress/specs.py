@@ -11,6 +11,9 @@ from pipelines.domain.formats import KvFormat, QFormat
 Dtype = Literal["auto", "bfloat16", "float16"]
 """Element type of everything that is not quantized; `auto` is the model's own 16-bit type."""
 
+Layout = Literal["tensorrt_llm", "hugging_face"]
+"""What is written: a TensorRT-LLM checkpoint for trtllm-build, or a Hugging Face folder for its PyTorch backend."""
+
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
 AWQ_FORMATS = frozenset({QFormat.INT4_AWQ, QFormat.W4A8_AWQ})

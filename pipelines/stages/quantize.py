@@ -1,4 +1,4 @@
-"""Quantize: a model in, a TensorRT-LLM checkpoint out, verified by reading it back."""
+"""Quantize: a model in, a checkpoint out for trtllm-build or for the PyTorch backend, verified by reading it back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pipelines.settings import CalibrationSettings, KvCacheSettings, QuantSettin
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec
+    from pipelines.compress.specs import Layout
 
 
 @dataclass(frozen=True)
 class Quantize:
-    """Hugging Face folder in, `config.json` + `rankN.safetensors` for tp_size x pp_size ranks out.
+    """Hugging Face folder in, a checkpoint for tp_size x pp_size ranks out.
 
     Attributes:
         quant: format of weights and activations.
@@ -26,6 +27,7 @@ class Quantize:
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
         device: where ModelOpt computes, "cpu" or "cuda".
+        layout: "tensorrt_llm": `config.json` + `rankN.safetensors`; "hugging_face": ModelOpt's unified checkpoint.
     """
 
     quant: QuantSettings
@@ -34,6 +36,7 @@ class Quantize:
     tp_size: int
     pp_size: int
     device: str
+    layout: Layout = "tensorrt_llm"
     name = "quantize"
     version = "1"
     measures = False
@@ -55,6 +58,8 @@ class Quantize:
             "pp_size": self.pp_size,
             "device": self.device,  # the two round differently
         }
+        if self.layout != "tensorrt_llm":
+            identity["layout"] = self.layout
         if spec.grouped:
             identity["group_size"] = self.quant.group_size
         if qformat == QFormat.INT8_SQ:
@@ -67,6 +72,7 @@ class Quantize:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Calibrate, export, verify."""
+        from pipelines.checkpoint.unified import verify_unified
         from pipelines.checkpoint.verify import verify
         from pipelines.compress import QuantSpec, quantize
 
@@ -85,9 +91,10 @@ class Quantize:
             tp_size=self.tp_size,
             pp_size=self.pp_size,
             device=self.device,
+            layout=self.layout,
             progress=progress,
         )
-        if faults := verify(out_dir):
+        if faults := (verify_unified if self.layout == "hugging_face" else verify)(out_dir):
             raise RuntimeError("the exported checkpoint breaks its own rules:\n" + "\n".join(map(str, faults)))
         return facts
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from triton_repo.llm_args import CHECKPOINT, OPTIONS, LlmArgs
+
 LIMITS = {"max_batch_size": 8, "max_input_len": 64, "max_seq_len": 128, "max_num_tokens": 256, "max_beam_width": 1}
 VERSIONS = {"tensorrt_llm": "1.2.1", "openvino": "2026.4.1"}
 
@@ -61,4 +63,11 @@ def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors", "README.md"):
         (folder / name).write_text("{}")
+    return folder
+
+
+def write_llm_folder(folder: Path, **arguments: Any) -> Path:
+    """What stands in an engine's place for the LLM API: a checkpoint and its arguments."""
+    write_tokenizer(folder / CHECKPOINT)
+    (folder / OPTIONS).write_text(LlmArgs(**arguments).to_yaml())
     return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_folders import write_engine, write_tokenizer
+from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
@@ -24,7 +24,10 @@ def generated(tmp_path: Path, flavour: str) -> dict[str, str]:
     """Every text of a repository that we write ourselves, by relative name."""
     spec = SPECS[flavour]
     model = write_tokenizer(tmp_path / "model")
-    engine = model if flavour == "llmapi" else write_engine(tmp_path / "engine", flavour, tp_size=spec.tp_size)
+    if flavour == "llmapi":
+        engine = write_llm_folder(tmp_path / "engine")
+    else:
+        engine = write_engine(tmp_path / "engine", flavour, tp_size=spec.tp_size)
     repo = tmp_path / "repo"
     write_repository(
         repo, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={"build": "0"}

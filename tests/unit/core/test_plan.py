@@ -114,10 +114,37 @@ def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overri
 def test_without_engines_the_checkpoint_itself_is_served(tmp_path, model):
     """TensorRT-LLM 1.3 and later."""
     made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=none"], "repository")
-    (step,) = made.steps
-    assert step.node.inputs["engine"] == step.node.inputs["model"]
+    assert [step.node.id for step in made.steps] == ["build", "repository"]
+    assert made.steps[0].node.inputs["checkpoint"] == made.steps[0].node.inputs["model"]
     with pytest.raises(UserError, match=r"cannot serve GemmaForCausalLM: .* only Gemma 3"):
         plan(tmp_path, ["engine=tensorrt_llm_llmapi", "quant=none", "model=tiny_gemma"], "repository")
+
+
+def test_one_checkpoint_serves_every_split_of_the_llm_api(tmp_path, model):
+    """It is not cut into ranks, so another tp_size quantizes nothing again."""
+    words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8"]
+    one, two = (plan(tmp_path, [*words, f"build.tp_size={ranks}"], "build").steps for ranks in (1, 2))
+    assert [step.node.id for step in one] == ["quantize", "build"]
+    assert one[0].key == two[0].key
+    assert one[1].node.stage.identity() != two[1].node.stage.identity()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "target", "message"),
+    [
+        (["quant=int8_sq"], "build", r"has no quant=int8_sq: .* It takes none, fp8, nvfp4, int4_awq, w4a8_awq"),
+        (["kv_cache=int8"], "build", r"has no kv_cache=int8"),
+        (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
+        (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on b200_sxm \(SM 10\)"),
+        (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
+        (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
+        (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
+        ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),
+    ],
+)
+def test_what_the_llm_api_cannot_do_is_refused(tmp_path, model, overrides, target, message):
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", *overrides], target)
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
@@ -180,7 +207,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
         (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
-        (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi builds no engine.*\n.*fp8 was asked for"),
+        (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi cannot all"),
         (["triton.decoding_mode=medusa"], r"decoding_mode.*medusa"),
         (["workload.isl=1500"], r"prompts of up to 1500 tokens; the engine is built with max_input_len=1024"),
         (

@@ -13,7 +13,7 @@ import yaml
 
 from pipelines import __version__
 from pipelines.domain.errors import UserError
-from tests.support.engine_folders import write_engine, write_tokenizer
+from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
 from triton_repo.settings import TritonSettings
@@ -200,24 +200,20 @@ def test_more_than_the_engine_takes_is_refused(tmp_path):
 
 
 def test_llmapi_has_one_model_and_its_yaml(tmp_path):
-    checkpoint = write_tokenizer(tmp_path / "checkpoint")
-    (checkpoint / "pytorch_model.bin").write_bytes(b"the same weights again")
-    spec = RepositorySpec(
-        "llmapi", "llama", "fp8", enable_kv_cache_reuse=False, tp_size=2, llm_args={"max_seq_len": 64}
-    )
+    engine = write_llm_folder(tmp_path / "engine", tensor_parallel_size=2, max_seq_len=2048)
+    (engine / "checkpoint" / "pytorch_model.bin").write_bytes(b"the same weights again")
     facts = write_repository(
         tmp_path / "repo",
-        engine_dir=checkpoint,
-        tokenizer_dir=checkpoint,
-        settings=TritonSettings(decoupled_mode=False, cuda_graph_mode=True),
-        spec=spec,
+        engine_dir=engine,
+        tokenizer_dir=engine / "checkpoint",
+        settings=TritonSettings(decoupled_mode=False, cuda_graph_mode=True, cancellation_check_period_ms=50),
+        spec=RepositorySpec("llmapi", "llama", "fp8", tp_size=2),
         made_from={},
     )
     content = yaml.safe_load((tmp_path / "repo/tensorrt_llm/1/model.yaml").read_text())
-    assert content["model"] == "tensorrt_llm/1/checkpoint"
-    assert (content["tensor_parallel_size"], content["max_seq_len"]) == (2, 64)
-    assert content["kv_cache_config"]["enable_block_reuse"] is False
-    assert content["triton_config"] == {"max_batch_size": 0, "decoupled": False}
+    assert (content["model"], content["backend"]) == ("tensorrt_llm/1/checkpoint", "pytorch")
+    assert (content["tensor_parallel_size"], content["max_seq_len"]) == (2, 2048)
+    assert content["triton_config"] == {"max_batch_size": 0, "decoupled": False, "cancellation_check_period_ms": 50}
     linked = {path.name for path in (tmp_path / "repo/tensorrt_llm/1/checkpoint").iterdir()}
     assert linked == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert facts["models"] == ["tensorrt_llm"]
@@ -226,18 +222,42 @@ def test_llmapi_has_one_model_and_its_yaml(tmp_path):
 
 
 def test_llmapi_refuses_an_engine(tmp_path):
-    with pytest.raises(UserError, match=f"'{tmp_path / 'engine'}' is not a Hugging Face checkpoint"):
+    with pytest.raises(UserError, match=f"'{tmp_path / 'engine'}' is not made for the LLM API"):
         make(tmp_path, RepositorySpec("llmapi", "llama", "fp8"))
 
 
-def test_llmapi_refuses_an_argument_given_twice(tmp_path):
-    checkpoint = write_tokenizer(tmp_path / "checkpoint")
-    with pytest.raises(UserError, match="llm_args gives backend, model"):
+def test_llmapi_refuses_other_ranks(tmp_path):
+    engine = write_llm_folder(tmp_path / "engine", tensor_parallel_size=4)
+    with pytest.raises(UserError, match=r"tp_size=2 .* tensor_parallel_size=4"):
         write_repository(
             tmp_path / "repo",
-            engine_dir=checkpoint,
-            tokenizer_dir=checkpoint,
+            engine_dir=engine,
+            tokenizer_dir=engine / "checkpoint",
             settings=TritonSettings(),
-            spec=RepositorySpec("llmapi", "llama", "fp8", llm_args={"model": "x", "backend": "y"}),
+            spec=RepositorySpec("llmapi", "llama", "fp8", tp_size=2),
             made_from={},
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: (model / "model.yaml").write_text("backend: pytorch\nmax_batch_size: 0\n"), "max_batch_size=0"),
+        (lambda model: (model / "checkpoint" / "config.json").unlink(), "lacks config.json"),
+        (lambda model: (model / "checkpoint" / "tokenizer.json").unlink(), "lacks a tokenizer"),
+    ],
+)
+def test_what_would_stop_the_llm_api_is_found(tmp_path, change, message):
+    engine = write_llm_folder(tmp_path / "engine")
+    spec = RepositorySpec("llmapi", "llama", "fp8")
+    write_repository(
+        tmp_path / "repo",
+        engine_dir=engine,
+        tokenizer_dir=engine / "checkpoint",
+        settings=TritonSettings(),
+        spec=spec,
+        made_from={},
+    )
+    change(tmp_path / "repo/tensorrt_llm/1")
+    (fault,) = check_repository(tmp_path / "repo")
+    assert message in str(fault)

@@ -1,0 +1,224 @@
+"""The unified Hugging Face checkpoint: is it what TensorRT-LLM's PyTorch backend reads, and what is in it.
+
+The layout of ModelOpt's `export_hf_checkpoint`: a Hugging Face folder whose linears carry scales beside their weights,
+and hf_quant_config.json. Names, dtypes and shapes as ModelOpt 0.47.0 exports them (measured); which scales linears
+share because they are fused when loaded: TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.checkpoint.tensors import TensorFile, TensorInfo
+from pipelines.checkpoint.verify import Expected, Tensors, value_faults
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.model_shape import ModelShape
+
+QUANT_CONFIG = "hf_quant_config.json"
+_AGAIN = "Export the checkpoint again."
+_16BIT = ("BF16", "F16")
+_ONE = Expected("F32", ())
+_PRE_QUANT = "pre_quant_scale"  # where it is absent it has been folded into the norm or the linear before
+_FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+
+_LinearRule = Callable[[int, int, int, str], Tensors]
+"""(outputs, inputs, inputs per scale, dtype of what stays 16 bit) -> the tensors of one linear."""
+
+
+def _float(out: int, width: int, _group: int, dtype: str) -> Tensors:
+    return {"weight": Expected(dtype, (out, width))}
+
+
+def _fp8(out: int, width: int, _group: int, _dtype: str) -> Tensors:
+    return {"weight": Expected("F8_E4M3", (out, width)), "weight_scale": _ONE, "input_scale": _ONE}
+
+
+def _int4_awq(out: int, width: int, group: int, _dtype: str) -> Tensors:
+    # two neighbouring output channels share a byte
+    return {"weight": Expected("U8", (out // 2, width)), "weight_scale": Expected("F32", (out, width // group))}
+
+
+def _w4a8_awq(out: int, width: int, group: int, dtype: str) -> Tensors:
+    return _int4_awq(out, width, group, dtype) | {"weight_scale_2": _ONE, "input_scale": _ONE}
+
+
+def _nvfp4(out: int, width: int, group: int, _dtype: str) -> Tensors:
+    # two neighbouring inputs share a byte
+    weight, scale = Expected("U8", (out, width // 2)), Expected("F8_E4M3", (out, width // group))
+    return {"weight": weight, "weight_scale": scale, "weight_scale_2": _ONE, "input_scale": _ONE}
+
+
+LINEAR_RULES: dict[str | None, _LinearRule] = {
+    None: _float,
+    "FP8": _fp8,
+    "W4A16_AWQ": _int4_awq,
+    "W4A8_AWQ": _w4a8_awq,
+    "NVFP4": _nvfp4,
+}
+"""quant_algo -> the tensors of one linear; the algorithms that the PyTorch backend takes of ModelOpt."""
+
+
+def verify_unified(folder: Path) -> list[Fault]:
+    """Read a unified checkpoint back and return everything that is wrong with it; an empty list is a good one."""
+    try:
+        config, shape, block = _load(folder)
+        files = _files(folder)
+    except UserError as error:
+        return list(error.faults)
+    algo = block.get("quant_algo")
+    if algo not in LINEAR_RULES:
+        known = ", ".join(str(name) for name in LINEAR_RULES)
+        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend takes {known}.")]
+    found = {name: info for file in files for name, info in file.header.items()}
+    faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(found)), found)
+    for file in files:
+        faults += value_faults(file.path.name, file)
+    return faults or [*_fused_faults(shape, files)]
+
+
+def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorInfo]) -> list[Fault]:
+    faults = []
+    for name in sorted(expected.keys() - found.keys()):
+        if not name.endswith(_PRE_QUANT):
+            faults.append(Fault(f"{folder} lacks the tensor '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
+    for name in sorted(found.keys() - expected.keys()):
+        faults.append(Fault(f"{folder} holds the tensor '{name}', which does not belong there.", todo=_AGAIN))
+    for name in sorted(expected.keys() & found.keys()):
+        info = Expected(found[name].dtype, found[name].shape)
+        if info != expected[name]:
+            faults.append(Fault(f"{folder}: '{name}' is {info}.", f"Expected: {expected[name]}.", _AGAIN))
+    return faults
+
+
+def _load(folder: Path) -> tuple[dict[str, Any], ModelShape, dict[str, Any]]:
+    """config.json, the shape in it, and the quantization block of hf_quant_config.json; empty for 16 bit."""
+    config = _json(folder / "config.json")
+    path = folder / QUANT_CONFIG
+    block = _json(path).get("quantization") if path.is_file() else {}
+    if not isinstance(block, dict):
+        raise UserError(f"{path} has no mapping 'quantization'.", todo=_AGAIN)
+    return config, ModelShape.from_hf_config(config, str(folder / "config.json")), block
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"'{path.parent}' has no {path.name}; it is not a Hugging Face checkpoint.") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.", todo=_AGAIN) from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} holds a {type(raw).__name__}.", allowed="It must be a mapping.", todo=_AGAIN)
+    return raw
+
+
+def _files(folder: Path) -> list[TensorFile]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"'{folder}' has no *.safetensors.", todo=_AGAIN)
+    return [TensorFile(path) for path in files]
+
+
+def _dtype(found: Mapping[str, TensorInfo]) -> str:
+    """Type of what stays 16 bit: that of the embedding."""
+    embedding = found.get("model.embed_tokens.weight")
+    return embedding.dtype if embedding is not None and embedding.dtype in _16BIT else _16BIT[0]
+
+
+def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """[out, in] of each linear of one layer, by Hugging Face's name."""
+    q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    return {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+
+
+def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mapping[str, Any], dtype: str) -> Tensors:
+    """Every tensor of the checkpoint; those called pre_quant_scale may be absent.
+
+    Args:
+        config: config.json.
+        shape: sizes from it.
+        block: `quantization` of hf_quant_config.json.
+        dtype: of what stays 16 bit, safetensors spelling.
+    """
+    hidden = Expected(dtype, (shape.hidden_size,))
+    table = Expected(dtype, (shape.vocab_size, shape.hidden_size))
+    tensors: Tensors = {"model.embed_tokens.weight": table, "model.norm.weight": hidden}
+    if not shape.tie_word_embeddings:
+        tensors["lm_head.weight"] = table
+    for number in range(shape.num_hidden_layers):
+        layer = f"model.layers.{number}"
+        tensors |= {f"{layer}.{norm}.weight": hidden for norm in ("input_layernorm", "post_attention_layernorm")}
+        for name, (out, width) in linear_shapes(shape).items():
+            tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, block, dtype).items()}
+            if config.get("attention_bias" if name.startswith("self_attn") else "mlp_bias"):
+                tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
+        if block.get("kv_cache_quant_algo"):
+            tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
+    return tensors
+
+
+def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:
+    tensors = LINEAR_RULES[block.get("quant_algo")](out, width, int(block.get("group_size", 128)), dtype)
+    if block.get("pre_quant_scale"):
+        tensors[_PRE_QUANT] = Expected(dtype, (width,))
+    return tensors
+
+
+def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]:
+    """q, k, v and gate, up become one linear each, with one global scale and one input scale."""
+    values = {
+        name: float(file[name])
+        for file in files
+        for name in file.header
+        if name.endswith((".weight_scale_2", ".input_scale"))
+    }
+    for number in range(shape.num_hidden_layers):
+        for group in _FUSED:
+            for leaf in ("weight_scale_2", "input_scale"):
+                names = [f"model.layers.{number}.{part}.{leaf}" for part in group]
+                if len({values.get(name) for name in names}) > 1:
+                    given = ", ".join(f"{name}={values[name]:g}" for name in names)
+                    yield Fault(f"Linears that are fused when loaded differ in {leaf}: {given}.", todo=_AGAIN)
+
+
+def describe_unified(folder: Path) -> dict[str, Any]:
+    """Return JSON-able facts about a sound unified checkpoint.
+
+    Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
+    num_hidden_layers, files ({name: bytes}), total_bytes (of the weight files), bytes_by_dtype, bits_per_weight (of the
+    layers' linears, scales included).
+    """
+    _, shape, block = _load(folder)
+    files = _files(folder)
+    stored = {name: info for file in files for name, info in file.header.items()}
+    by_dtype: Counter[str] = Counter()
+    for info in stored.values():
+        by_dtype[info.dtype] += info.nbytes
+    linears = sum(i.nbytes for name, i in stored.items() if ".self_attn." in name or ".mlp." in name)
+    return {
+        "architecture": shape.architecture,
+        "qformat": BY_QUANT_ALGO[block.get("quant_algo")].value,
+        "quant_algo": block.get("quant_algo"),
+        "kv_cache": str(block.get("kv_cache_quant_algo") or "auto").lower(),
+        "dtype": {"BF16": "bfloat16", "F16": "float16"}[_dtype(stored)],
+        "group_size": block.get("group_size"),
+        "num_hidden_layers": shape.num_hidden_layers,
+        "files": {file.path.name: file.path.stat().st_size for file in files},
+        "total_bytes": sum(file.path.stat().st_size for file in files),
+        "bytes_by_dtype": dict(sorted(by_dtype.items())),
+        "bits_per_weight": round(8 * linears / shape.linear_params, 3),
+    }

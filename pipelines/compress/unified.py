@@ -1,0 +1,45 @@
+"""Corrections to a unified Hugging Face export, so that every reader computes what was quantized: config.json only.
+
+ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57, which
+TensorRT-LLM 1.2 pins, does not read that and would fall back to theta 10,000 without a word; so both styles are
+written, and everything else is the source model's own config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.compress.postprocess import DEFAULT_ROTARY_BASE, rope_scaling
+
+
+def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> None:
+    """Correct `folder`/config.json in place.
+
+    Args:
+        folder: what `modelopt_door.export_unified` wrote.
+        hf_config: config.json of the source model.
+        dtype: of what stays unquantized, "bfloat16" or "float16".
+    """
+    path = folder / "config.json"
+    exported = json.loads(path.read_text(encoding="utf-8"))
+    config = unified_config(hf_config, dtype, exported.get("quantization_config"))
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The source model's configuration with the quantization, the type, and RoPE in both styles."""
+    scaling = rope_scaling(hf_config)
+    new_style = hf_config.get("rope_parameters") or {}
+    base = float(new_style.get("rope_theta") or hf_config.get("rope_theta") or DEFAULT_ROTARY_BASE)
+    config = {
+        **hf_config,
+        "torch_dtype": dtype,
+        "dtype": dtype,
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
+    }
+    return config | ({"quantization_config": dict(quantization)} if quantization else {})

@@ -1,0 +1,90 @@
+"""Configure: a Hugging Face checkpoint in, what TensorRT-LLM's LLM API needs to run it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.build_settings import BuildSettings
+from pipelines.domain.formats import KvFormat
+from pipelines.domain.progress import Progress
+from pipelines.settings import KvCacheSettings
+from triton_repo.llm_args import CHECKPOINT, OPTIONS, KvCacheConfig, LlmArgs, SchedulerConfig
+from triton_repo.settings import TritonSettings
+
+
+@dataclass(frozen=True)
+class ConfigureLlm:
+    """Checkpoint and tokenizer in, a folder with both (hard links) and the arguments of `tensorrt_llm.LLM` out.
+
+    TensorRT-LLM 1.3 and later has no engines: this folder is what stands in an engine's place, and
+    `trtllm-serve checkpoint --extra_llm_api_options extra_llm_api_options.yaml` runs it.
+
+    Attributes:
+        build: limits and ranks.
+        triton: KV pool, scheduler, guided decoding.
+        kv_cache: element type and reuse of the KV cache.
+        enable_chunked_context: split prompts longer than max_num_tokens.
+    """
+
+    build: BuildSettings
+    triton: TritonSettings
+    kv_cache: KvCacheSettings
+    enable_chunked_context: bool
+    name = "build"
+    version = "1"
+    measures = False
+    libraries: tuple[str, ...] = ()  # text and links
+    needs: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> LlmArgs:
+        """What `tensorrt_llm.LLM` is given, the checkpoint aside."""
+        build, triton = self.build, self.triton
+        return LlmArgs(
+            tensor_parallel_size=build.tp_size,
+            pipeline_parallel_size=build.pp_size,
+            max_batch_size=build.max_batch_size,
+            max_input_len=build.max_input_len,
+            max_seq_len=build.max_seq_len,
+            max_num_tokens=build.max_num_tokens,
+            max_beam_width=build.max_beam_width,
+            enable_chunked_prefill=self.enable_chunked_context,
+            guided_decoding_backend=triton.guided_decoding_backend,
+            kv_cache_config=KvCacheConfig(
+                enable_block_reuse=self.kv_cache.enable_block_reuse,
+                max_tokens=triton.max_tokens_in_paged_kv_cache,
+                max_attention_window=triton.max_attention_window_size,
+                sink_token_length=triton.sink_token_length,
+                free_gpu_memory_fraction=triton.kv_cache_free_gpu_mem_fraction,
+                host_cache_size=triton.kv_cache_host_memory_bytes or None,
+                dtype="fp8" if self.kv_cache.dtype == KvFormat.FP8 else "auto",
+                tokens_per_block=build.tokens_per_block,
+            ),
+            scheduler_config=SchedulerConfig.of(triton.batch_scheduler_policy),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that is written."""
+        return {"engine": "llmapi", "arguments": self.arguments.as_dict()}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Verify the checkpoint, link it, write the arguments and read them back."""
+        from pipelines.checkpoint.unified import describe_unified, verify_unified
+        from pipelines.domain.errors import UserError
+        from triton_repo.llmapi import checkpoint_files
+        from triton_repo.write import link_files, tokenizer_files
+
+        source, tokenizer = inputs["checkpoint"], inputs["model"]
+        if faults := verify_unified(source):
+            raise UserError.of(faults)
+        link_files(tokenizer_files(tokenizer), tokenizer, out_dir / CHECKPOINT)
+        link_files(checkpoint_files(source), source, out_dir / CHECKPOINT)  # its own config.json wins
+        path = out_dir / OPTIONS
+        path.write_text(self.arguments.to_yaml(), encoding="utf-8")
+        if LlmArgs.from_yaml(path.read_text(encoding="utf-8"), str(path)) != self.arguments:
+            raise RuntimeError(f"{path} does not say what was asked for")
+        facts = describe_unified(out_dir / CHECKPOINT)
+        return {"engine_bytes": facts["total_bytes"], "arguments": self.arguments.as_dict(), **facts}

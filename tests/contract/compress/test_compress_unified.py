@@ -1,0 +1,149 @@
+"""Unified Hugging Face checkpoints of tiny models: sound, repeatable, and computing what ModelOpt simulates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.checkpoint.unified import verify_unified
+from pipelines.compress import QuantSpec, fake_quantized_model, quantize
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from tests.contract.compress.conftest import CALIBRATION
+
+modelopt = pytest.importorskip("modelopt")
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+transformers = pytest.importorskip("transformers")
+
+OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
+TAKEN = [
+    QFormat.FP8,
+    QFormat.INT4_AWQ,
+    QFormat.W4A8_AWQ,
+    pytest.param(
+        QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
+    ),
+]
+GROUP = 64
+
+
+def export(model: Path, out: Path, qformat: QFormat, texts, kv_cache: KvFormat = KvFormat.AUTO) -> dict:
+    return quantize(
+        model, out, QuantSpec(qformat, kv_cache, group_size=GROUP), texts, CALIBRATION, layout="hugging_face"
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("qformat", TAKEN)
+def test_every_format_exports_a_sound_folder(qformat, kind, models, texts, tmp_path) -> None:
+    """Names, dtypes and shapes follow the measured rules; the quantization stands in both places readers look."""
+    facts = export(models[kind], tmp_path, qformat, texts, KvFormat.FP8)
+    block = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert verify_unified(tmp_path) == []
+    assert (block["quant_algo"], block["kv_cache_quant_algo"]) == (FORMATS[qformat].quant_algo, "FP8")
+    assert config["quantization_config"]["quant_algo"] == FORMATS[qformat].quant_algo
+    assert (facts["qformat"], facts["kv_cache"]) == (qformat.value, "fp8")
+    assert facts["bits_per_weight"] < 9
+
+
+def test_the_same_inputs_give_the_same_bytes(models, texts, tmp_path) -> None:
+    for name in ("one", "two"):
+        export(models["llama"], tmp_path / name, QFormat.INT4_AWQ, texts)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_rope_is_understood_by_either_transformers(models, texts, tmp_path) -> None:
+    """Version 4 reads rope_theta, version 5 rope_parameters; the model's is not the default."""
+    export(models["llama"], tmp_path, QFormat.FP8, texts)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500000.0
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = transformers.AutoConfig.from_pretrained(str(tmp_path))
+    assert 500000.0 in (
+        getattr(read, "rope_theta", None),
+        (getattr(read, "rope_parameters", None) or {}).get("rope_theta"),
+    )
+
+
+def unpacked(packed, scale):
+    """uint8 [out/2, in] -> float [out, in]: row 2o in the low nibble, row 2o+1 in the high, signed."""
+    low, high = (packed & 15).to(torch.int8), (packed >> 4).to(torch.int8)
+    rows = torch.stack([low, high], dim=1).reshape(-1, packed.shape[1])
+    signed = torch.where(rows > 7, rows - 16, rows).float()
+    return signed * scale.repeat_interleave(GROUP, dim=1)
+
+
+def test_an_awq_folder_is_as_near_to_the_model_as_modelopts_simulation(models, texts, tmp_path) -> None:
+    """Unpacked by the documented layout into a plain Llama, norms as exported.
+
+    Not equal to the simulation: linears that will be fused get a common smoothing when they are exported.
+    """
+    spec = QuantSpec(QFormat.INT4_AWQ, group_size=GROUP)
+    export(models["llama"], tmp_path, QFormat.INT4_AWQ, texts)
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    plain = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if name.endswith(".weight") and f"{module}.weight_scale" in tensors:
+            weight = unpacked(tensor, tensors[f"{module}.weight_scale"])
+            smooth = tensors.get(f"{module}.pre_quant_scale")
+            plain[name] = weight if smooth is None else weight * smooth.float()
+        elif name.endswith(".weight"):
+            plain[name] = tensor.float()
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["llama"], dtype=torch.float32)
+    ids = torch.arange(24)[None] % 199
+    with torch.no_grad():
+        exact = model(ids).logits
+        model.load_state_dict(plain)
+        ours = model(ids).logits
+        theirs = fake_quantized_model(models["llama"], spec, texts, CALIBRATION)(ids).logits.float()
+    ours_off, theirs_off = (ours - exact).abs().mean(), (theirs - exact).abs().mean()
+    assert ours_off < 1.1 * theirs_off
+    assert (ours - theirs).abs().mean() < 0.3 * theirs_off  # and it is the same error
+
+
+@pytest.fixture
+def broken(models, texts, tmp_path):
+    """Writes the folder again with some tensors changed."""
+    export(models["llama"], tmp_path / "good", QFormat.NVFP4 if not OLD else QFormat.W4A8_AWQ, texts)
+
+    def change(edit):
+        folder = tmp_path / "bad"
+        shutil.copytree(tmp_path / "good", folder, dirs_exist_ok=True)
+        tensors = safetensors.load_file(folder / "model.safetensors")
+        edit(tensors)
+        safetensors.save_file(tensors, folder / "model.safetensors")
+        return "\n".join(map(str, verify_unified(folder)))
+
+    return change
+
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def test_every_fault_of_a_folder_is_named(broken) -> None:
+    """What the PyTorch backend would refuse, or load wrongly."""
+    assert f"lacks the tensor '{Q}.weight_scale'" in broken(lambda t: t.pop(f"{Q}.weight_scale"))
+    assert "'model.extra', which does not belong" in broken(lambda t: t.update({"model.extra": torch.ones(1)}))
+    assert f"'{Q}.input_scale' is F32[1]" in broken(lambda t: t.update({f"{Q}.input_scale": torch.ones(1)}))
+    assert f"the scale '{Q}.input_scale' has the value -1" in broken(
+        lambda t: t.update({f"{Q}.input_scale": torch.tensor(-1.0)})
+    )
+    assert f"differ in weight_scale_2: {Q}.weight_scale_2=0.5" in broken(
+        lambda t: t.update({f"{Q}.weight_scale_2": torch.tensor(0.5)})
+    )
+    assert "model.norm.weight' holds NaN" in broken(lambda t: t["model.norm.weight"].fill_(float("nan")))
+
+
+def test_a_format_the_backend_does_not_take_is_named(models, texts, tmp_path) -> None:
+    export(models["llama"], tmp_path, QFormat.FP8, texts)
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(path.read_text().replace('"FP8"', '"W8A8_SQ_PER_CHANNEL"'))
+    (fault,) = verify_unified(tmp_path)
+    assert "quant_algo='W8A8_SQ_PER_CHANNEL'" in str(fault)
