@@ -38,10 +38,12 @@ verify: $(READY) ## Read a checkpoint back and check every tensor
 	$(RUN) $@
 
 ## Containers and clusters
-.PHONY: image shell
+.PHONY: image shell manifests
 image: $(READY) ## Container image with docker or podman: make image engine=tensorrt_llm
 	$(RUN) $@
 shell: $(READY) ## A shell in that image; checkout, store, runs and the Hub's cache are shared
+	$(RUN) $@
+manifests: $(READY) ## Kubernetes manifests (Kustomize) for a finished repository
 	$(RUN) $@
 
 ## Develop

@@ -25,8 +25,8 @@ from typing import Any
 from pip._vendor.packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parent.parent
-BUILD_TOOLS = ("pip",)
-"""Never pinned: pip is what runs."""
+BUILD_TOOLS = ("pip", "setuptools", "wheel")
+"""Not pinned: python:3.11-slim has a setuptools from 2022, and modelopt wants a newer one."""
 
 
 def normal(name: str) -> str:

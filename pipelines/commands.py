@@ -186,6 +186,14 @@ def image(overrides: Sequence[str]) -> int:
     return build_image(load(overrides), gather())
 
 
+def manifests(overrides: Sequence[str]) -> int:
+    """Write Kubernetes manifests for a finished repository."""
+    from pipelines.deploy.manifests import write_manifests
+
+    write_manifests(load(overrides), gather(), overrides)
+    return 0
+
+
 def shell(overrides: Sequence[str]) -> int:
     """A shell in the container image."""
     from pipelines.deploy.containers import open_shell
@@ -233,5 +241,6 @@ COMMANDS = {
     "config": Command("print the resolved configuration", config),
     "verify": Command("read a checkpoint back and check every tensor", verify),
     "image": Command("build the container image; engine=tensorrt_llm or engine=openvino", image),
+    "manifests": Command("Kubernetes manifests (Kustomize) for a finished repository", manifests),
     "shell": Command("a shell in the container image, store and caches shared", shell),
 }

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipelines.build_settings import BuildSettings
 from pipelines.deploy.image_settings import ImageSettings
+from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -205,6 +206,7 @@ class Settings(Group):
     benchmark: BenchmarkSettings
     report: ReportSettings
     image: ImageSettings
+    manifests: ManifestSettings
     paths: PathSettings
     verify: VerifySettings
 

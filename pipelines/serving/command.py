@@ -58,6 +58,7 @@ def server_command(
     shm_prefix: str,
     backends: Path | None = None,
     ranks: Ranks = Ranks(),
+    admin_key: str | None = None,
 ) -> Launch:
     """How tritonserver is started.
 
@@ -69,8 +70,9 @@ def server_command(
         shm_prefix: first part of the names of the python backend's shared memory.
         backends: a backend directory; None leaves the server its own.
         ranks: processes of a model on several GPUs.
+        admin_key: opens the endpoints that are closed to strangers; None is a random one, told to nobody.
     """
-    common = _common_flags(repository, settings, ports, backends)
+    common = _common_flags(repository, settings, ports, backends, admin_key or secrets.token_hex(16))
     orchestrator = ranks.mode == "orchestrator"
     if ranks.world_size == 1 or orchestrator:
         pools = _orchestrator_pools(ranks.world_size) if orchestrator else []
@@ -113,7 +115,7 @@ def nvidia_frontend_command(
 
 
 def _common_flags(
-    repository: Path, settings: ServingSettings, ports: Mapping[str, int], backends: Path | None
+    repository: Path, settings: ServingSettings, ports: Mapping[str, int], backends: Path | None, admin_key: str
 ) -> list[str]:
     flags = [
         f"--model-repository={repository}",
@@ -130,8 +132,7 @@ def _common_flags(
         f"--exit-timeout-secs={settings.drain_timeout_s}",
     ]
     if not settings.loopback:
-        key = secrets.token_hex(16)  # told to nobody, so the endpoints are closed
-        flags += [f"{flag}={CLOSED_TO_STRANGERS}:admin-key={key}" for flag in RESTRICTING_FLAGS]
+        flags += [f"{flag}={CLOSED_TO_STRANGERS}:admin-key={admin_key}" for flag in RESTRICTING_FLAGS]
     return flags
 
 

@@ -16,6 +16,8 @@ NEEDS = {
     ("calibration", "hub"): ["calibration.dataset=org/name"],
     ("calibration", "local"): ["calibration.path=/some/file"],
     ("workload", "trace"): ["workload.trace=/some/file"],
+    ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
+    ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
 }
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -159,6 +160,16 @@ def test_installed_versions_replace_the_tested_ones_in_the_constraints():
         "torch==2.10.0a0+b4e4ee81d3.nv25.12",
         "uvloop==0.22.1",
     ]
+
+
+def test_an_old_setuptools_of_the_base_image_is_no_constraint(monkeypatch):
+    """python:3.11-slim has 65.5.1; modelopt 0.47 needs 80, and pip found no way out."""
+
+    class Setuptools:
+        metadata, version = MappingProxyType({"Name": "setuptools"}), "65.5.1"
+
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: [Setuptools])
+    assert REQUIREMENTS["installed"]() == {}
 
 
 def test_the_container_set_satisfies_the_gpu_extra():

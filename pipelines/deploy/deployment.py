@@ -1,0 +1,110 @@
+"""One deployment: everything the manifests are made of, decided once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines import __version__
+from pipelines.deploy.facts import Served
+from pipelines.deploy.image_settings import ImageSettings
+from pipelines.deploy.manifest_settings import ManifestSettings
+from pipelines.deploy.sizes import Sizes, sizes
+from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+
+Object = dict[str, Any]
+"""One object of Kubernetes, as YAML will have it."""
+
+APP = "trtllm-pipelines"
+IMAGE = "trtllm-pipelines"
+"""The image's name inside the objects; the overlay's kustomization.yaml replaces it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is deployed, where, and how large.
+
+    Attributes:
+        name: of all objects.
+        served: the repository.
+        settings: choices of the cluster.
+        serving: how the server is started.
+        image: user and image of the pods.
+        sizes: of one pod.
+        image_reference: image with tag or digest.
+        compute_capability: of the GPU the engine was built for, such as 9.0, where known.
+    """
+
+    name: str
+    served: Served
+    settings: ManifestSettings
+    serving: ServingSettings
+    image: ImageSettings
+    sizes: Sizes
+    image_reference: str
+    compute_capability: float | None
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether an HPA decides the number of replicas."""
+        return self.settings.max_replicas > self.settings.replicas
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Setting's name -> port inside the pod."""
+        names = [name for name in USUAL_PORTS if name != "openai_port" or self.serving.openai]
+        return {name: getattr(self.serving, name) or USUAL_PORTS[name] for name in names}
+
+    @property
+    def metrics_port(self) -> str:
+        """Name of the port with /metrics; NVIDIA's OpenAI frontend shows them on its own."""
+        return "openai" if self.serving.openai and self.served.gpu else "metrics"
+
+    @property
+    def ssh_secret(self) -> str:
+        """Keys with which the nodes of a group reach each other."""
+        return self.settings.ssh_secret or f"{self.name}-mpi-ssh"
+
+    def labels(self, component: str | None = None) -> dict[str, str]:
+        """Labels that select the pods: all of them, or those of one component (server, worker)."""
+        chosen = {"app.kubernetes.io/name": APP, "app.kubernetes.io/instance": self.name}
+        return chosen | ({"app.kubernetes.io/component": component} if component else {})
+
+    def object(self, kind: str, api: str, spec: Mapping[str, Any], name: str | None = None) -> Object:
+        """One object with our labels."""
+        labels = {**self.labels(), "app.kubernetes.io/managed-by": "kustomize"}
+        return {
+            "apiVersion": api,
+            "kind": kind,
+            "metadata": {"name": name or self.name, "labels": labels},
+            "spec": dict(spec),
+        }
+
+
+def deployment(
+    served: Served,
+    settings: ManifestSettings,
+    serving: ServingSettings,
+    image: ImageSettings,
+    compute_capability: float | None = None,
+) -> Deployment:
+    """Decide name, image and sizes."""
+    flavour = "gpu" if served.gpu else "cpu"
+    return Deployment(
+        name=settings.name or slug(f"{served.label}-{served.variant}"),
+        served=served,
+        settings=settings,
+        serving=serving,
+        image=image,
+        sizes=sizes(served, settings, serving),
+        image_reference=settings.image or f"{image.name}:{image.tag or f'{__version__}-{flavour}'}",
+        compute_capability=compute_capability if served.gpu else None,
+    )
+
+
+def slug(text: str) -> str:
+    """A name for Kubernetes: lower case, digits and single dashes, a letter first, at most 40 characters."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")

@@ -1,0 +1,128 @@
+"""What a deployment takes from the repository it serves; nothing here is asked of the user a second time."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import GIB
+
+DESCRIPTION = "repository.json"
+USUAL_KV_BYTES = GIB
+"""The CPU engine's paged KV cache when nobody says how large it shall be (at most)."""
+
+NEEDED = {"flavour", "label", "variant", "world_size", "settings", "engine_version"}
+
+Kind = Literal["cpu", "gpu", "multinode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model repository as its own files describe it.
+
+    Attributes:
+        folder: name of its folder; with the store's key in it, it names the content.
+        label: the model.
+        variant: its compression.
+        gpu: it runs on TensorRT-LLM.
+        world_size: ranks, each with a GPU.
+        num_nodes: machines that one server spans.
+        size_bytes: of all files.
+        engine_bytes: of the engine alone.
+        engine_version: of what built it.
+        kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
+        threads: of the CPU engine; None takes every core.
+    """
+
+    folder: str
+    label: str
+    variant: str
+    gpu: bool
+    world_size: int
+    num_nodes: int
+    size_bytes: int
+    engine_bytes: int
+    engine_version: str
+    kv_bytes: int
+    threads: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The overlay that fits."""
+        if not self.gpu:
+            return "cpu"
+        return "gpu" if self.num_nodes == 1 else "multinode"
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Ranks of one pod; 0 on the CPU."""
+        return self.world_size // self.num_nodes if self.gpu else 0
+
+
+def read_served(path: Path) -> Served:
+    """Look at a repository.
+
+    Raises:
+        UserError: it does not describe itself, cannot be deployed, or its ranks cannot be spread over its nodes.
+    """
+    described = _described(path)
+    settings = described["settings"]
+    flavour, world, nodes = described["flavour"], int(described["world_size"]), int(settings["num_nodes"])
+    if flavour == "llmapi":
+        raise UserError(
+            f"'{path}' is of flavour 'llmapi': no released Triton container holds the TensorRT-LLM it needs.",
+            allowed="Repositories of flavour openvino and tensorrt_llm can be deployed.",
+        )
+    if world % nodes:
+        raise UserError(
+            f"triton.num_nodes={nodes} does not divide the engine's {world} ranks.",
+            todo="Every node needs the same number of GPUs: make the repository again with another triton.num_nodes.",
+        )
+    engine = path / "tensorrt_llm" / "1"
+    gpu = flavour == "tensorrt_llm"
+    return Served(
+        folder=path.resolve().name,
+        label=described["label"],
+        variant=described["variant"],
+        gpu=gpu,
+        world_size=world,
+        num_nodes=nodes,
+        size_bytes=_size(path),
+        engine_bytes=_size(engine),
+        engine_version=str(described["engine_version"]),
+        kv_bytes=int(settings["kv_cache_host_memory_bytes"])
+        if gpu
+        else _parameter(path, "openvino_kv_cache_bytes") or USUAL_KV_BYTES,
+        threads=None if gpu else _parameter(path, "openvino_num_threads"),
+    )
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """repository.json with every key that is needed."""
+    file = path / DESCRIPTION
+    try:
+        described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        missing = sorted(NEEDED - set(described))
+    except (OSError, ValueError) as error:
+        described, missing = {}, [str(error)]
+    if missing:
+        raise UserError(
+            f"'{path}' does not say what it is: {DESCRIPTION}: {', '.join(missing)}.",
+            todo="Give a repository that this project made: make repository, or serving.repository=/its/folder",
+        )
+    return described
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _parameter(path: Path, name: str) -> int | None:
+    """A number among the parameters of `tensorrt_llm`, as config.pbtxt has it."""
+    text = (path / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
+    match = re.search(rf'key: "{name}"\s*value \{{\s*string_value: "(\d+)"', text)
+    return int(match[1]) if match else None

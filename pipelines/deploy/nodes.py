@@ -1,0 +1,128 @@
+"""A server over several nodes: a LeaderWorkerSet whose leader starts one rank per GPU with mpirun, over ssh.
+
+Names of pods and hosts: LeaderWorkerSet `api/leaderworkerset/v1/leaderworkerset_types.go` (leader `<set>-<group>`,
+workers `<set>-<group>-<index>`, both under the headless service `<set>`). Ranks and their flags: leader mode of
+`scripts/launch_triton_server.py` of TensorRT-LLM's Triton backend, as on one node.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.pods import REPOSITORY, container, pod, server_container
+from pipelines.serving.command import Ranks, server_command
+
+SSH_PORT = 2222
+"""Above 1024, which a user without rights may listen on."""
+CONFIG, KEYS = "/etc/pipelines/mpi", "/etc/pipelines/ssh"
+FILES = Path(__file__).with_name("mpi")
+"""ssh_config, sshd_config and wait.sh as the overlay carries them."""
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "PYTHONDONTWRITEBYTECODE")
+"""Variables of the leader that the ranks of other nodes get; sshd gives them none of its own."""
+
+
+def leader_worker_set(deployed: Deployment) -> Object:
+    """The set: every group is one server, and is made anew as a whole when one of its pods fails."""
+    served = deployed.served
+    spec = {
+        **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
+        "startupPolicy": "LeaderCreated",
+        # The other way than a Deployment: a whole further group of GPUs is rarely free.
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": {"maxUnavailable": 1, "maxSurge": 0},
+        },
+        "leaderWorkerTemplate": {
+            "size": served.num_nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": _leader(deployed),
+            "workerTemplate": _worker(deployed),
+        },
+    }
+    return deployed.object("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1", spec)
+
+
+def hosts(deployed: Deployment) -> list[str]:
+    """The nodes of a group, leader first; Kubernetes puts the leader's own name in."""
+    workers = [f"$(POD_NAME)-{index}.{deployed.name}" for index in range(1, deployed.served.num_nodes)]
+    return ["$(POD_NAME)", *workers]
+
+
+def mpirun_command(deployed: Deployment) -> list[str]:
+    """What the leader runs: rank 0 answers, the others help with the engine."""
+    served = deployed.served
+    slots = ",".join(f"{host}:{served.gpus_per_node}" for host in hosts(deployed))
+    launch = server_command(
+        Path("tritonserver"),
+        Path(REPOSITORY),
+        deployed.serving.model_copy(update={"host": "0.0.0.0"}),
+        deployed.ports,
+        shm_prefix="trtllm_pipelines_",
+        ranks=Ranks(served.world_size),
+        admin_key="$(POD_UID)",  # different in every pod, told to nobody outside the cluster
+    )
+    ranks = launch.command[launch.command.index("-n") :]
+    variables = [word for name in (*PASSED_ON, *deployed.settings.env) for word in ("-x", name)]
+    return [
+        f"{deployed.settings.mpi_prefix}/bin/mpirun",  # the absolute path tells the other nodes where Open MPI is
+        "--host", slots,
+        "--map-by", "slot",
+        "--bind-to", "none",
+        "--wdir", REPOSITORY,  # against which the engine's relative path is resolved
+        "--mca", "plm_rsh_agent", "ssh",
+        "--mca", "plm_rsh_args", f"-F {CONFIG}/ssh_config",
+        "--mca", "odls_base_sigkill_timeout", str(deployed.sizes.drain_s),  # one second otherwise, too short to drain
+        *variables,
+        *ranks,
+    ]  # fmt: skip
+
+
+def _leader(deployed: Deployment) -> Object:
+    main = server_container(deployed)
+    main |= {"command": mpirun_command(deployed), "workingDir": REPOSITORY}
+    main["env"] = [*_identity(), *main["env"]]
+    wait: Object = {
+        "name": "wait-for-workers",
+        "image": IMAGE,
+        "command": ["/bin/bash", f"{CONFIG}/wait.sh", f"{CONFIG}/ssh_config", *hosts(deployed)[1:]],
+        "env": _identity(),
+        "securityContext": main["securityContext"],
+        "volumeMounts": [*_ssh_mounts(), {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    main["volumeMounts"] = [*main["volumeMounts"], *_ssh_mounts()]
+    return _with_ssh(pod(deployed, "server", main, [wait]), deployed)
+
+
+def _worker(deployed: Deployment) -> Object:
+    main = container(deployed, "worker")
+    # Its ranks end when the leader's do; until then the node must stay.
+    stay = deployed.settings.pre_stop_s + deployed.sizes.drain_s
+    main |= {
+        "command": ["/usr/sbin/sshd", "-D", "-e", "-f", f"{CONFIG}/sshd_config"],
+        "ports": [{"name": "ssh", "containerPort": SSH_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": "ssh"}, "periodSeconds": 5},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(stay)]}}},
+    }
+    main["volumeMounts"] = [*main["volumeMounts"], *_ssh_mounts()]
+    return _with_ssh(pod(deployed, "worker", main), deployed)
+
+
+def _identity() -> list[Object]:
+    fields = {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+
+
+def _ssh_mounts() -> list[Object]:
+    return [
+        {"name": "mpi", "mountPath": CONFIG, "readOnly": True},
+        {"name": "ssh", "mountPath": KEYS, "readOnly": True},
+    ]
+
+
+def _with_ssh(template: Object, deployed: Deployment) -> Object:
+    template["spec"]["volumes"] += [
+        {"name": "mpi", "configMap": {"name": f"{deployed.name}-mpi"}},
+        {"name": "ssh", "secret": {"secretName": deployed.ssh_secret, "defaultMode": 0o400}},
+    ]
+    return template

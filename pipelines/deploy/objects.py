@@ -1,0 +1,120 @@
+"""What surrounds the pods: Service, PodDisruptionBudget, PodMonitor, HPA, and the rules that make its metrics."""
+
+from __future__ import annotations
+
+from pipelines.deploy.deployment import Deployment, Object
+
+QUEUE_METRIC = "triton_queue_ms_per_request"
+WAITING_METRIC = "trtllm_waiting_requests"
+RATE_WINDOW = "2m"
+"""Over how long rates are taken: eight looks of the usual interval, so that a missed one hides nothing."""
+
+
+def workload(deployed: Deployment, template: Object) -> Object:
+    """The Deployment of a server that fits one node."""
+    spec = {
+        **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
+        "revisionHistoryLimit": 3,
+        "progressDeadlineSeconds": deployed.sizes.startup_s + 300,
+        # The new server is ready before an old one ends: a cold start costs minutes.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": deployed.labels("server")},
+        "template": template,
+    }
+    return deployed.object("Deployment", "apps/v1", spec)
+
+
+def service(deployed: Deployment) -> Object:
+    """One address for those that answer, inside the cluster only: nobody is asked for a name or a password."""
+    ports = []
+    for key, port in deployed.ports.items():
+        name = key.removesuffix("_port")
+        ports.append({"name": name, "port": port, "targetPort": name, "protocol": "TCP"})
+    spec = {"type": "ClusterIP", "selector": deployed.labels("server"), "ports": ports}
+    return deployed.object("Service", "v1", spec)
+
+
+def disruption_budget(deployed: Deployment) -> Object:
+    """Nodes are emptied one server after the other; each drains first."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": deployed.labels()}}
+    return deployed.object("PodDisruptionBudget", "policy/v1", spec)
+
+
+def pod_monitor(deployed: Deployment) -> Object:
+    """How Prometheus finds the metrics of every server."""
+    endpoint = {
+        "port": deployed.metrics_port,
+        "path": "/metrics",
+        "interval": f"{deployed.settings.scrape_interval_s}s",
+    }
+    spec = {
+        "selector": {"matchLabels": deployed.labels("server")},
+        "podTargetLabels": ["app.kubernetes.io/instance"],
+        "podMetricsEndpoints": [endpoint],
+    }
+    return deployed.object("PodMonitor", "monitoring.coreos.com/v1", spec)
+
+
+def autoscaler(deployed: Deployment) -> Object:
+    """The HPA: one more server when requests wait, one less after a long calm.
+
+    Two metrics, of which the worse decides: Triton's clock stops when its model takes a request over, and both engines
+    take them over at once into a queue of their own.
+    """
+    settings, sizes = deployed.settings, deployed.sizes
+    many = deployed.served.kind == "multinode"
+    group, kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") if many else ("apps/v1", "Deployment")
+    one_in_a_while = {"type": "Pods", "value": 1}
+    spec = {
+        "scaleTargetRef": {"apiVersion": group, "kind": kind, "name": deployed.name},
+        "minReplicas": settings.replicas,
+        "maxReplicas": settings.max_replicas,
+        "metrics": [
+            _metric(QUEUE_METRIC, settings.queue_time_ms),
+            _metric(WAITING_METRIC, settings.waiting_requests),
+        ],
+        "behavior": {
+            "scaleUp": {
+                "stabilizationWindowSeconds": 60,
+                "policies": [one_in_a_while | {"periodSeconds": sizes.scale_up_s}],
+            },
+            "scaleDown": {
+                "stabilizationWindowSeconds": sizes.scale_down_s,
+                "policies": [one_in_a_while | {"periodSeconds": 300}],
+            },
+        },
+    }
+    return deployed.object("HorizontalPodAutoscaler", "autoscaling/v2", spec)
+
+
+def _metric(name: str, value: int) -> Object:
+    target = {"type": "AverageValue", "averageValue": str(value)}
+    return {"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}
+
+
+def adapter_rules() -> Object:
+    """Values for prometheus-adapter's Helm chart: the two metrics of the HPA, for each pod.
+
+    Counters of all models, since a request may wait before each of them; divided by the requests that the engine
+    finished, since every request passes it once.
+    """
+    resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
+    by = "sum by (<<.GroupBy>>)"
+    queued = f"{by} (rate(nv_inference_queue_duration_us{{<<.LabelMatchers>>}}[{RATE_WINDOW}]))"
+    done = f'{by} (rate(nv_inference_request_success{{<<.LabelMatchers>>,model="tensorrt_llm"}}[{RATE_WINDOW}]))'
+    waiting = 'nv_trt_llm_request_metrics{<<.LabelMatchers>>,request_type="waiting"}'
+    rules = [
+        {
+            "seriesQuery": 'nv_inference_queue_duration_us{namespace!="",pod!=""}',
+            "resources": resources,
+            "name": {"matches": "^nv_inference_queue_duration_us$", "as": QUEUE_METRIC},
+            "metricsQuery": f"{queued} / 1000 / clamp_min({done}, 0.001)",
+        },
+        {
+            "seriesQuery": 'nv_trt_llm_request_metrics{namespace!="",pod!="",request_type="waiting"}',
+            "resources": resources,
+            "name": {"matches": "^nv_trt_llm_request_metrics$", "as": WAITING_METRIC},
+            "metricsQuery": f"{by} (avg_over_time({waiting}[{RATE_WINDOW}]))",
+        },
+    ]
+    return {"rules": {"custom": rules}}

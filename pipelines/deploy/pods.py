@@ -1,0 +1,140 @@
+"""Pod templates: the server, and the workers that lend it their GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.sizes import PROBE_S
+from pipelines.deploy.storage import fetch_container, repository_volume
+
+REPOSITORY = "/repository"
+LIVE, READY = "/v2/health/live", "/v2/health/ready"
+"""Triton's own endpoints: the process answers; every model is loaded and answers."""
+
+
+def server_pod(deployed: Deployment) -> Object:
+    """The pod of a server that fits one node: `serve` on the repository, drained when it ends."""
+    container = server_container(deployed) | {"args": serve_arguments(deployed)}
+    return pod(deployed, "server", container)
+
+
+def serve_arguments(deployed: Deployment) -> list[str]:
+    """Arguments of the image's own entry point; everything else has the value it has at `make serve`."""
+    serving = deployed.serving
+    words = {
+        "repository": REPOSITORY,
+        "host": "0.0.0.0",
+        **deployed.ports,
+        "startup_timeout_s": deployed.sizes.startup_s,
+        "drain_timeout_s": deployed.sizes.drain_s,
+        "log_verbose": serving.log_verbose,
+        **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
+        **({"openai": "true", "openai_target": serving.openai_target} if serving.openai else {}),
+    }
+    return ["serve", *(f"serving.{name}={value}" for name, value in words.items())]
+
+
+def server_container(deployed: Deployment) -> Object:
+    """The container that answers requests, without what it runs."""
+    ports = [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.ports.items()]
+    sleep = ["sleep", str(deployed.settings.pre_stop_s)]
+    return {
+        **container(deployed, "server"),
+        "ports": ports,
+        "startupProbe": _probe(READY, PROBE_S, failures=deployed.sizes.startup_s // PROBE_S),
+        "readinessProbe": _probe(READY, 5, failures=3),
+        "livenessProbe": _probe(LIVE, PROBE_S, failures=6),
+        # Proxies learn of the end while the server still accepts; only then SIGTERM drains it.
+        "lifecycle": {"preStop": {"exec": {"command": sleep}}},
+    }
+
+
+def container(deployed: Deployment, name: str) -> Object:
+    """What server and worker have in common: image, devices, memory, folders, no rights."""
+    settings, sizes = deployed.settings, deployed.sizes
+    memory = f"{sizes.memory_mib}Mi"
+    devices = {name: str(count) for name, count in sorted(settings.extra_resources.items())}
+    if gpus := deployed.served.gpus_per_node:
+        devices = {"nvidia.com/gpu": str(gpus), **devices}
+    variables = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **settings.env}
+    return {
+        "name": name,
+        "image": IMAGE,
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
+        "resources": {
+            "requests": {"cpu": str(sizes.cpus), "memory": memory, **devices},
+            "limits": {"memory": memory, **devices},
+        },
+        "securityContext": _no_rights(),
+        "volumeMounts": [
+            {"name": "repository", "mountPath": REPOSITORY, "readOnly": True, **_sub_path(deployed)},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "workspace", "mountPath": "/workspace"},
+        ],
+    }
+
+
+def pod(deployed: Deployment, component: str, main: Object, before: list[Object] | None = None) -> Object:
+    """A pod template around one container; `before` are its init containers, after the one that fetches."""
+    settings, served, user = deployed.settings, deployed.served, deployed.image
+    fetching = fetch_container(deployed, _no_rights())
+    init = [*([fetching] if fetching else []), *(before or [])]
+    spec: Object = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
+        **({"imagePullSecrets": [{"name": settings.image_pull_secret}]} if settings.image_pull_secret else {}),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": user.uid,
+            "runAsGroup": user.gid,
+            "fsGroup": user.gid,
+            "fsGroupChangePolicy": "OnRootMismatch",  # the repository is large; its owner is set once
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **_placement(deployed),
+        "terminationGracePeriodSeconds": deployed.sizes.grace_s,
+        **({"initContainers": init} if init else {}),
+        "containers": [main],
+        "volumes": [
+            repository_volume(deployed),
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{deployed.sizes.shm_mib}Mi"}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "workspace", "emptyDir": {}},
+        ],
+    }
+    about = {"model": served.label, "variant": served.variant, "engine-version": served.engine_version}
+    annotations = {"repository": served.folder, **about}  # a new repository is a new pod
+    return {"metadata": {"labels": deployed.labels(component), "annotations": annotations}, "spec": spec}
+
+
+def _placement(deployed: Deployment) -> Object:
+    """On nodes with the GPU the engine was built for, as GPU feature discovery labels them."""
+    labels: dict[str, str] = {}
+    if (capability := deployed.compute_capability) is not None:
+        major, minor = divmod(round(capability * 10), 10)
+        labels = {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+    labels |= deployed.settings.node_selector
+    placed: Object = {"nodeSelector": labels} if labels else {}
+    if deployed.served.gpu:
+        placed["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    return placed
+
+
+def _probe(path: str, period: int, *, failures: int) -> Object:
+    get = {"path": path, "port": "http"}
+    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+
+
+def _no_rights() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _sub_path(deployed: Deployment) -> dict[str, str]:
+    return {"subPath": deployed.settings.sub_path} if deployed.settings.sub_path else {}

@@ -1,0 +1,188 @@
+"""`make manifests`: from a repository to a folder, all or nothing, twice the same."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pipelines.commands import load
+from pipelines.deploy import output
+from pipelines.deploy.facts import read_served
+from pipelines.deploy.manifests import write_manifests
+from pipelines.deploy.output import INDEX, write_folder
+from pipelines.domain.errors import UserError
+from pipelines.machine import Machine
+from tests.support.deployments import repository
+
+CPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
+
+
+def manifests(tmp_path: Path, kind: str, *overrides: str) -> Path:
+    given = tmp_path / "given" / "repo"
+    folder = given if given.is_dir() else repository(tmp_path / "given", kind)
+    words = [f"serving.repository={folder}", f"manifests.folder={tmp_path / 'out'}", *overrides]
+    return write_manifests(load(words), CPU, words)
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_repository_from_elsewhere_becomes_an_overlay(tmp_path, capsys):
+    overlay = manifests(tmp_path, "cpu")
+    assert overlay == tmp_path / "out" / "tiny-llama-fp8" / "overlays" / "cpu"
+    assert (overlay / "kustomization.yaml").is_file()
+    said = capsys.readouterr().out
+    assert "copy the repository into the claim tiny-llama-fp8-repository" in said
+    assert f"kubectl apply -k {overlay}" in said
+
+
+def test_a_second_run_touches_nothing(tmp_path, capsys):
+    manifests(tmp_path, "cpu")
+    before = content(tmp_path / "out")
+    manifests(tmp_path, "cpu")
+    assert content(tmp_path / "out") == before
+    assert "unchanged: " in capsys.readouterr().out
+
+
+def test_a_changed_setting_replaces_what_was_written_and_leaves_nothing_behind(tmp_path):
+    manifests(tmp_path, "cpu")
+    manifests(tmp_path, "cpu", "manifests.max_replicas=1", "manifests.pod_monitor=false")
+    folder = tmp_path / "out" / "tiny-llama-fp8"
+    assert not (folder / "base" / "autoscaler.yaml").exists()
+    assert not (folder / "prometheus-adapter.yaml").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tiny-llama-fp8"]
+
+
+@pytest.mark.parametrize("name", ["base/service.yaml", "overlays/cpu/own-patch.yaml"])
+def test_what_a_person_wrote_is_never_overwritten(name, tmp_path):
+    manifests(tmp_path, "cpu")
+    own = tmp_path / "out" / "tiny-llama-fp8" / name
+    own.write_text("mine\n")
+    with pytest.raises(UserError, match=rf"was changed since: {name}\. Put changes into an overlay"):
+        manifests(tmp_path, "cpu", "manifests.replicas=2")
+    assert own.read_text() == "mine\n"
+
+
+def test_a_write_that_fails_leaves_the_old_files(tmp_path, monkeypatch):
+    folder = tmp_path / "x"
+    write_folder(folder, {"a/b": "1"})
+    before = content(folder)
+
+    def full(self, *words, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(output.Path, "write_text", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_folder(folder, {"a/b": "2"})
+    assert content(folder) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+    folder = tmp_path / "x"
+    write_folder(folder, {"a": "1"})
+    real = Path.rename
+
+    def rename(self, target):
+        if Path(target) == folder and not self.name.endswith(".old"):
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(output.Path, "rename", rename)
+    with pytest.raises(UserError, match="Input/output error"):
+        write_folder(folder, {"a": "2"})
+    assert (folder / "a").read_text() == "1"
+    assert INDEX in [path.name for path in folder.iterdir()]
+
+
+def test_without_a_repository_the_command_that_makes_it_is_named(tmp_path):
+    words = [f"paths.store={tmp_path}/store", "quant=int4_awq", "manifests.namespace=llm", "image.uid=2000"]
+    wanted = re.escape(f"Make it: make repository paths.store={tmp_path}/store quant=int4_awq. Or")
+    with pytest.raises(UserError, match="There is no repository of tiny_gemma-int4_awq yet") as error:
+        write_manifests(load(words), CPU, words)
+    assert re.search(wanted, str(error.value))
+    assert not (tmp_path / "manifests").exists()
+
+
+def test_a_folder_that_is_no_repository_of_ours_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"does not say what it is: repository\.json.*No such file"):
+        read_served(tmp_path)
+    (tmp_path / "repository.json").write_text('{"flavour": "openvino", "label": "x"}')
+    with pytest.raises(UserError, match="engine_version, settings, variant, world_size"):
+        read_served(tmp_path)
+
+
+def edit(folder: Path, **changes) -> Path:
+    file = folder / "repository.json"
+    described = json.loads(file.read_text())
+    described["settings"] |= changes.pop("settings", {})
+    file.write_text(json.dumps(described | changes))
+    return folder
+
+
+def test_ranks_that_do_not_spread_over_the_nodes_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"triton\.num_nodes=3 does not divide the engine's 8 ranks"):
+        read_served(edit(repository(tmp_path, "multinode"), settings={"num_nodes": 3}))
+
+
+def test_a_flavour_without_a_container_is_refused(tmp_path):
+    with pytest.raises(UserError, match="flavour 'llmapi'"):
+        read_served(edit(repository(tmp_path, "gpu"), flavour="llmapi"))
+
+
+def test_facts_come_from_the_repository(tmp_path):
+    cpu, group = read_served(repository(tmp_path / "a", "cpu")), read_served(repository(tmp_path / "b", "multinode"))
+    assert (cpu.kind, cpu.gpus_per_node, cpu.threads, cpu.kv_bytes) == ("cpu", 0, 2, 2**30)
+    assert (group.kind, group.gpus_per_node, group.world_size, group.num_nodes) == ("multinode", 4, 8, 2)
+    assert group.engine_bytes >= 8 * len(b"weights")
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "message"),
+    [
+        ("multinode", "serving.openai=true", "serving.openai=true does not go with a server over several nodes"),
+        ("multinode", "serving.multi_gpu=orchestrator", "serving.multi_gpu=orchestrator spawns ranks on one node"),
+        ("gpu", "engine=openvino", "engine=openvino was asked for; the repository runs on TensorRT-LLM"),
+        ("cpu", "serving.chat_template=conf/serving/plain.jinja", "is a file of this machine, which no pod has"),
+    ],
+)
+def test_what_works_on_one_machine_only_is_refused(kind, override, message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        manifests(tmp_path, kind, override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["manifests.name=My_App"], "manifests.name='My_App' is not valid"),
+        (["manifests.replicas=5"], "max_replicas '4' is less than replicas=5"),
+        (["manifests.storage=host_path"], "storage 'host_path' needs manifests.host_path=/folder/on/the/nodes"),
+        (["manifests.host_path=/m"], "host_path '/m' goes only with manifests.storage=host_path, not 'claim'"),
+        (["manifests.storage=empty_dir"], "storage 'empty_dir' needs manifests.fetch.hub=org/name"),
+        (["manifests.fetch.hub=org/name"], "fetch goes only with manifests.storage=empty_dir, not 'claim'"),
+        (["manifests.hf_token_secret=hub"], "hf_token_secret 'hub' is read by manifests.fetch alone"),
+        (["manifests.access_mode=ReadWriteOnce"], "binds the claim to one node: give manifests.max_replicas=1, not 4"),
+        (["manifests.env={HF_TOKEN:hf_x}"], "'HF_TOKEN' looks like a secret"),
+        (["manifests.host_path=relative"], "manifests.host_path='relative' is not valid"),
+        (["manifests.extra_resources={rdma/ib:0}"], "manifests.extra_resources.rdma/ib='0' is not valid"),
+        (
+            ["manifests=hub", "manifests.fetch.hub=org/name", "manifests.fetch.command=[cp]"],
+            "hub 'org/name' and command are two ways to fetch one repository",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(overrides)
+
+
+def test_mappings_are_given_on_the_command_line():
+    given = [
+        "manifests.node_selector={nvidia.com/gpu.product:NVIDIA-H100-80GB-HBM3}",
+        "manifests.env={NCCL_DEBUG:INFO}",
+    ]
+    made = load([*given, "manifests.extra_resources={rdma/ib:8}"]).manifests
+    assert made.node_selector == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert (made.env, made.extra_resources) == ({"NCCL_DEBUG": "INFO"}, {"rdma/ib": 8})
