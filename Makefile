@@ -11,7 +11,7 @@ RUN = @$(PYTHON) -m pipelines --from-make
 .DEFAULT_GOAL := help
 
 ## Run (add key=value to override any setting)
-.PHONY: all build evaluate repository serve benchmark report compare sweep plan config verify
+.PHONY: all build evaluate repository serve benchmark report compare sweep nightly plan config verify
 all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
 	$(RUN) $@
 build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
@@ -29,6 +29,8 @@ report: $(READY) ## Markdown and one HTML file from what was made and measured
 compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
 	$(RUN) $@
 sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int8_sq,int4_awq
+	$(RUN) $@
+nightly: $(READY) ## A matrix measured every night; its history, and what got worse: make nightly nightly=gpu
 	$(RUN) $@
 plan: $(READY) ## What would run, what is cached and why; writes nothing
 	$(RUN) $@

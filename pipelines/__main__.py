@@ -1,6 +1,7 @@
 """`python -m pipelines COMMAND key=value ...`: compose, validate, plan, run, exit code.
 
-Exit codes: 0 done; 1 a crash (traceback kept in the log); 2 a fault of the input; 130 interrupted.
+Exit codes: 0 done; 1 a crash (traceback kept in the log); 2 a fault of the input; 3 `nightly` found a regression;
+130 interrupted.
 """
 
 from __future__ import annotations

@@ -201,6 +201,13 @@ def shell(overrides: Sequence[str]) -> int:
     return open_shell(load(overrides), gather())
 
 
+def nightly(overrides: Sequence[str]) -> int:
+    """Measure a matrix, compare it with the nights before, and name what got worse."""
+    from pipelines.nightly.command import run as run_nightly
+
+    return run_nightly(overrides)
+
+
 def verify(overrides: Sequence[str]) -> int:
     """Read a checkpoint back and check it against the format's rules."""
     from pipelines.checkpoint.describe import describe, render
@@ -237,6 +244,7 @@ COMMANDS = {
     "report": Command("Markdown and one HTML file from what was made and measured", report),
     "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
+    "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
     "plan": Command("what would run, what is cached and why; writes nothing", plan),
     "config": Command("print the resolved configuration", config),
     "verify": Command("read a checkpoint back and check every tensor", verify),

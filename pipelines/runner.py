@@ -110,12 +110,12 @@ def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
         "repeat": shlex.join(["python", "-m", "pipelines", plan.target, *overrides]),
         "settings": plan.settings.model_dump(mode="json"),
         "pipelines_version": __version__,
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "machine": plan.machine.to_json(),
     }
 
 
-def _git_commit() -> str:
+def git_commit() -> str:
     """The project's commit, with "+changes" when the work tree differs; "unknown" outside git."""
     command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"]
     try:

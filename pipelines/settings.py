@@ -16,6 +16,7 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.group import Group, Positive
 from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.nightly.settings import NightlySettings
 from pipelines.report.settings import ReportSettings
 from pipelines.serving.settings import ServingSettings
 from triton_repo.settings import TritonSettings
@@ -207,6 +208,7 @@ class Settings(Group):
     report: ReportSettings
     image: ImageSettings
     manifests: ManifestSettings
+    nightly: NightlySettings
     paths: PathSettings
     verify: VerifySettings
 

@@ -146,13 +146,25 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The whole report."""
+    """The whole report.
+
+    Attributes:
+        title: what it is about.
+        subtitle: below the title.
+        cards: the first screen.
+        lead: what must be said before the sections.
+        sections: the rest.
+        kind: what sort of report it is, above the title.
+        source: what it was made from, at the end.
+    """
 
     title: str
     subtitle: str
     cards: tuple[Card, ...]
     lead: tuple[Block, ...]
     sections: tuple[Section, ...]
+    kind: str = "Deployment report"
+    source: str = "manifests and stored results"
 
     def figures(self) -> list[Figure]:
         """All plots, in order."""

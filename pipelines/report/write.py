@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.report.blocks import Document
 from pipelines.report.data import ReportData
 
 
@@ -21,7 +22,7 @@ class ReportPaths:
 
 
 def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
-    """Write a report; each file is replaced whole or not at all, and the two texts last.
+    """Write the report of a store.
 
     Args:
         data: of `pipelines.report.collect`.
@@ -31,12 +32,21 @@ def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: floa
     Raises:
         UserError: the folder cannot be written.
     """
+    from pipelines.report.sections import document
+
+    return write_document(document(data, max_accuracy_loss_percent), folder)
+
+
+def write_document(made: Document, folder: Path) -> ReportPaths:
+    """Write a document as Markdown, HTML and plots; each file is replaced whole or not at all, and the two texts last.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
     from pipelines.report.canvas import standalone
     from pipelines.report.html import render_html
     from pipelines.report.markdown import render_markdown
-    from pipelines.report.sections import document
 
-    made = document(data, max_accuracy_loss_percent)
     plots: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,173 @@
+"""What a finished cell left in the store -> the fields of its line in the history."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines.artifacts import MANIFEST, fingerprint
+from pipelines.domain.benchmark import RESULT as BENCHMARK
+from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.machine import Machine
+from pipelines.nightly.record import pack_bits
+from pipelines.settings import Settings
+
+LIBRARIES = (
+    "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
+    "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
+)  # fmt: skip
+NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests")
+"""Groups that change no number."""
+LOADS = ("benchmark.concurrency", "benchmark.request_rate")
+"""A load is part of a metric's name, so that adding one keeps the series of the others."""
+PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
+PERCENTILES = ("p50", "p90", "p95", "p99")
+Artifacts = Mapping[str, Path]
+
+
+def machine_class(machine: Machine) -> str:
+    """What a machine is compared with: its GPUs, or without any its processor and how many cores may be used."""
+    if machine.gpus:
+        return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(g.name for g in machine.gpus).items()))
+    return f"{_processor()}, {machine.cpu_count} cores"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def deciding(settings: Settings) -> dict[str, Any]:
+    """All settings that decide the result, flat, for the digest and for naming what changed."""
+    raw = {group: value for group, value in settings.model_dump(mode="json").items() if group not in NOT_DECIDING}
+    return flatten(raw)
+
+
+def protocol(settings: Settings) -> dict[str, Any]:
+    """What is asked of the deployment: workload, benchmark, eval."""
+    return {
+        key: value
+        for key, value in deciding(settings).items()
+        if key.split(".")[0] in ("workload", "benchmark", "eval") and key not in (*LOADS, *PLACES)
+    }
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Short name of some settings."""
+    return fingerprint(values)[:16]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
+    """Accuracy, sizes, seconds, memory and versions of a cell.
+
+    Args:
+        artifacts: node id -> folder.
+        since: when the run began: what was made before it was taken from the store and has no seconds of tonight.
+    """
+    manifests = {node: json.loads((path / MANIFEST).read_text()) for node, path in artifacts.items()}
+    made = {
+        manifest["stage"]: manifest
+        for node, manifest in manifests.items()
+        if "." not in node and node != "benchmark" and datetime.fromisoformat(manifest["created"]) >= since
+    }
+    versions: dict[str, str] = {}
+    for manifest in manifests.values():
+        versions |= manifest["made_from"]["libraries"]
+    result = BenchmarkResult.from_json(json.loads((artifacts["benchmark"] / BENCHMARK).read_text()))
+    return {
+        "engine": result.engine,
+        "tp_size": result.tp_size,
+        "precision": result.precision,
+        "accuracy": _accuracy(artifacts),
+        "sizes": _sizes(manifests),
+        "seconds": {stage: m["seconds"] for stage, m in made.items() if m["seconds"] is not None},
+        "peak_memory_bytes": {stage: m["peak_memory_bytes"] for stage, m in made.items() if m["peak_memory_bytes"]},
+        "versions": versions | {str(k): str(v) for k, v in result.versions.items()} | _server(result.server),
+    }
+
+
+def loads(benchmark: Path) -> list[dict[str, Any]]:
+    """Every load of a benchmark artifact, with what it measured."""
+    result = BenchmarkResult.from_json(json.loads((benchmark / BENCHMARK).read_text()))
+    return [_load(level) for level in result.levels]
+
+
+def _load(level: Level) -> dict[str, Any]:
+    summary = level.summary
+    failed = sum(summary.errors.values())
+    found = {
+        "load": level.load,
+        "concurrency": level.concurrency,
+        "request_rate": level.request_rate,
+        "isl": summary.isl.mean,
+        "osl": summary.osl.mean,
+        "requests": summary.requests,
+        "errors": dict(summary.errors),
+        "error_share": failed / (failed + summary.requests) if failed + summary.requests else 1.0,
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput_per_s": summary.goodput_per_s,
+        "client_limited": level.client.bottleneck,
+        "complete": level.complete and summary.requests > 0,
+    }
+    for metric in ("ttft_s", "itl_s", "e2e_s"):
+        values = getattr(summary, metric)
+        found[metric] = {name: getattr(values, name) for name in PERCENTILES}
+    return found
+
+
+def _sizes(manifests: Mapping[str, Any]) -> dict[str, int]:
+    facts = {name: manifests[name]["facts"] for name in ("quantize", "build") if name in manifests}
+    named = {
+        "checkpoint_bytes": facts.get("quantize", {}).get("total_bytes"),
+        "engine_bytes": facts.get("build", {}).get("engine_bytes"),
+    }
+    return {name: int(value) for name, value in named.items() if value}
+
+
+def _server(server: Mapping[str, Any]) -> dict[str, str]:
+    return {"tritonserver": str(server["version"])} if server.get("version") else {}
+
+
+def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
+    """Accuracy, its pairing with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
+    from eval.paired import compare_pair
+    from eval.results import EvalResult
+    from pipelines.stages.evaluate import RESULT
+
+    after = EvalResult.load(artifacts["evaluate"] / RESULT)
+    before = EvalResult.load(artifacts.get("baseline.evaluate", artifacts["evaluate"]) / RESULT)
+    pair = compare_pair(before, after)
+    return {
+        "task": after.task,
+        "num_fewshot": after.num_fewshot,
+        "questions": after.questions,
+        "prompts_sha256": after.prompts_sha256,
+        "accuracy": after.accuracy,
+        "stderr": after.overall.stderr,
+        "baseline": pair.baseline_accuracy,
+        "loss_percent": pair.loss_percent,
+        "interval": pair.interval,
+        "p_value": pair.p_value,
+        "verdict": pair.verdict,
+        "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
+        "right": pack_bits([record.correct for record in after.records]),
+    }

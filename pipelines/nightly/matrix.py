@@ -1,0 +1,107 @@
+"""Settings and a user's overrides -> the cells of a run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.artifacts import fingerprint
+from pipelines.compose import groups
+from pipelines.domain.errors import Fault, UserError
+from pipelines.nightly.settings import NightlySettings
+
+OWN = ("nightly",)
+"""Overrides of the run itself."""
+PLACES = ("paths", "report")
+"""Overrides of the run and of every cell."""
+NOT_ASKED = (*PLACES, "workload", "benchmark", "eval")
+"""What a series is not told apart by: places, and the questions, which are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination.
+
+    Attributes:
+        name: for people: values of the axes.
+        overrides: everything that makes it, as on the command line.
+        key: of what was asked for; the same next night, whatever the defaults then are.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    key: str
+
+
+def own_overrides(overrides: Sequence[str]) -> list[str]:
+    """Those that decide the run: the matrix, and where things are kept."""
+    return [text for text in overrides if _key(text).split(".")[0] in (*OWN, *PLACES)]
+
+
+def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[Cell]:
+    """All cells in the order they run: the last axis varies first.
+
+    Args:
+        settings: the matrix.
+        overrides: of the command line. One that names an axis, or gives a list of values, replaces that axis; the
+            others hold for every cell, and win over what the matrix sets.
+
+    Raises:
+        UserError: an override cannot be read, or there is no axis.
+    """
+    axes = {axis: list(values) for axis, values in settings.matrix.items()}
+    for_all: list[str] = []
+    for text in overrides:
+        key = _key(text)
+        if key.split(".")[0] in OWN:
+            continue
+        values = _values(text)
+        if key in axes or len(values) > 1:
+            axes[key] = values
+        else:
+            for_all.append(text)
+    if not axes:
+        raise UserError("The nightly matrix has no axis.", todo="Give one: nightly.matrix={quant:[none,fp8]}")
+    return [
+        _cell(dict(zip(axes, combination, strict=True)), settings, for_all)
+        for combination in itertools.product(*axes.values())
+    ]
+
+
+def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[str]) -> Cell:
+    some = [
+        text
+        for cell in settings.cells
+        if all(axes.get(axis) == value for axis, value in cell.when.items())
+        for text in cell.set
+    ]
+    asked = {_key(text): text for text in (*settings.set, *some, *for_all)}  # the last one wins
+    decided = sorted(text for key, text in asked.items() if key.split(".")[0] not in NOT_ASKED)
+    chosen = [f"{axis}={value}" for axis, value in axes.items()]
+    known = groups()
+    name = " ".join(value if axis in known else f"{axis}={value}" for axis, value in axes.items())
+    return Cell(name, (*chosen, *asked.values()), fingerprint([sorted(chosen), decided])[:16])
+
+
+def _parse(text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        raise UserError.of([Fault(f"'{text}' is no override.", todo="Write key=value.")]) from None
+
+
+def _key(text: str) -> str:
+    return str(_parse(text).get_key_element().lstrip("+~"))
+
+
+def _values(text: str) -> list[str]:
+    """The values of `key=a,b`; one value otherwise."""
+    parsed = _parse(text)
+    if parsed.is_sweep_override():
+        return [str(value) for value in parsed.sweep_string_iterator()]
+    return [parsed.get_value_element_as_str()]

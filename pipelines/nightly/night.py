@@ -1,0 +1,258 @@
+"""Measures the cells of a run one after another; each leaves its line in the history before the next begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines.artifacts import Store, fingerprint, write_json
+from pipelines.compose import relative_to_cwd
+from pipelines.composed import raw_config
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.units import show_seconds
+from pipelines.flavours import choose
+from pipelines.machine import Machine, gather, library_versions
+from pipelines.nightly import facts
+from pipelines.nightly.history import History
+from pipelines.nightly.matrix import Cell
+from pipelines.nightly.record import Record
+from pipelines.nightly.verdict import is_suspect, with_measurement
+from pipelines.plan import make_plan
+from pipelines.runner import git_commit
+from pipelines.screen import say
+from pipelines.settings import Settings, validate
+
+GRACE_S = 90
+"""How long a cell that is stopped may take to drain its server."""
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run.
+
+    Attributes:
+        run: id, sortable by time.
+        since: when it began.
+        settings: of the run itself.
+        history: where lines go.
+        machine: facts of this machine.
+        machine_class: what results are compared within.
+        commit: of this project.
+        store: where this run's artifacts lie.
+        logs: folder of the cells' logs.
+    """
+
+    run: str
+    since: datetime
+    settings: Settings
+    history: History
+    machine: Machine
+    machine_class: str
+    commit: str
+    store: Path
+    logs: Path
+
+
+def measure(settings: Settings, cells: Sequence[Cell]) -> str:
+    """Measure every cell that this run has not finished yet.
+
+    Returns:
+        the id of the run.
+
+    Raises:
+        UserError: a cell's configuration is wrong, or another run measures on this host.
+        KeyboardInterrupt: it was told to stop; the same command goes on from there.
+    """
+    configured = _configured(cells)
+    history = History(settings.nightly.history)
+    host = socket.gethostname()
+    with history.only_run(host):
+        night = _begin(settings, cells, history, host)
+        done = {record.key for record in history.read().records if record.run == night.run}
+        if done:
+            say(f"going on with run {night.run}: {len(done)} of {len(cells)} cells are done")
+        for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
+            if cell.key in done:
+                continue
+            say(f"[{number}/{len(cells)}] {cell.name}")
+            start = time.monotonic()
+            record = _cell(night, cell, own, number, len(cells))
+            history.append(record)
+            say(f"  {summary(record)} ({show_seconds(time.monotonic() - start)})")
+        _state(history, host).unlink(missing_ok=True)
+    return night.run
+
+
+def _configured(cells: Sequence[Cell]) -> list[Settings]:
+    """Every cell's settings, so that a wrong word is found before the night begins."""
+    faults: list[Fault] = []
+    found = []
+    for cell in cells:
+        with collecting(faults):
+            found.append(validate(raw_config(cell.overrides)))
+    if faults:
+        raise UserError.of(list(dict.fromkeys(faults)))
+    return found
+
+
+def _state(history: History, host: str) -> Path:
+    return history.folder / f"run-{host}.json"
+
+
+def _begin(settings: Settings, cells: Sequence[Cell], history: History, host: str) -> Night:
+    """Go on with a run that was stopped when nothing differs, else begin a new one."""
+    machine, commit = gather(), git_commit()
+    kind = facts.machine_class(machine)
+    plan = fingerprint([[cell.key, cell.overrides] for cell in cells] + [commit, kind])
+    place = _state(history, host)
+    try:
+        state: dict[str, Any] = json.loads(place.read_text())
+    except (OSError, ValueError):
+        state = {}
+    if state.get("plan") != plan:
+        now = datetime.now(UTC).replace(microsecond=0)
+        if state:
+            say(f"run {state['run']} was stopped and had other cells, another commit or machine: it stays as it is")
+        state = {"plan": plan, "run": f"{now:%Y%m%dT%H%M%SZ}-{host}-{os.getpid()}", "since": now.isoformat()}
+        write_json(place, state)
+    root = settings.paths.store.absolute()
+    store = fresh_store(root, state["run"]) if settings.nightly.rebuild else root
+    logs = settings.paths.runs.absolute() / "nightly" / state["run"]
+    logs.mkdir(parents=True, exist_ok=True)
+    since = datetime.fromisoformat(state["since"])
+    return Night(state["run"], since, settings, history, machine, kind, commit, store, logs)
+
+
+def fresh_store(root: Path, run: str) -> Path:
+    """An empty store for one run inside the usual one, sharing its downloads; the one of the run before is removed."""
+    import shutil
+
+    parent = root / ".nightly"
+    store = parent / run
+    if parent.is_dir():
+        for old in parent.iterdir():
+            if old != store:
+                shutil.rmtree(old)  # links inside are removed, not followed
+    store.mkdir(parents=True, exist_ok=True)
+    for shared in ("download", ".locks", ".drafts"):
+        (root / shared).mkdir(exist_ok=True)
+        if not (store / shared).is_symlink():
+            (store / shared).symlink_to(root / shared)
+    return store
+
+
+def _cell(night: Night, cell: Cell, own: Settings, number: int, count: int) -> Record:
+    """Plan, measure, and measure again what looks worse."""
+    values = facts.deciding(own)
+    digest = facts.digest(values)
+    night.history.keep_settings(digest, values)
+    log = night.logs / f"{number:02}-{cell.name.replace(' ', '_').replace('/', '_')}.log"
+    record = Record(
+        run=night.run,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        cell=cell.name,
+        key=cell.key,
+        machine_class=night.machine_class,
+        status="failed",
+        commit=night.commit,
+        overrides=cell.overrides,
+        model=own.model.label,
+        precision=own.variant,
+        engine=choose(own.engine.name, night.machine).name,
+        tp_size=own.build.tp_size,
+        protocol=facts.protocol(own),
+        settings_digest=digest,
+        machine=night.machine.to_json(),
+        versions={k: v for k, v in library_versions(facts.LIBRARIES).items() if v != "absent"},
+        log=relative_to_cwd(log),
+    )
+    try:
+        make_plan(own, "all", Store(own.paths.store), night.machine)
+    except UserError as error:
+        return replace(record, status="not possible", reason=str(error))
+    return _at_the_end(_measured(night, cell, record, log, count))
+
+
+def _at_the_end(record: Record) -> Record:
+    return replace(record, at=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _measured(night: Night, cell: Cell, record: Record, log: Path, count: int) -> Record:
+    words = [*cell.overrides, f"paths.store='{night.store}'"]
+    found = _child(words, log, night.settings.nightly.timeout_s)
+    if "failed" in found:
+        return replace(record, reason=found["failed"])
+    artifacts = {node: Path(path) for node, path in found["artifacts"].items()}
+    known = facts.of_artifacts(artifacts, night.since)
+    known["versions"] = {**record.versions, **known["versions"]}
+    record = replace(record, status="done", measurements=[facts.loads(artifacts["benchmark"])], **known)
+    before = night.history.read().records
+    for _ in range(night.settings.nightly.confirmations):
+        if not is_suspect(before, record, night.settings.nightly, count):
+            break
+        say("  looks worse than before; measured again")
+        again = _child(words, log, night.settings.nightly.timeout_s)
+        if "failed" in again:
+            return replace(record, status="failed", reason=f"measured again: {again['failed']}")
+        record = with_measurement(record, facts.loads(Path(again["artifacts"]["benchmark"])))
+    return record
+
+
+def _child(overrides: Sequence[str], log: Path, timeout_s: float) -> dict[str, Any]:
+    """Run one measurement as a process of its own.
+
+    Returns:
+        {"artifacts": node id -> folder}, or {"failed": reason}.
+    """
+    result = log.with_suffix(".json")
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), *overrides]
+    with log.open("a") as output:
+        output.write(f"$ {shlex.join(command)}\n")
+        output.flush()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            return {"failed": f"took longer than nightly.timeout_s={timeout_s:g}; stopped"}
+        except KeyboardInterrupt:
+            _stop(process)
+            raise
+    if result.is_file():
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return {"failed": f"{how}; see {relative_to_cwd(log)}"}
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def summary(record: Record) -> str:
+    """What became of a cell, in one line."""
+    if record.status != "done":
+        return f"{record.status}: {record.reason}"
+    best = max(record.measurements[-1], key=lambda load: float(load["output_tokens_per_s"]))
+    text = f"{best['output_tokens_per_s']:,.0f} output tokens/s at {best['load']}"
+    if record.accuracy and record.accuracy["loss_percent"] is not None:
+        text += f", accuracy loss {record.accuracy['loss_percent']:.2f} %"
+    times = len(record.measurements)
+    return text if times == 1 else f"{text}, measured {times} times"

@@ -1,0 +1,147 @@
+"""One line of the history: what one cell gave in one run. Facts only; what they mean is judged when they are read.
+
+Units: seconds, bytes, tokens; shares 0..1. Schema 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+SCHEMA = 1
+Status = Literal["done", "failed", "not possible"]
+HIGHER_IS_BETTER = ("output_tokens_per_s", "accuracy")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One cell of one run.
+
+    Attributes:
+        run: id of the run, sortable by time.
+        at: ISO time, UTC, when the cell was finished.
+        cell: name, e.g. "tiny_gemma fp8 fixed".
+        key: of what was asked for: axes and overrides that decide the deployment; equal means the same series.
+        machine_class: GPUs, or processor and number of its cores; only runs on the same class are compared.
+        status: "done", "failed", or "not possible" where the plan's rules refuse the combination.
+        reason: why not "done".
+        commit: of this project; "+changes" when the work tree differed.
+        overrides: of the cell, as on the command line.
+        model: label.
+        precision: compression in one word.
+        engine: flavour that executed it.
+        tp_size: tensor parallel ranks of the running engine.
+        protocol: settings of workload, benchmark and eval, flat: what was asked. Only equal questions are compared.
+        settings_digest: of all settings that decide the result; the settings lie beside the history.
+        machine: facts of the machine.
+        versions: of the libraries, driver and server.
+        accuracy: task, questions, share right, loss against the baseline with its statistics, per subject, and every
+            answer as a bit (`right`, base64) so that nights can be paired question by question.
+        measurements: one benchmark each, a list of loads with ISL, OSL, rates, percentiles and errors; more than one
+            when the first looked worse and was repeated.
+        sizes: bytes of checkpoint and engine.
+        seconds: of the stages that this run made; what was taken from the store is not there.
+        peak_memory_bytes: of the same stages.
+        log: of the cell, relative to the current folder of the run.
+        schema: of this line.
+    """
+
+    run: str
+    at: str
+    cell: str
+    key: str
+    machine_class: str
+    status: Status
+    reason: str = ""
+    commit: str = "unknown"
+    overrides: Sequence[str] = ()
+    model: str = ""
+    precision: str = ""
+    engine: str = ""
+    tp_size: int | None = None
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    settings_digest: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    accuracy: Mapping[str, Any] | None = None
+    measurements: Sequence[Sequence[Mapping[str, Any]]] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    log: str = ""
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is of another schema, or a field is missing or unknown.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+        if unknown := sorted(set(data) - {item.name for item in fields(cls)}):
+            raise ValueError(f"has the unknown field '{unknown[0]}'")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ValueError(str(error).split("() ")[-1]) from None
+
+    def metrics(self) -> dict[str, float]:
+        """Name -> value of everything that can be judged; loads carry theirs in the name.
+
+        Of repeated measurements the median counts. A load at which the client was the limit or that was cut short has
+        no rates and latencies.
+        """
+        found = {"engine_bytes": float(self.sizes["engine_bytes"])} if self.sizes.get("engine_bytes") else {}
+        found |= {f"{stage}_s": float(seconds) for stage, seconds in self.seconds.items()}
+        found |= {f"{stage}_peak_bytes": float(value) for stage, value in self.peak_memory_bytes.items()}
+        if self.accuracy is not None:
+            found["accuracy"] = float(self.accuracy["accuracy"])
+        values: dict[str, list[float]] = {}
+        for loads in self.measurements:
+            for load in loads:
+                for name, value in load_metrics(load).items():
+                    values.setdefault(f"{name} at {load['load']}", []).append(value)
+        return found | {name: statistics.median(given) for name, given in values.items()}
+
+
+def load_metrics(load: Mapping[str, Any]) -> dict[str, float]:
+    """Rates, latencies and the share of failed requests of one load."""
+    found = {"error_share": float(load["error_share"])}
+    if load["client_limited"] or not load["complete"]:
+        return found
+    for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s"):
+        if load[name] is not None:
+            found[name] = float(load[name])
+    for metric in ("ttft_s", "itl_s", "e2e_s"):
+        for percentile, value in load[metric].items():
+            if value is not None:
+                found[f"{metric.removesuffix('_s')}_{percentile}_s"] = float(value)
+    return found
+
+
+def base_name(metric: str) -> str:
+    """Metric without its load: "ttft_p50_s at concurrency 8" -> "ttft_p50_s"."""
+    return metric.partition(" at ")[0]
+
+
+def pack_bits(right: Sequence[bool]) -> str:
+    """Answers as bits, most significant first, base64."""
+    packed = bytearray((len(right) + 7) // 8)
+    for place, value in enumerate(right):
+        packed[place // 8] |= value << (7 - place % 8)
+    return base64.b64encode(packed).decode()
+
+
+def unpack_bits(text: str, count: int) -> list[bool]:
+    """What `pack_bits` packed."""
+    packed = base64.b64decode(text)
+    return [bool(packed[place // 8] >> (7 - place % 8) & 1) for place in range(count)]

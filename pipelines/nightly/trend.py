@@ -1,0 +1,227 @@
+"""Verdict and history -> the trend report, in the blocks that every report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.nightly.command import finding_text, headline
+from pipelines.nightly.history import History, Read
+from pipelines.nightly.record import Record
+from pipelines.nightly.settings import NightlySettings
+from pipelines.nightly.shown import shown
+from pipelines.nightly.trend_plots import cell_trend
+from pipelines.nightly.verdict import Series, Verdict, metrics_of
+from pipelines.report.blocks import (
+    LEFT,
+    Block,
+    Callout,
+    Card,
+    Column,
+    Document,
+    Figure,
+    Fold,
+    Section,
+    Table,
+    Terms,
+    Text,
+)
+from pipelines.report.show import NONE, machine_text, number, percent, when
+
+LATENCIES = ("ttft_p50_s", "itl_p50_s")
+
+
+def trend_document(history: History, read: Read, verdict: Verdict, settings: NightlySettings) -> Document:
+    """Everything the trend report says about one run."""
+    first = verdict.records[0]
+    sections = (
+        Section("tonight", "Tonight", tuple(_tonight(verdict))),
+        Section("trends", "Trends", tuple(_trends(verdict))),
+        Section("not-measured", "Not measured", tuple(_not_measured(verdict))),
+        Section("judged", "Every comparison", tuple(_judged(verdict))),
+        Section("method", "How a night is judged", (Terms(_method(settings, verdict)),)),
+        Section("versions", "Versions and machine", (Terms(_versions(verdict)),)),
+    )
+    commits = ", ".join(dict.fromkeys(record.commit[:12] for record in verdict.records))
+    return Document(
+        title=f"Nightly {settings.name}",
+        subtitle=f"{when(max(r.at for r in verdict.records))} · commit {commits} · {first.machine_class}",
+        cards=_cards(verdict),
+        lead=tuple(_lead(history, read, verdict)),
+        sections=tuple(section for section in sections if section.blocks),
+        kind="Nightly report",
+        source="the history",
+    )
+
+
+def _cards(verdict: Verdict) -> tuple[Card, ...]:
+    done = [record for record in verdict.records if record.status == "done"]
+    rates = [
+        line for line in verdict.series if line.metric.startswith("output_tokens_per_s") and _change(line) is not None
+    ]
+    refused = sum(record.status == "not possible" for record in verdict.records)
+    worst = min(rates, key=lambda line: _change(line) or 0.0, default=None)
+    losses = [(r.accuracy["loss_percent"] or 0.0, r) for r in done if r.accuracy]
+    loss = max(losses, key=lambda item: float(item[0]), default=None)
+    return (
+        Card("Regressions", str(len(verdict.regressions)), "", f"{verdict.questions} comparisons", "measured"),
+        Card(
+            "Cells measured", f"{len(done)} of {len(verdict.records)}", "",
+            f"{len(verdict.failures)} failed, {refused} not possible here", "recorded",
+        ),
+        Card("Lowest throughput against before", f"{_change(worst):+.1f}", "%", worst.cell, "measured")
+        if worst
+        else Card("Throughput against before", "not yet known", "", "too few nights", ""),
+        Card("Largest accuracy loss", f"{loss[0]:.2f}", "%", f"{loss[1].cell}, against 16 bit", "measured")
+        if loss
+        else Card("Accuracy", "not measured", "", "", ""),
+    )  # fmt: skip
+
+
+def _lead(history: History, read: Read, verdict: Verdict) -> list[Block]:
+    blocks: list[Block] = [Callout("warning", finding_text(history, found)) for found in verdict.regressions]
+    blocks += [Callout("warning", f"{cell}: {reason}") for cell, reason in verdict.failures]
+    blocks.append(Callout("note" if blocks else "good", headline(verdict)))
+    return blocks + [Callout("note", note) for note in read.notes]
+
+
+def _tonight(verdict: Verdict) -> list[Block]:
+    done = [record for record in verdict.records if record.status == "done"]
+    if not done:
+        return [Text("No cell was measured.")]
+    lines = {(line.cell, line.metric): line for line in verdict.series}
+    worse = {found.cell for found in verdict.regressions}
+    columns = (
+        Column("cell"), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
+        Column("%", "accuracy"), Column("loss %", "accuracy"),
+        Column("now", "output tokens/s"), Column("change %", "output tokens/s"),
+        Column("now", "TTFT p50, ms"), Column("change %", "TTFT p50, ms"),
+        Column("now", "ITL p50, ms"), Column("change %", "ITL p50, ms"),
+        Column("engine, MiB"),
+    )  # fmt: skip
+    rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
+    note = (
+        "Change is against the median of the nights before; a dash is not yet known. Repeated measurements: the median."
+    )
+    tps = ", ".join(str(tp) for tp in dict.fromkeys(record.tp_size for record in done))
+    caption = f"Every cell of this run, by model, precision and workload; TP {tps}; engine {done[0].engine}"
+    return [Table(caption, "measured", columns, tuple(rows), None, (note,))]
+
+
+def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> list[tuple[str, ...]]:
+    """One row per load; the first carries what the loads share."""
+    rows = []
+    for place, load in enumerate(record.measurements[-1]):
+        cells = []
+        for base in ("output_tokens_per_s", *LATENCIES):
+            metric = f"{base} at {load['load']}"
+            value = metrics_of(record).get(metric)
+            line = lines.get((record.cell, metric))
+            scaled = value if value is None or base == "output_tokens_per_s" else 1000 * value
+            cells += [number(scaled), _signed(_change(line) if line else None)]
+        accuracy = record.accuracy or {}
+        shared = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent"))) if not place else ("", "")
+        size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""
+        state = ("worse" if worse else "") if not place else ""
+        name = record.cell if not place else ""
+        lengths = tuple(NONE if load[name] is None else f"{load[name]:.0f}" for name in ("isl", "osl"))
+        rows.append((name, state, *lengths, str(load["load"]), *shared, *cells, size))
+    return rows
+
+
+def _plain(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return NONE if value is None else f"{value:+.1f}"
+
+
+def _change(line: Series | None) -> float | None:
+    """Of the last night against the median before, in percent."""
+    if line is None or line.judged[-1].before is None or line.values[-1] is None:
+        return None
+    return 100 * (line.values[-1] / line.judged[-1].before - 1)
+
+
+def _trends(verdict: Verdict) -> list[Block]:
+    """A picture per cell: the ones that got worse in the open, the others folded by model."""
+    worse = {found.cell for found in verdict.regressions}
+    figures: dict[str, list[Figure]] = {}
+    blocks: list[Block] = []
+    for number_, record in enumerate((r for r in verdict.records if r.status == "done"), 1):
+        figure = cell_trend(record, [line for line in verdict.series if line.cell == record.cell], f"trend-{number_}")
+        if figure is not None and record.cell in worse:
+            blocks.append(figure)
+        elif figure is not None:
+            figures.setdefault(record.model, []).append(figure)
+    for model, found in figures.items():
+        if len(found) == 1:
+            blocks += found
+        else:
+            blocks.append(Fold(f"{model}: {len(found)} cells", tuple(found)))
+    return blocks
+
+
+def _not_measured(verdict: Verdict) -> list[Block]:
+    rows = [(r.cell, r.status, r.reason) for r in verdict.records if r.status != "done"]
+    columns = (Column("cell"), Column("", right=LEFT), Column("reason", right=LEFT))
+    blocks: list[Block] = (
+        [Table("Cells without a result", "recorded", columns[:2], tuple(r[:2] for r in rows))] if rows else []
+    )
+    return blocks + [Text(f"{cell}: {reason}") for cell, _, reason in rows]
+
+
+def _judged(verdict: Verdict) -> list[Block]:
+    columns = (
+        Column("cell"), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
+        Column("limit"), Column("", right=LEFT),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            line.cell,
+            line.metric,
+            str(sum(value is not None for value in line.values)),
+            shown(line.metric, line.judged[-1].before),
+            shown(line.metric, line.values[-1]),
+            shown(line.metric, line.judged[-1].limit),
+            line.judged[-1].state,
+        )
+        for line in verdict.series
+    )
+    if not rows:
+        return []
+    table = Table("Tonight against the nights before", "measured", columns, rows)
+    return [Fold(f"{len(rows)} series", (table,))]
+
+
+def _method(settings: NightlySettings, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    expect = settings.expect
+    floors = ", ".join(f"{name} {value:g} %" for name, value in expect.floor_percent.items())
+    limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
+    accepted = "; ".join(f"{a.cell}, {a.metric}, since {a.since}: {a.reason}" for a in expect.accepted)
+    return (
+        ("compared", "With nights of the same cell on the same machine class that were asked the same questions."),
+        (
+            "noise",
+            f"Student's t over the last {settings.window} nights, at least {settings.least}, of logarithms. All "
+            f"{verdict.questions} comparisons of this run together call an unchanged system worse in "
+            f"{100 * settings.false_alarms:g} % of runs. What looks worse is measured up to "
+            f"{settings.confirmations} times more, and the median counts.",
+        ),
+        ("jump, shift", "Worse is tonight alone beyond the limit, or the last four nights together beyond theirs."),
+        ("until repaired", "A night that is worse is not what later nights are compared with."),
+        ("floors", f"Smaller changes never count: {floors}."),
+        ("accuracy loss", f"Against 16 bit, measurable by McNemar's exact test: {limits or 'no limit given'}."),
+        ("accepted", accepted or "nothing"),
+        ("pinned", "; ".join(f"{p.cell}, {p.metric}: {p.worst:g} ({p.reason})" for p in expect.pinned) or "nothing"),
+    )
+
+
+def _versions(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    versions: dict[str, set[str]] = {}
+    for record in verdict.records:
+        for name, version in {"this project": record.commit, **record.versions}.items():
+            versions.setdefault(name, set()).add(version)
+    items = [(name, ", ".join(sorted(found))) for name, found in sorted(versions.items())]
+    machines: Sequence[str] = list(dict.fromkeys(machine_text(record.machine) for record in verdict.records))
+    return (*items, *(("machine", text) for text in machines))

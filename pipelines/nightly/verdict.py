@@ -1,0 +1,313 @@
+"""History and expectations -> what got worse. Pure: the same history always gives the same verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from eval.paired import mcnemar_exact
+from pipelines.nightly.judge import Judged, Rule, replay
+from pipelines.nightly.record import HIGHER_IS_BETTER, Record, base_name, unpack_bits
+from pipelines.nightly.settings import ExpectSettings, NightlySettings
+
+PAIRED = ("accuracy", "error_share")
+"""Metrics with a judgement of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is worse than it was or should be.
+
+    Attributes:
+        cell: name.
+        metric: with its load.
+        before: median of the nights before, or the limit that was pinned.
+        now: tonight's value.
+        limit: value beyond which tonight counts as worse.
+        reason: why it counts, for people.
+        first: the first record of the stretch that is worse.
+        last_good: the record before it; None where there is none.
+    """
+
+    cell: str
+    metric: str
+    before: float
+    now: float
+    limit: float
+    reason: str
+    first: Record
+    last_good: Record | None
+
+    @property
+    def change_percent(self) -> float:
+        """Of tonight against before; positive is more."""
+        return 100 * (self.now / self.before - 1) if self.before else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one cell over the nights, oldest first; the last one is the run that is judged."""
+
+    cell: str
+    metric: str
+    nights: tuple[Record, ...]
+    values: tuple[float | None, ...]
+    judged: tuple[Judged, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Everything about one run.
+
+    Attributes:
+        run: id.
+        records: its lines.
+        series: of every metric that is judged.
+        regressions: what got worse.
+        failures: cells that failed, or are refused though they were possible before: (cell, reason).
+        questions: comparisons made; the chance of each is `false_alarms` divided by it.
+    """
+
+    run: str
+    records: tuple[Record, ...]
+    series: tuple[Series, ...]
+    regressions: tuple[Finding, ...]
+    failures: tuple[tuple[str, str], ...]
+    questions: int
+
+    @property
+    def exit_code(self) -> int:
+        """3 for a regression, 1 for a cell that failed (or when no cell could run), else 0."""
+        if self.regressions:
+            return 3
+        return 1 if self.failures else 0
+
+
+def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Verdict:
+    """Judge one run by the runs before it.
+
+    Args:
+        records: the history in the order written.
+        run: id of the run.
+        settings: window, chance and expectations.
+    """
+    ours = [record for record in records if record.run == run]
+    before = {record.key: nights_before(records, record) for record in ours}
+    questions = 2 * sum(len(judged_metrics(r, settings.expect)) for r in ours) + sum(
+        r.accuracy is not None for r in ours
+    )
+    chance = settings.false_alarms / max(1, questions)
+    series: list[Series] = []
+    found: list[Finding] = []
+    failures: list[tuple[str, str]] = []
+    for record in ours:
+        nights = before[record.key]
+        if record.status != "done":
+            failures += _failure(record, nights, settings.expect)
+            continue
+        for metric in judged_metrics(record, settings.expect):
+            line = judge_series([*nights, record], metric, settings, chance)
+            series.append(line)
+            found += _worse(line)
+        found += _pinned(record, settings.expect) + _errors(record, settings.expect)
+        found += _accuracy_limit(record, settings.expect) + _accuracy_fell([*nights, record], settings, chance)
+    if not any(record.status == "done" for record in ours):
+        failures.append(("the run", "no cell could be measured here"))
+    return Verdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)
+
+
+def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
+    """Finished nights of the same series: asked for with the same words, on the same machine class, same questions."""
+    return [
+        other
+        for other in records
+        if other.key == record.key
+        and other.machine_class == record.machine_class
+        and other.run < record.run
+        and other.status == "done"
+        and same_question(other, record)
+    ]
+
+
+def same_question(one: Record, other: Record) -> bool:
+    """Whether two nights were asked the same; a setting that one of them did not have yet tells nothing."""
+    if not one.protocol or not other.protocol:
+        return True  # a cell that was never measured asked nothing
+    return all(one.protocol[key] == other.protocol[key] for key in one.protocol.keys() & other.protocol.keys())
+
+
+def judged_metrics(record: Record, expect: ExpectSettings) -> list[str]:
+    """Metrics of a line that are compared with the nights before."""
+    names = metrics_of(record) if record.status == "done" else {}
+    return [name for name in names if base_name(name) in expect.floor_percent and base_name(name) not in PAIRED]
+
+
+def judge_series(nights: Sequence[Record], metric: str, settings: NightlySettings, chance: float) -> Series:
+    """Judge every night of one metric of one cell."""
+    base = base_name(metric)
+    floor = settings.expect.floor_percent[base] / 100
+    rule = Rule(base in HIGHER_IS_BETTER, floor, chance, settings.window, settings.least)
+    values = tuple(metrics_of(night).get(metric) for night in nights)
+    restarts = restarts_of(nights, metric, settings.expect)
+    return Series(nights[-1].cell, metric, tuple(nights), values, tuple(replay(values, rule, restarts)))
+
+
+def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -> frozenset[int]:
+    """First night of every accepted level."""
+    found = set()
+    for accepted in expect.accepted:
+        if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric):
+            found |= set([place for place, night in enumerate(nights) if night.at >= accepted.since][:1])
+    return frozenset(found)
+
+
+def metrics_of(record: Record) -> dict[str, float]:
+    """`Record.metrics`, remembered."""
+    return _metrics(_ById(record))
+
+
+class _ById:
+    """A record as a key of a memory: it holds dictionaries, so it has no hash of its own."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def __hash__(self) -> int:
+        return id(self.record)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.record is other.record
+
+
+@lru_cache(maxsize=100_000)
+def _metrics(key: _ById) -> dict[str, float]:
+    return key.record.metrics()
+
+
+def _worse(line: Series) -> list[Finding]:
+    last = line.judged[-1]
+    if last.state != "worse" or last.before is None or last.limit is None or last.since is None:
+        return []
+    now = line.values[-1]
+    assert now is not None, "a night without a value is not judged"
+    base = base_name(line.metric)
+    beyond = now < last.limit if base in HIGHER_IS_BETTER else now > last.limit
+    reason = "tonight" if beyond else "the last four nights together"
+    good = line.nights[last.since - 1] if last.since else None
+    return [Finding(line.cell, line.metric, last.before, now, last.limit, reason, line.nights[last.since], good)]
+
+
+def _pinned(record: Record, expect: ExpectSettings) -> list[Finding]:
+    found = []
+    for pin in expect.pinned:
+        if not fnmatchcase(record.cell, pin.cell):
+            continue
+        for metric, now in metrics_of(record).items():
+            if fnmatchcase(metric, pin.metric):
+                bad = now < pin.worst if base_name(metric) in HIGHER_IS_BETTER else now > pin.worst
+                if bad:
+                    why = f"pinned: {pin.reason}"
+                    found.append(Finding(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
+    return found
+
+
+def _errors(record: Record, expect: ExpectSettings) -> list[Finding]:
+    limit = expect.floor_percent.get("error_share")
+    if limit is None:
+        return []
+    return [
+        Finding(record.cell, metric, limit / 100, now, limit / 100, "requests failed", record, None)
+        for metric, now in metrics_of(record).items()
+        if base_name(metric) == "error_share" and now > limit / 100
+    ]
+
+
+def _accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:
+    """More loss than the format may have, and chance does not explain it."""
+    found = record.accuracy
+    limits = expect.accuracy_loss_percent
+    limit = limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
+    if found is None or limit is None or found["loss_percent"] is None:
+        return []
+    if found["loss_percent"] <= limit or found["verdict"] != "loses accuracy":
+        return []
+    least = found["baseline"] * (1 - limit / 100)
+    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; {limit:g} % is expected at most"
+    return [Finding(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
+
+
+def _accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Finding]:
+    """Fewer right answers to the same questions than on the best night before, paired question by question."""
+    floor = settings.expect.floor_percent.get("accuracy")
+    last = nights[-1].accuracy
+    if floor is None or last is None:
+        return []
+    start = max(restarts_of(nights, "accuracy", settings.expect), default=0)
+    asked = [n for n in nights[start:] if n.accuracy and n.accuracy["prompts_sha256"] == last["prompts_sha256"]]
+    best = max(asked, key=_right)
+    stretch = []
+    for night in reversed(asked):
+        if not _fell(best, night, floor / 100, chance):
+            break
+        stretch.append(night)
+    if not stretch:
+        return []
+    place = asked.index(stretch[-1])
+    before = _right(best)
+    lost, gained = _paired(best, nights[-1])
+    why = f"{lost} answers lost and {gained} gained against {best.commit[:12]}, the best night"
+    return [
+        Finding(
+            nights[-1].cell, "accuracy", before, _right(nights[-1]), before * (1 - floor / 100), why,
+            stretch[-1], asked[place - 1] if place else None,
+        )
+    ]  # fmt: skip
+
+
+def _right(record: Record) -> float:
+    return float(record.accuracy["accuracy"]) if record.accuracy else 0.0
+
+
+def _fell(best: Record, night: Record, floor: float, chance: float) -> bool:
+    lost, gained = _paired(best, night)
+    return _right(night) < _right(best) * (1 - floor) and lost > gained and mcnemar_exact(lost, gained) < chance
+
+
+def _paired(best: Record, night: Record) -> tuple[int, int]:
+    """(questions lost, questions gained) from one night to another."""
+    before, after = (_answers(record.accuracy) for record in (best, night))
+    return (
+        sum(a and not b for a, b in zip(before, after, strict=True)),
+        sum(b and not a for a, b in zip(before, after, strict=True)),
+    )
+
+
+def _answers(accuracy: Any) -> list[bool]:
+    return unpack_bits(accuracy["right"], accuracy["questions"])
+
+
+def _failure(record: Record, nights: list[Record], expect: ExpectSettings) -> list[tuple[str, str]]:
+    """A cell that failed; one that is refused is no failure unless it was possible before."""
+    if record.status == "failed":
+        return [(record.cell, record.reason)]
+    start = max(restarts_of([*nights, record], "status", expect), default=0)
+    if nights[start:]:
+        last = nights[-1]
+        return [(record.cell, f"no longer possible (it was with {last.commit[:12]}, {last.at[:10]}): {record.reason}")]
+    return []
+
+
+def is_suspect(records: Sequence[Record], record: Record, settings: NightlySettings, cells: int) -> bool:
+    """Whether a cell should be measured again: something a repeated benchmark can answer looks worse."""
+    metrics = [name for name in judged_metrics(record, settings.expect) if " at " in name]
+    chance = settings.false_alarms / max(1, 2 * cells * len(metrics))
+    nights = [*nights_before(records, record), record]
+    return any(judge_series(nights, metric, settings, chance).judged[-1].state == "worse" for metric in metrics)
+
+
+def with_measurement(record: Record, loads: Sequence[dict[str, Any]]) -> Record:
+    """The record with one more measurement; the median of all counts."""
+    return replace(record, measurements=[*record.measurements, loads])

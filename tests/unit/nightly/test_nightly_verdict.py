@@ -1,0 +1,177 @@
+"""History and expectations -> regressions with cell, metric, before, now, limit and since when; and the exit code."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipelines.nightly.command import finding_text, headline, words
+from pipelines.nightly.history import History
+from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
+from tests.support.nights import accuracy, load, night, nightly_settings
+
+RATES = (1000.0, 1002.0, 998.0, 1001.0, 999.0, 1000.0, 1003.0, 997.0)
+BEFORE = [night(number, rate) for number, rate in enumerate(RATES)]
+SETTINGS = nightly_settings()
+
+
+def verdict(*tonight, before=BEFORE, settings=SETTINGS):
+    return judge([*before, *tonight], tonight[-1].run, settings)
+
+
+def test_the_same_again_is_no_regression():
+    found = verdict(night(8))
+    assert (found.regressions, found.failures, found.exit_code) == ((), (), 0)
+    assert headline(found) == "1 cells measured; nothing got worse."
+
+
+def test_a_regression_is_named(tmp_path):
+    history = History(tmp_path)
+    history.keep_settings("d0", {"build.max_batch_size": 64})
+    history.keep_settings("d1", {"build.max_batch_size": 8})
+    bad = night(8, 800.0, settings_digest="d1", versions={"openvino": "2026.5.0"})
+    found = verdict(bad)
+    assert found.exit_code == 3
+    assert finding_text(history, found.regressions[0]) == (
+        "tiny_gemma fp8 fixed: output_tokens_per_s at concurrency 8 1,000/s before, 800/s now (-20.0 %), "
+        "limit 952/s (tonight). Since 000000000008 of 2026-11-09; last good 000000000007 of 2026-11-08. "
+        "Changed in between: commit 000000000007 -> 000000000008; openvino 2026.4.1 -> 2026.5.0; "
+        "build.max_batch_size 64 -> 8."
+    )
+    assert words(history, found)[0].startswith("REGRESSION  tiny_gemma fp8 fixed: output_tokens_per_s")
+
+
+def test_it_stays_a_regression_since_the_first_bad_night():
+    bad = [night(number, 800.0) for number in (8, 9, 10)]
+    (found,) = verdict(*bad).regressions
+    assert (found.first, found.last_good) == (bad[0], BEFORE[-1])
+
+
+@pytest.mark.parametrize("metric", ["*", "output_tokens_per_s*"])
+def test_an_accepted_level_is_no_regression(metric):
+    accepted = {"cell": "* fp8 *", "metric": metric, "since": "2026-11-09", "reason": "new scheduler"}
+    settings = nightly_settings(expect={"accepted": [accepted]})
+    assert verdict(night(8, 800.0), settings=settings).exit_code == 0
+
+
+def test_an_accepted_level_of_another_cell_does_not_help():
+    accepted = {"cell": "* int4_awq *", "metric": "*", "since": "2026-11-09", "reason": "new scheduler"}
+    assert verdict(night(8, 800.0), settings=nightly_settings(expect={"accepted": [accepted]})).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"machine_class": "1 x NVIDIA L4"},
+        {"key": "asked for with other words"},
+        {"protocol": {"workload.isl.mean": 256}},
+        {"status": "failed"},
+    ],
+)
+def test_only_like_is_compared_with_like(other):
+    assert nights_before([replace(record, **other) for record in BEFORE], night(8)) == []
+
+
+def test_a_setting_that_did_not_exist_yet_does_not_end_a_series():
+    tonight = night(8, protocol={"workload.isl.mean": 128, "workload.brand_new": True})
+    assert nights_before(BEFORE, tonight) == BEFORE
+
+
+def test_a_failed_cell_is_named_and_is_no_regression():
+    found = verdict(night(8), night(8, cell="tiny_llama fp8 fixed", status="failed", reason="was killed by SIGKILL"))
+    assert found.failures == (("tiny_llama fp8 fixed", "was killed by SIGKILL"),)
+    assert found.exit_code == 1
+
+
+def test_a_regression_beside_a_failure_is_a_regression():
+    broken = night(8, cell="tiny_llama fp8 fixed", status="failed", reason="x")
+    assert verdict(night(8, 800.0), broken).exit_code == 3
+
+
+def test_what_the_rules_refuse_is_no_failure():
+    refused = night(8, cell="gemma nvfp4 fixed", status="not possible", reason="nvfp4 needs Blackwell")
+    found = verdict(night(8), refused)
+    assert found.exit_code == 0
+    assert headline(found) == "1 cells measured; 1 not possible; nothing got worse."
+
+
+def test_what_was_possible_before_may_not_become_impossible_unseen():
+    found = verdict(night(8, status="not possible", reason="no GPU"), night(8, cell="other"))
+    assert found.exit_code == 1
+    assert found.failures[0][1].startswith("no longer possible (it was with 000000000007, 2026-11-08): no GPU")
+
+
+def test_a_run_that_could_measure_nothing_has_failed():
+    found = verdict(night(8, status="not possible", reason="no GPU"), before=[])
+    assert found.failures == (("the run", "no cell could be measured here"),)
+
+
+def lossy(lost, **changed):
+    return accuracy([place >= lost for place in range(1000)], **changed)
+
+
+def test_more_loss_than_the_format_may_have():
+    bad = night(8, accuracy=lossy(20, verdict="loses accuracy"))
+    (found,) = verdict(bad, before=[]).regressions
+    assert found.metric == "accuracy"
+    assert found.reason == "loses 2.00 % of the baseline's accuracy; 1 % is expected at most"
+
+
+def test_a_loss_that_chance_explains_is_none():
+    assert verdict(night(8, accuracy=lossy(20)), before=[]).exit_code == 0
+
+
+def test_a_models_own_limit_goes_before_the_formats():
+    settings = nightly_settings(expect={"accuracy_loss_percent": {"fp8": 1, "tiny_gemma fp8": 3}})
+    bad = night(8, accuracy=lossy(20, verdict="loses accuracy"))
+    assert verdict(bad, before=[], settings=settings).exit_code == 0
+
+
+def test_fewer_right_answers_than_the_best_night_before():
+    before = [night(number, accuracy=lossy(30)) for number in range(4)]
+    slow = [night(4, accuracy=lossy(60)), night(5, accuracy=lossy(60))]
+    (found,) = verdict(*slow, before=before).regressions
+    assert (found.before, found.now, found.first, found.last_good) == (0.97, 0.94, slow[0], before[-1])
+    assert found.reason == "30 answers lost and 0 gained against 000000000000, the best night"
+
+
+def test_some_other_answers_are_no_loss():
+    """12 lost, 9 gained of 1,000: McNemar's p is 0.66."""
+    before = [place >= 30 for place in range(1000)]
+    after = [*[True] * 9, *[False] * 21, *[False] * 12, *[True] * 958]
+    nights = [night(number, accuracy=accuracy(before)) for number in range(4)]
+    assert verdict(night(8, accuracy=accuracy(after)), before=nights).exit_code == 0
+
+
+def test_other_questions_are_not_compared():
+    before = [night(number, accuracy=lossy(0)) for number in range(4)]
+    tonight = night(8, accuracy=lossy(60, prompts_sha256="other"))
+    assert verdict(tonight, before=before).exit_code == 0
+
+
+def test_a_pinned_value_holds_without_any_history():
+    pin = {"cell": "* fp8 *", "metric": "output_tokens_per_s*", "worst": 900, "reason": "contract"}
+    settings = nightly_settings(expect={"pinned": [pin]})
+    assert verdict(night(8, 950.0), before=[], settings=settings).exit_code == 0
+    (found,) = verdict(night(8, 850.0), before=[], settings=settings).regressions
+    assert found.reason == "pinned: contract"
+
+
+def test_requests_that_failed_are_a_regression():
+    bad = night(8, measurements=[[load(error_share=0.03, errors={"timeout": 3})]])
+    assert [found.metric for found in verdict(bad).regressions] == ["error_share at concurrency 8"]
+
+
+def test_an_engine_that_grew_is_a_regression():
+    assert verdict(night(8, sizes={"engine_bytes": 4_100_000})).regressions[0].metric == "engine_bytes"
+
+
+def test_what_looks_worse_is_measured_again_and_the_median_counts():
+    slow = night(8, 800.0)
+    assert is_suspect(BEFORE, slow, SETTINGS, 1)
+    once = with_measurement(slow, [load(1000.0)])
+    assert is_suspect(BEFORE, once, SETTINGS, 1)  # median of two: 900
+    assert not is_suspect(BEFORE, with_measurement(once, [load(1003.0)]), SETTINGS, 1)
+
+
+def test_what_another_benchmark_cannot_answer_is_not_measured_again():
+    assert not is_suspect(BEFORE, night(8, sizes={"engine_bytes": 8_000_000}), SETTINGS, 1)
