@@ -62,7 +62,7 @@ def words(history: History, verdict: Verdict) -> list[str]:
 def headline(verdict: Verdict) -> str:
     """The verdict in one sentence."""
     count = {status: sum(r.status == status for r in verdict.records) for status in ("done", "failed", "not possible")}
-    parts = [f"{count['done']} cells measured"]
+    parts = [f"{count['done']} cell{'' if count['done'] == 1 else 's'} measured"]
     parts += [f"{count[status]} {status}" for status in ("failed", "not possible") if count[status]]
     learning = sum(line.judged[-1].state == "learning" for line in verdict.series)
     if learning:

@@ -21,7 +21,7 @@ def verdict(*tonight, before=BEFORE, settings=SETTINGS):
 def test_the_same_again_is_no_regression():
     found = verdict(night(8))
     assert (found.regressions, found.failures, found.exit_code) == ((), (), 0)
-    assert headline(found) == "1 cells measured; nothing got worse."
+    assert headline(found) == "1 cell measured; nothing got worse."
 
 
 def test_a_regression_is_named(tmp_path):
@@ -91,7 +91,7 @@ def test_what_the_rules_refuse_is_no_failure():
     refused = night(8, cell="gemma nvfp4 fixed", status="not possible", reason="nvfp4 needs Blackwell")
     found = verdict(night(8), refused)
     assert found.exit_code == 0
-    assert headline(found) == "1 cells measured; 1 not possible; nothing got worse."
+    assert headline(found) == "1 cell measured; 1 not possible; nothing got worse."
 
 
 def test_what_was_possible_before_may_not_become_impossible_unseen():
