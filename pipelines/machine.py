@@ -16,11 +16,12 @@ from pipelines.domain.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as nvidia-smi tells it: name, compute capability (9.0), memory in bytes."""
+    """One GPU as nvidia-smi tells it: name, compute capability (9.0), memory in bytes, version of the driver."""
 
     name: str
     sm: float
     memory_bytes: int
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,30 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return (), "nvidia-smi is not installed"
-    query = [tool, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi failed: {error}"
     if answer.returncode != 0:
-        return (), f"nvidia-smi says: {(answer.stdout or answer.stderr).strip().splitlines()[-1]}"
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
-    gpus = tuple(GpuFacts(name, float(sm), int(memory) * MIB) for name, sm, memory in rows)
+        said = (answer.stdout or answer.stderr).strip().splitlines() or [f"nothing, exit code {answer.returncode}"]
+        return (), f"nvidia-smi says: {said[-1]}"
+    lines = [line for line in answer.stdout.splitlines() if line.strip()]
+    try:
+        gpus = tuple(_gpu(line) for line in lines)
+    except ValueError:  # "[N/A]" of a driver that is too old to tell, or of memory shared with the CPU
+        return (), f"nvidia-smi tells too little about '{lines[0].strip()}'"
     return gpus, "" if gpus else "nvidia-smi lists none"
+
+
+def _gpu(line: str) -> GpuFacts:
+    """Read one line of nvidia-smi's list.
+
+    Raises:
+        ValueError: a number is not there.
+    """
+    name, sm, memory, *driver = (cell.strip() for cell in line.split(","))
+    return GpuFacts(name, float(sm), int(memory) * MIB, *driver[:1])
 
 
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:

@@ -8,16 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines import serving_rules
-from pipelines.deployment import deployment, target_gpu
+from pipelines import hardware, memory_rules, serving_rules
+from pipelines.deployment import deployment
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
 from pipelines.flow import Target, is_elsewhere
 from pipelines.machine import Machine
+from pipelines.rulebook.gpu import formats_for
 from pipelines.rulebook.table import check as check_table
 from pipelines.rulebook.table import refused, warned
 from pipelines.settings import Settings
@@ -69,9 +70,7 @@ def check(
     checked.warnings = tuple(warned(findings))
     if shape is not None:
         checked.faults += _host_memory(settings, shape, machine)
-        name, _, memory = target_gpu(settings, machine)
-        if memory:
-            _gpu_memory(settings, shape, name, memory, checked)
+    _gpu_memory(settings, shape, machine, checked)
     return checked
 
 
@@ -105,30 +104,16 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
-def _gpu_memory(settings: Settings, shape: ModelShape, name: str, memory: float, checked: Checked) -> None:
-    world = settings.build.tp_size * settings.build.pp_size
-    weights = weight_bytes(shape, settings.quant.qformat) / world
-    if weights > memory:
-        ranks = next((n for n in (2, 4, 8, 16) if weight_bytes(shape, settings.quant.qformat) / n < 0.9 * memory), None)
-        fixes = [f"build.tp_size={ranks}"] if ranks else []
-        fixes += [
-            f"quant={q}" for q in (QFormat.FP8, QFormat.INT4_AWQ) if weight_bytes(shape, q) / world < 0.9 * memory
-        ]
-        checked.faults.append(
-            Fault(
-                f"{settings.model.label} in {settings.quant.qformat} needs {show_bytes(weights)} of weights per GPU; "
-                f"one {name} has {show_bytes(memory)} (modelled).",
-                todo=f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU.",
-            )
-        )
-        return
-    kv_bits = 16 if settings.kv_cache.dtype == KvFormat.AUTO else 8
-    kv_token = shape.kv_bytes_per_token_16bit * kv_bits / 16 / world
-    tokens = int((memory - weights) * 0.9 / kv_token)
-    checked.notes += (
-        f"on {name}: weights {show_bytes(weights)} of {show_bytes(memory)} per GPU, "
-        f"at most {tokens:,} tokens of KV cache (modelled, activations not counted)",
-    )
+def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
+    """The engine against the memory of the GPU it is meant for."""
+    target = hardware.resolved(settings.hardware, machine)
+    if about := hardware.describe(settings.hardware, machine):
+        checked.notes += (about,)
+    if shape is not None and target.memory_gb:
+        fit = memory_rules.check(settings, shape, target, formats_for(target.sm or 0))
+        checked.faults += fit.faults
+        checked.notes += fit.notes
+        checked.warnings += fit.warnings
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:

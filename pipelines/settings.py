@@ -160,6 +160,7 @@ class HardwareSettings(Group):
 
     name: str
     gpu: str | None = None
+    nvidia_smi: tuple[str, ...] = ()
     arch: str | None = None
     sm: float | None = None
     memory_gb: float | None = None

@@ -81,6 +81,7 @@ MUST_RERUN = {
     "hardware.name": ("other", NOTHING),
     "hardware.sm": (9.0, NOTHING),
     "hardware.memory_gb": (80.0, NOTHING),
+    "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
     "verify.path": (Path("/checkpoint"), NOTHING),

@@ -57,3 +57,27 @@ def test_gather_knows_memory_and_processors():
 
 def test_an_absent_library_has_a_version_word():
     assert library_versions(("no-such-distribution",)) == {"no-such-distribution": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (subprocess.CompletedProcess([], 0, "Tesla V100, [N/A], 16160, 470.1\n", ""), "nvidia-smi tells too little"),
+        (subprocess.CompletedProcess([], 0, "NVIDIA GB10, 12.1, [N/A], 580.1\n", ""), "nvidia-smi tells too little"),
+        (subprocess.CompletedProcess([], 3, "", ""), "nvidia-smi says: nothing, exit code 3"),
+        (subprocess.CompletedProcess([], 0, "", ""), "nvidia-smi lists none"),
+    ],
+)
+def test_a_strange_answer_of_nvidia_smi_is_no_crash(monkeypatch, answer, reason):
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: answer)
+    gpus, said = machine._gpus()
+    assert gpus == ()
+    assert said.startswith(reason)
+
+
+def test_the_driver_is_read_where_it_is_told(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    answer = subprocess.CompletedProcess([], 0, "NVIDIA L4, 8.9, 23034, 590.44.01\n", "")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: answer)
+    assert machine._gpus()[0] == (GpuFacts("NVIDIA L4", 8.9, 23034 * 2**20, "590.44.01"),)

@@ -1,0 +1,71 @@
+"""Which row of conf/hardware a GPU is, by what nvidia-smi says of it."""
+
+import pytest
+
+from pipelines.commands import load
+from pipelines.hardware import describe, resolved, row_of, rows
+from pipelines.machine import GpuFacts
+from tests.unit.core.test_machine import H100, MACHINE, with_gpu
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "sm", "mib", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", 9.0, 81559, "h100_sxm"),
+        ("NVIDIA H100 PCIe", 9.0, 81559, "h100_pcie"),
+        ("NVIDIA H200", 9.0, 143771, "h200_sxm"),
+        ("NVIDIA A10", 8.6, 23028, "a10"),
+        ("NVIDIA A100-SXM4-40GB", 8.0, 40960, "a100_sxm_40gb"),
+        ("NVIDIA A100-SXM4-80GB", 8.0, 81920, "a100_sxm_80gb"),
+        ("NVIDIA GH200 480GB", 9.0, 97871, "gh200_96gb"),
+        ("NVIDIA GH200 480GB", 9.0, 146831, "gh200_144gb"),
+        ("NVIDIA L4", 8.9, 23034, "l4"),
+        ("NVIDIA B200", 10.0, 183359, "b200_sxm"),
+    ],
+)
+def test_a_gpu_is_found_by_name_and_memory(name, sm, mib, row):
+    assert row_of(GpuFacts(name, sm, mib * MIB)).name == row
+
+
+@pytest.mark.parametrize(
+    ("name", "sm", "mib"),
+    [("NVIDIA A10G", 8.6, 23028), ("NVIDIA H100 80GB HBM3", 9.0, 40000), ("NVIDIA GeForce RTX 3090", 8.6, 24576)],
+)
+def test_a_gpu_that_is_not_listed_is_no_near_one(name, sm, mib):
+    """An A10G has other clocks than an A10; a slice of an H100 has not its bandwidth."""
+    assert row_of(GpuFacts(name, sm, mib * MIB)) is None
+
+
+def test_every_row_says_what_nvidia_smi_calls_it():
+    assert [row.name for row in rows() if not row.nvidia_smi] == ["auto"]
+
+
+def test_auto_takes_rates_of_the_row_and_memory_of_the_gpu():
+    found = resolved(load([]).hardware, with_gpu())
+    assert (found.name, found.mem_bw_gb_s, found.sm) == ("h100_sxm", 3350, 9.0)
+    assert found.memory_gb == pytest.approx(81559 * MIB / 1e9)
+
+
+def test_auto_keeps_what_is_said_of_an_unknown_gpu():
+    unknown = with_gpu(gpus=(GpuFacts("NVIDIA A10G", 8.6, 23028 * MIB),) * 2)
+    found = resolved(load([]).hardware, unknown)
+    assert (found.name, found.gpu, found.sm, found.mem_bw_gb_s) == ("auto", "NVIDIA A10G", 8.6, None)
+    assert describe(load([]).hardware, unknown).startswith("hardware: 2 x NVIDIA A10G, as nvidia-smi says; conf/hard")
+
+
+def test_a_gpu_that_is_named_is_taken_whatever_is_here():
+    named = load(["hardware=a10"]).hardware
+    assert resolved(named, with_gpu()) == named
+    assert describe(named, with_gpu()) == ""
+
+
+def test_without_a_gpu_auto_stands_for_nothing():
+    assert resolved(load([]).hardware, MACHINE) == load([]).hardware
+
+
+def test_gpus_of_two_kinds_are_told_apart():
+    mixed = with_gpu(gpus=(H100, GpuFacts("NVIDIA A10", 8.6, 23028 * MIB)))
+    said = describe(load([]).hardware, mixed)
+    assert said.endswith("= hardware=h100_sxm, 3,350 GB/s; beside it NVIDIA A10, which is not counted with")
