@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
 from triton_repo.consistency import config_faults, parameter, tensor_faults
+from triton_repo.draft import engine_faults
 from triton_repo.generate import parse
 from triton_repo.limits import EngineLimits
 from triton_repo.llmapi import MODEL_YAML, llmapi_faults
-from triton_repo.tensors import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 from triton_repo.write import DESCRIPTION, VOCABULARIES
 
 if TYPE_CHECKING:
@@ -64,10 +65,24 @@ def check_repository(folder: Path, *, running_version: str | None = None) -> lis
     except UserError as error:
         return [*faults, *error.faults]
     faults += config_faults(configs, limits)
+    faults += _draft_faults(folder, configs, limits)
     faults += _backend_faults(configs[TENSORRT_LLM], limits)
     faults += _description_faults(folder / DESCRIPTION, limits)
     faults += _version_faults(limits, running_version)
     return faults
+
+
+def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: EngineLimits) -> list[Fault]:
+    """The draft engine against the other, whichever flavour has it."""
+    on_cpu = parameter(configs[TENSORRT_LLM], "openvino_draft_dir")
+    place = parameter(configs[DRAFT], "gpt_model_path") if DRAFT in configs else on_cpu
+    if not place:
+        return []
+    try:
+        draft = EngineLimits.load(folder / place)
+    except UserError as error:
+        return list(error.faults)
+    return engine_faults(limits, draft)
 
 
 def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipelines.domain.errors import Fault, did_you_mean
 from triton_repo.generate import logits_outputs
 from triton_repo.limits import EngineLimits
-from triton_repo.tensors import BLS, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor
+from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -33,7 +33,7 @@ def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
     """Tensors that clients do not know, or know with another type or shape."""
     faults: list[Fault] = []
     for name, config in configs.items():
-        interface = INTERFACES.get(LLMAPI if llmapi else name)
+        interface = INTERFACES.get(LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name)
         if interface is not None:
             faults += _unknown(name, "input", config.input, interface.inputs)
             faults += _unknown(name, "output", config.output, interface.outputs)

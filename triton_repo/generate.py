@@ -11,6 +11,7 @@ from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import (
     BLS,
+    DRAFT,
     ENSEMBLE,
     INTERFACES,
     LLMAPI,
@@ -49,10 +50,29 @@ def repository_configs(
     _instances(configs[TENSORRT_LLM], _engine_instances(settings, spec))
     _parameters(configs[PREPROCESSING], parameters.preprocessing(settings))
     _parameters(configs[POSTPROCESSING], parameters.postprocessing(settings))
-    _parameters(configs[BLS], parameters.bls(settings))
+    _parameters(configs[BLS], parameters.bls(settings, spec))
     _parameters(configs[TENSORRT_LLM], parameters.tensorrt_llm(settings, limits, spec))
     _ensemble(configs[ENSEMBLE])
     return configs
+
+
+def draft_config(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> pb.ModelConfig:
+    """The draft model of the GPU flavour: a second `tensorrt_llm`.
+
+    Args:
+        settings: conf/triton.
+        limits: of the draft engine.
+        spec: what the repository is for.
+    """
+    batch = min(settings.triton_max_batch_size or limits.max_batch_size, limits.max_batch_size)
+    config = _model(TENSORRT_LLM, batch, limits.logits_type)
+    config.name, config.backend = DRAFT, "tensorrtllm"
+    _queue(config, batch, settings)
+    config.model_transaction_policy.decoupled = settings.decoupled_mode
+    devices = settings.draft_gpu_device_ids or settings.gpu_device_ids
+    _instances(config, len(devices) if devices else 1)
+    _parameters(config, parameters.draft(settings, limits, spec))
+    return config
 
 
 def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:

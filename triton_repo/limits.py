@@ -16,6 +16,7 @@ from pipelines.domain.errors import Fault, UserError
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+FEATURES = ("max_draft_len", "max_lora_rank", "lora_modules")
 LOGITS_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 REBUILD = "Build the engine again: make build"
 
@@ -43,6 +44,9 @@ class EngineLimits:
         gather_context_logits: whether it can return the logits of the prompt.
         gather_generation_logits: whether it can return the logits of the answer.
         paged_context_fmha: what chunked context and KV reuse need; None where the engine does not say.
+        max_draft_len: tokens of a guess that it checks at once; 0 checks none.
+        max_lora_rank: of an adapter; 0 was built for none.
+        lora_modules: linears that an adapter may change, by TensorRT-LLM's names.
     """
 
     flavour: str
@@ -63,6 +67,9 @@ class EngineLimits:
     gather_context_logits: bool
     gather_generation_logits: bool
     paged_context_fmha: bool | None
+    max_draft_len: int = 0
+    max_lora_rank: int = 0
+    lora_modules: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, engine_dir: Path) -> EngineLimits:
@@ -87,6 +94,7 @@ class EngineLimits:
         if faults:
             raise UserError.of(faults)
         plugins = build.get("plugin_config") or {}
+        lora = _lora_limits(build, plugins)
         return cls(
             flavour=flavour,
             version=str(raw.get("version", "")),
@@ -101,6 +109,9 @@ class EngineLimits:
             gather_context_logits=bool(build.get("gather_context_logits", False)),
             gather_generation_logits=bool(build.get("gather_generation_logits", False)),
             paged_context_fmha=plugins.get("use_paged_context_fmha"),
+            max_draft_len=int(build.get("max_draft_len") or 0),
+            max_lora_rank=lora[0],
+            lora_modules=lora[1],
             **{name: int(build[name]) for name in SIZES},
         )
 
@@ -110,8 +121,17 @@ class EngineLimits:
         return LOGITS_TYPES[self.logits_dtype]
 
     def as_json(self) -> dict[str, Any]:
-        """For repository.json."""
-        return asdict(self)
+        """For repository.json; features that the engine was not built for are left out."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if value or name not in FEATURES}
+
+
+def _lora_limits(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Rank and modules of adapters; an engine names some also when it was built without the plugin."""
+    if plugins.get("lora_plugin") in (None, "disable", False):
+        return 0, ()
+    config = build.get("lora_config") or {}
+    return int(config.get("max_lora_rank", 64)), tuple(config.get("lora_target_modules") or ())
 
 
 def _read(path: Path) -> Mapping[str, Any]:

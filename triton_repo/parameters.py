@@ -18,9 +18,13 @@ from pipelines.domain.errors import Fault
 from triton_repo.limits import EngineLimits
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
-from triton_repo.tensors import PREPROCESSING, TENSORRT_LLM
+from triton_repo.tensors import DRAFT, PREPROCESSING, TENSORRT_LLM
 
 ENGINE_DIR = f"{TENSORRT_LLM}/1/engine"
+DRAFT_ENGINE_DIR = f"{DRAFT}/1/engine"
+CPU_DRAFT_DIR = f"{TENSORRT_LLM}/1/draft_engine"
+LORA_DIR = f"{TENSORRT_LLM}/1/lora"
+VOCABULARY = f"{TENSORRT_LLM}/1/xgrammar_tokenizer_info.json"
 TOKENIZER = "{model}/1/tokenizer"
 MUST_BE_THERE = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
@@ -57,7 +61,11 @@ PLACES = (
     "kv_cache_host_memory_bytes",
     "kv_cache_onboard_blocks",
     "gpu_device_ids",
+    "draft_gpu_device_ids",
     "participant_ids",
+    "retention_tokens",
+    "retention_priority",
+    "retention_duration_ms",
     "num_nodes",
     "executor_worker_path",
     "gpu_weights_percent",
@@ -71,6 +79,10 @@ PLACES = (
     "lora_cache_host_memory_bytes",
 )
 """Where and how a GPU does the same work; a CPU repository leaves it out, so that one configuration serves both."""
+
+GPU_PLACES = tuple(name for name in PLACES if not name.startswith(("retention_", "draft_")))
+"""Those of them that `tensorrt_llm` itself reads; the others are for tensorrt_llm_bls and for the draft model."""
+TARGET_ONLY = ("lora_prefetch_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path", "decoding_mode")
 
 CPU_WORDS = {
     "decoding_mode": ("top_k", "top_p", "top_k_top_p", "beam_search"),
@@ -99,9 +111,17 @@ def postprocessing(settings: TritonSettings) -> dict[str, str]:
     return {"tokenizer_dir": folder, "skip_special_tokens": text(settings.skip_special_tokens)}
 
 
-def bls(settings: TritonSettings) -> dict[str, str]:
-    """Of the model that calls the others in code."""
-    return {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
+def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
+    """Of the model that calls the others in code; on the CPU, drafts and KV blocks are the engine's own business."""
+    found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
+    if spec.flavour == "openvino":
+        return found
+    if spec.num_draft_tokens is not None:
+        found["tensorrt_llm_draft_model_name"] = DRAFT
+        found["exclude_input_in_output"] = text(settings.exclude_input_in_output)
+    if settings.retention_tokens is not None:
+        found |= _set(settings, ("retention_tokens", "retention_priority", "retention_duration_ms"))
+    return found
 
 
 def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
@@ -117,13 +137,26 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
     }
     if spec.flavour == "openvino":
         return {**found, **_openvino(spec)}
-    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **_set(settings, (*ANSWERS, *PLACES))}
+    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **_set(settings, (*ANSWERS, *GPU_PLACES))}
+
+
+def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
+    """Of the draft engine's model: the same, with its own engine and GPUs and nothing that is the target's business."""
+    found = tensorrt_llm(settings, limits, spec)
+    for name in (*TARGET_ONLY, "gpu_device_ids"):
+        found.pop(name, None)
+    found |= dict.fromkeys(MUST_BE_THERE, "")
+    devices = settings.draft_gpu_device_ids or settings.gpu_device_ids
+    own = {"gpt_model_path": DRAFT_ENGINE_DIR, "max_beam_width": "1"}
+    return {**found, **own, **({} if devices is None else {"gpu_device_ids": text(devices)})}
 
 
 def _openvino(spec: RepositorySpec) -> dict[str, str]:
     """What only the CPU engine reads; its tokenizer is for guided decoding."""
     options = {f"openvino_{name}": text(value) for name, value in spec.openvino.items() if value is not None}
     tokenizer = TOKENIZER.format(model=PREPROCESSING)
+    if spec.num_draft_tokens is not None:
+        options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
     return {"tokenizer_dir": tokenizer, **options, "pipelines_version": __version__}
 
 

@@ -29,7 +29,7 @@ DECIDED_ELSEWHERE = {
     "enable_chunked_context": "runtime.enable_chunked_context",
     "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
     "tensorrt_llm_model_name": "the layout of the repository",
-    "tensorrt_llm_draft_model_name": "a draft model of its own is not built here",
+    "tensorrt_llm_draft_model_name": "the layout of the repository, where speculative.mode is draft_target",
     "encoder_input_features_data_type": ENCODER,
     "encoder_engine_dir": ENCODER,
     "cross_kv_cache_fraction": ENCODER,
@@ -52,7 +52,11 @@ class TritonSettings(Group):
         max_beam_width: None is the engine's.
         gpu_device_ids: GPUs of each instance of the model, in rank order: `[[0,1]]`.
         participant_ids: MPI ranks of each instance; needed in orchestrator mode without spawning.
+        draft_gpu_device_ids: GPUs of the draft model; None shares those of the model.
         executor_worker_path: what orchestrator mode spawns, inside NVIDIA's container.
+        retention_tokens: tokens at the start of every prompt whose KV blocks tensorrt_llm_bls asks to keep; None: off.
+        retention_priority: theirs, 0 to 100; what is not said has TensorRT-LLM's default of 35.
+        retention_duration_ms: how long the priority holds; None is for ever.
     """
 
     triton_max_batch_size: Positive | None = None
@@ -83,8 +87,12 @@ class TritonSettings(Group):
     sink_token_length: Count | None = None
     kv_cache_host_memory_bytes: Count = 0
     kv_cache_onboard_blocks: bool = True
+    retention_tokens: Positive | None = None
+    retention_priority: Annotated[int, Field(ge=0, le=100)] = 100
+    retention_duration_ms: Positive | None = None
 
     gpu_device_ids: DeviceIds | None = None
+    draft_gpu_device_ids: DeviceIds | None = None
     participant_ids: DeviceIds | None = None
     num_nodes: Positive = 1
     executor_worker_path: str = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"

@@ -22,6 +22,7 @@ class RepositorySpec:
         enable_chunked_context: split prompts longer than max_num_tokens.
         tp_size: tensor parallel ranks the engine must have.
         pp_size: pipeline parallel ranks.
+        num_draft_tokens: tokens that a draft model guesses at a time; None without one.
         openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
     """
 
@@ -32,6 +33,7 @@ class RepositorySpec:
     enable_chunked_context: bool = False
     tp_size: int = 1
     pp_size: int = 1
+    num_draft_tokens: int | None = None
     openvino: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
-from triton_repo.tensors import TENSORRT_LLM
+from triton_repo.tensors import DRAFT, TENSORRT_LLM
 
 SERVER = ("tritonserver", "--model-repository=.", "--disable-auto-complete-config")
 MPIRUN = ("mpirun", "--allow-run-as-root")
@@ -30,18 +30,19 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
         lines = {"one_process": f"cp {LLMAPI_SOURCES}/*.py {TENSORRT_LLM}/1/ && {_line({}, SERVER)}"}
         needs = "NVIDIA's Triton container with TensorRT-LLM 1.3 or later."
     else:
-        lines = _tensorrt_llm(settings, spec.world_size)
+        models = [TENSORRT_LLM] if spec.num_draft_tokens is None else [TENSORRT_LLM, DRAFT]
+        lines = _tensorrt_llm(settings, spec.world_size, models)
         needs = "NVIDIA's Triton container with the TensorRT-LLM that built the engine."
     return {"inside": "the folder of this file", "needs": needs, "commands": lines}
 
 
-def _tensorrt_llm(settings: TritonSettings, world_size: int) -> dict[str, str]:
+def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) -> dict[str, str]:
     """One process per rank (leader), or one that spawns the ranks (orchestrator)."""
     if settings.participant_ids is not None:
         env = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
         ranks = 1 + max(rank for group in settings.participant_ids for rank in group)
-        return {"orchestrator_without_spawning": _line(env, _ranks(ranks))}
-    leader = _ranks(world_size) if world_size > 1 else [*SERVER]
+        return {"orchestrator_without_spawning": _line(env, _ranks(ranks, models))}
+    leader = _ranks(world_size, models) if world_size > 1 else [*SERVER]
     found = {"leader": _line({}, leader)}
     if settings.num_nodes == 1:  # spawning works on one machine only
         pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(world_size)]
@@ -50,11 +51,12 @@ def _tensorrt_llm(settings: TritonSettings, world_size: int) -> dict[str, str]:
     return found
 
 
-def _ranks(count: int) -> list[str]:
-    """Rank 0 serves every model; the others load the engine's and help."""
+def _ranks(count: int, models: list[str]) -> list[str]:
+    """Rank 0 serves every model; the others load those with an engine and help."""
     command = [*MPIRUN]
     for rank in range(count):
-        helper = [] if rank == 0 else ["--model-control-mode=explicit", f"--load-model={TENSORRT_LLM}"]
+        loaded = [f"--load-model={name}" for name in models]
+        helper = [] if rank == 0 else ["--model-control-mode=explicit", *loaded]
         prefix = f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"
         command += ["-n", "1", *SERVER, prefix, *helper, ":"]
     return command

@@ -17,6 +17,8 @@ LOGITS = "LOGITS"
 
 PREPROCESSING, TENSORRT_LLM, POSTPROCESSING = "preprocessing", "tensorrt_llm", "postprocessing"
 ENSEMBLE, BLS = "ensemble", "tensorrt_llm_bls"
+DRAFT = "tensorrt_llm_draft"
+"""A second `tensorrt_llm` with an engine of its own."""
 LLMAPI = "llmapi"
 """Not a model's name: the tensors of `tensorrt_llm` in the llmapi flavour."""
 

@@ -14,12 +14,13 @@ from pipelines import __version__
 from pipelines.domain.errors import Fault, UserError
 from triton_repo import parameters
 from triton_repo.consistency import config_faults
-from triton_repo.generate import repository_configs, to_text
+from triton_repo.draft import draft_faults
+from triton_repo.generate import draft_config, repository_configs, to_text
 from triton_repo.limits import EngineLimits
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
-from triton_repo.tensors import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 __all__ = ["RepositorySpec", "write_repository"]
 
@@ -48,6 +49,7 @@ def write_repository(
     settings: TritonSettings,
     spec: RepositorySpec,
     made_from: Mapping[str, Any],
+    draft_dir: Path | None = None,
 ) -> dict[str, Any]:
     """Write a model repository.
 
@@ -60,6 +62,7 @@ def write_repository(
         settings: conf/triton.
         spec: what other groups of the configuration say.
         made_from: what to remember about the origin, as JSON; stands in repository.json.
+        draft_dir: engine of the model that guesses tokens, where `spec.num_draft_tokens` is set.
 
     Returns:
         facts: flavour, models, world_size, engine_version, bytes.
@@ -75,12 +78,18 @@ def write_repository(
     limits = EngineLimits.load(engine_dir)
     if faults := _faults(settings, limits, spec):
         raise UserError.of(faults)
+    draft = _draft(draft_dir, limits, settings, spec)
     configs = repository_configs(settings, limits, spec)
+    if draft is not None and spec.flavour == "tensorrt_llm":
+        configs[DRAFT] = draft_config(settings, draft, spec)
     if faults := config_faults(configs, limits):
         raise UserError.of(faults)
     for name, config in configs.items():
         write_model(out_dir / name, to_text(config), None if _has_no_code(name, spec) else SOURCES / name)
     link_files(engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
+    if draft_dir is not None:
+        place = parameters.CPU_DRAFT_DIR if spec.flavour == "openvino" else parameters.DRAFT_ENGINE_DIR
+        link_files(engine_files(draft_dir), draft_dir, out_dir / place)
     for name in (PREPROCESSING, POSTPROCESSING):
         link_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
     ignored = parameters.changed(settings, parameters.PLACES) if spec.flavour == "openvino" else {}
@@ -93,6 +102,27 @@ def write_repository(
         "settings_without_effect": sorted(ignored),
     }
     return describe(out_dir, settings, spec, made_from, description)
+
+
+def _draft(
+    folder: Path | None, limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
+) -> EngineLimits | None:
+    """Limits of the draft engine.
+
+    Raises:
+        UserError: it does not go with the engine, or only one of engine and num_draft_tokens is given.
+    """
+    if (folder is None) != (spec.num_draft_tokens is None):
+        raise UserError(
+            f"num_draft_tokens={spec.num_draft_tokens} with the draft engine '{folder}'.",
+            allowed="Both or neither.",
+        )
+    if folder is None:
+        return None
+    draft = EngineLimits.load(folder)
+    if faults := draft_faults(limits, draft, settings, spec):
+        raise UserError.of(faults)
+    return draft
 
 
 def describe(
@@ -174,7 +204,7 @@ def _link(source: Path, place: Path) -> None:
 
 def _has_no_code(name: str, spec: RepositorySpec) -> bool:
     """The ensemble is wiring; TensorRT-LLM's backend is compiled."""
-    return name == ENSEMBLE or (name == TENSORRT_LLM and spec.flavour == "tensorrt_llm")
+    return name == ENSEMBLE or (name in (TENSORRT_LLM, DRAFT) and spec.flavour == "tensorrt_llm")
 
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:

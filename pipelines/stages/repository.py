@@ -32,6 +32,7 @@ class Repository:
         variant: label of the compression.
         tp_size: tensor-parallel ranks of the engine.
         pp_size: its pipeline stages.
+        num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.
     """
 
     flavour: FlavourName
@@ -43,6 +44,7 @@ class Repository:
     variant: str
     tp_size: int
     pp_size: int
+    num_draft_tokens: int | None = None
     name = "repository"
     version = "1"
     measures = False
@@ -61,6 +63,7 @@ class Repository:
             "model": self.model,
             "variant": self.variant,
             "ranks": [self.tp_size, self.pp_size],
+            **({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens}),
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
@@ -83,10 +86,12 @@ class Repository:
                 pp_size=self.pp_size,
                 enable_kv_cache_reuse=self.enable_block_reuse,
                 enable_chunked_context=self.enable_chunked_context,
+                num_draft_tokens=self.num_draft_tokens,
                 openvino=self.options.model_dump(),
             ),
             settings=self.triton,
             made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},
+            draft_dir=inputs.get("draft_engine"),
         )
         if faults := check_repository(out_dir):
             raise UserError.of(faults)

@@ -150,6 +150,8 @@ OTHER_TRITON = {
     "batching_strategy": "V1",
     "batch_scheduler_policy": "max_utilization",
     "gpu_device_ids": [[0, 1]],
+    "draft_gpu_device_ids": [[2, 3]],
+    "retention_priority": 50,
     "participant_ids": [[1, 2]],
     "max_attention_window_size": [64],
     "decoding_mode": "top_k",

@@ -17,6 +17,7 @@ SPECS = {
     "openvino": RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"inference_precision": "f32"}),
     "tensorrt_llm": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", enable_chunked_context=True, tp_size=2),
     "llmapi": RepositorySpec("llmapi", "llama_3_8b", "fp8"),
+    "draft_target": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", num_draft_tokens=4),
 }
 
 
@@ -24,13 +25,23 @@ def generated(tmp_path: Path, flavour: str) -> dict[str, str]:
     """Every text of a repository that we write ourselves, by relative name."""
     spec = SPECS[flavour]
     model = write_tokenizer(tmp_path / "model")
-    if flavour == "llmapi":
+    settings, draft = TritonSettings(), None
+    if spec.flavour == "llmapi":
         engine = write_llm_folder(tmp_path / "engine")
     else:
-        engine = write_engine(tmp_path / "engine", flavour, tp_size=spec.tp_size)
+        engine = write_engine(tmp_path / "engine", spec.flavour, tp_size=spec.tp_size)
+    if flavour == "draft_target":
+        engine, draft = write_engine(tmp_path / "engine", max_draft_len=4), write_engine(tmp_path / "draft")
+        settings = TritonSettings(kv_cache_free_gpu_mem_fraction=0.45, retention_tokens=512)
     repo = tmp_path / "repo"
     write_repository(
-        repo, engine_dir=engine, tokenizer_dir=model, settings=TritonSettings(), spec=spec, made_from={"build": "0"}
+        repo,
+        engine_dir=engine,
+        tokenizer_dir=model,
+        settings=settings,
+        spec=spec,
+        made_from={"build": "0"},
+        draft_dir=draft,
     )
     ours = [*repo.glob("*/config.pbtxt"), *repo.glob("*/1/model.yaml"), repo / "repository.json"]
     return {str(path.relative_to(repo)): path.read_text() for path in ours}

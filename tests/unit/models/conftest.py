@@ -69,6 +69,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
 
     def make(name: str) -> Any:
+        monkeypatch.syspath_prepend(str(MODELS / name))  # as the server does
         spec = importlib.util.spec_from_file_location(f"model_{name}", MODELS / name / "model.py")
         assert spec is not None
         assert spec.loader is not None

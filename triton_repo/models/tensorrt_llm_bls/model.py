@@ -1,8 +1,9 @@
 """Triton model `tensorrt_llm_bls`: the ensemble's interface, with the steps called one by one.
 
 Business logic scripting costs a round trip more than the ensemble and can do what an ensemble cannot: with the
-parameter `accumulate_tokens` every streamed response holds the whole text so far. The same file serves the GPU and the
-CPU repository.
+parameter `accumulate_tokens` every streamed response holds the whole text so far; with `tensorrt_llm_draft_model_name`
+a request's `num_draft_tokens` decodes speculatively; with `retention_tokens` the blocks of every prompt's beginning are
+kept in the KV cache with the priority given. The same file serves the GPU and the CPU repository.
 
 Requests are answered by threads, so one instance serves many at a time.
 """
@@ -19,6 +20,19 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+# these two lie beside this file
+from bls_inputs import (  # type: ignore[import-not-found]
+    FROM_PREPROCESSING,
+    PASSED_ON,
+    TO_MODEL,
+    TO_PREPROCESSING,
+    RefusedError,
+    Retention,
+    parameter,
+    refuse,
+)
+from speculation import Speculation, as_output  # type: ignore[import-not-found]
+
 Array = np.ndarray[Any, Any]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -26,111 +40,27 @@ REPLACEMENT = "\ufffd"
 THREADS = 64
 CANCELLATION_PERIOD_S = 0.1
 
-TO_PREPROCESSING = {
-    "text_input": "QUERY",
-    "decoder_text_input": "DECODER_QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
-    "end_id": "END_ID",
-    "pad_id": "PAD_ID",
-    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
-}
-FROM_PREPROCESSING = {
-    "INPUT_ID": "input_ids",
-    "REQUEST_INPUT_LEN": "input_lengths",
-    "DECODER_INPUT_ID": "decoder_input_ids",
-    "REQUEST_DECODER_INPUT_LEN": "decoder_input_lengths",
-    "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list",
-    "STOP_WORDS_IDS": "stop_words_list",
-    "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
-    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
-}
-TO_MODEL = {
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "length_penalty": "len_penalty",
-    "stream": "streaming",
-} | {
-    name: name
-    for name in (
-        "exclude_input_in_output",
-        "temperature",
-        "repetition_penalty",
-        "min_tokens",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "return_log_probs",
-        "return_context_logits",
-        "return_generation_logits",
-        "return_perf_metrics",
-        "return_num_input_tokens",
-        "return_num_output_tokens",
-        "num_return_sequences",
-        "beam_width",
-        "prompt_embedding_table",
-        "prompt_vocab_size",
-        "lora_task_id",
-        "lora_weights",
-        "lora_config",
-        "guided_decoding_guide_type",
-        "guided_decoding_guide",
-    )
-}
-PASSED_ON = frozenset(
-    {
-        "cum_log_probs",
-        "output_log_probs",
-        "context_logits",
-        "generation_logits",
-        "batch_index",
-        "sequence_index",
-        "kv_cache_alloc_new_blocks",
-        "kv_cache_reused_blocks",
-        "kv_cache_alloc_total_blocks",
-        "arrival_time_ns",
-        "first_scheduled_time_ns",
-        "first_token_time_ns",
-        "last_token_time_ns",
-        "acceptance_rate",
-        "total_accepted_draft_tokens",
-        "total_draft_tokens",
-        "num_input_tokens",
-        "num_output_tokens",
-    }
-)
-NEEDS_DRAFT = ("num_draft_tokens", "use_draft_logits")
-NEEDS_ENCODER = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
-
-
-class RefusedError(Exception):
-    """A request that cannot be answered; the message is for the client."""
-
 
 class TritonPythonModel:
     """Python-backend entry point."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the parameters `tensorrt_llm_model_name`, `accumulate_tokens` and the names of helper models.
+        """Read the parameters `tensorrt_llm_model_name`, `accumulate_tokens`, of the draft model and of retention.
 
         Raises:
-            TritonModelException: a helper model is configured that this version cannot drive.
+            TritonModelException: a vision model is configured, which this version cannot drive.
         """
         config = json.loads(args["model_config"])
-        self._model = _parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
-        self._accumulate = _parameter(config, "accumulate_tokens").lower() in ("true", "1")
-        for name in ("tensorrt_llm_draft_model_name", "multimodal_encoders_name"):
-            if _parameter(config, name):
-                raise pb_utils.TritonModelException(
-                    f"Parameter {name}='{_parameter(config, name)}' of tensorrt_llm_bls is not possible: this model"
-                    " drives preprocessing, tensorrt_llm and postprocessing only. Leave it empty."
-                )
+        self._model = parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
+        self._accumulate = parameter(config, "accumulate_tokens").lower() in ("true", "1")
+        self._draft = parameter(config, "tensorrt_llm_draft_model_name")
+        self._excludes_input = parameter(config, "exclude_input_in_output").lower() in ("true", "1")
+        self._retention = Retention.of(config)
+        if encoders := parameter(config, "multimodal_encoders_name"):
+            raise pb_utils.TritonModelException(
+                f"Parameter multimodal_encoders_name='{encoders}' of tensorrt_llm_bls is not possible: this model"
+                " drives no vision model. Leave it empty."
+            )
         self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bls")
         self._calls: set[Call] = set()
@@ -175,7 +105,7 @@ class TritonPythonModel:
 
     def _responses(self, call: Call) -> Iterator[Any]:
         """Run the three steps; yield a response for each one of the model."""
-        _refuse(call.inputs)
+        refuse(call.inputs, has_draft=bool(self._draft))
         prepared = self._prepare(call)
         texts = _Accumulator() if self._accumulate and call.streaming else None
         for outputs in self._generate(call, prepared):
@@ -196,8 +126,36 @@ class TritonPythonModel:
         return prepared
 
     def _generate(self, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
+        if call.draft_tokens:
+            yield from self._speculate(call, inputs)
+        else:
+            yield from self._ask(self._model, call, {**inputs, **self._retention.inputs(inputs)})
+
+    def _speculate(self, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
+        """Let the draft model guess; one response per round when streaming, else one for all."""
+        work = Speculation(inputs, call.draft_tokens, call.uses_draft_logits)
+
+        def draft(asked: dict[str, Array]) -> dict[str, Array]:
+            return self._ask_once(self._draft, call, asked)
+
+        def target(asked: dict[str, Array]) -> dict[str, Array]:
+            return self._ask_once(self._model, call, {**asked, **self._retention.inputs(inputs)})
+
+        for new in work.rounds(draft, target, lambda: call.stopped):
+            if call.streaming:
+                yield {**as_output(new), **work.statistics()}
+        if not call.streaming:
+            keep = [] if call.excludes_input(default=self._excludes_input) else inputs["input_ids"][0].tolist()
+            yield {**as_output(keep + work.made), **work.statistics()}
+
+    def _ask_once(self, model: str, call: Call, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The one response of a request that does not stream; empty when it was stopped."""
+        responses = list(self._ask(model, call, inputs))
+        return responses[-1] if responses else {}
+
+    def _ask(self, model: str, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         request = pb_utils.InferenceRequest(
-            model_name=self._model,
+            model_name=model,
             requested_output_names=["output_ids", "sequence_length", *sorted(PASSED_ON)],
             inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
             request_id=call.inner_id,
@@ -241,6 +199,21 @@ class Call:
     def streaming(self) -> bool:
         """Whether the client wants pieces."""
         return "stream" in self.inputs and bool(self.inputs["stream"].any())
+
+    @property
+    def draft_tokens(self) -> int:
+        """How many tokens are to be guessed at a time; 0 is no speculation."""
+        return int(self.inputs["num_draft_tokens"].max()) if "num_draft_tokens" in self.inputs else 0
+
+    @property
+    def uses_draft_logits(self) -> bool:
+        """Whether the draft's logits go to the target as well."""
+        return "use_draft_logits" in self.inputs and bool(self.inputs["use_draft_logits"].any())
+
+    def excludes_input(self, *, default: bool) -> bool:
+        """Whether the answer comes without the prompt."""
+        given = self.inputs.get("exclude_input_in_output")
+        return default if given is None else bool(given.any())
 
     def is_cancelled(self) -> bool:
         """Whether the client is gone."""
@@ -292,20 +265,6 @@ def _without_partial_characters(texts: Array) -> Array:
     return np.array(kept, dtype=object)
 
 
-def _refuse(inputs: dict[str, Array]) -> None:
-    for name in NEEDS_DRAFT:
-        if name in inputs and inputs[name].any():
-            raise RefusedError(
-                f"{name} asks for speculative decoding, but no draft model is configured"
-                " (tensorrt_llm_draft_model_name is empty). Leave it out."
-            )
-    for name in NEEDS_ENCODER:
-        if name in inputs and inputs[name].size:
-            raise RefusedError(
-                f"{name} was given, but no vision model is configured (multimodal_encoders_name is empty)."
-            )
-
-
 def _run(model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
     """Call a model that answers once."""
     request = pb_utils.InferenceRequest(
@@ -337,8 +296,3 @@ def _checked(response: Any) -> dict[str, Array]:
 
 def _error(message: str, kind: Any) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, kind))
-
-
-def _parameter(config: dict[str, Any], name: str) -> str:
-    text = str(config.get("parameters", {}).get(name, {}).get("string_value", ""))
-    return "" if text.startswith("${") else text
