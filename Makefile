@@ -28,7 +28,7 @@ report: $(READY) ## Markdown and one HTML file from what was made and measured
 	$(RUN) $@
 compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
 	$(RUN) $@
-sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int8_sq,int4_awq
+sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int4_awq [hydra/launcher=joblib|slurm]
 	$(RUN) $@
 nightly: $(READY) ## A matrix measured every night; its history, and what got worse: make nightly nightly=gpu
 	$(RUN) $@
@@ -86,7 +86,7 @@ help: ## This text
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Making $(VENV) (once, some minutes) ..."
 	@python3 -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,dev]'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,sweep,dev]'
 	@touch $@
 
 # A target that does not exist: name the nearest one.

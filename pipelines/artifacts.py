@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 KEY_LENGTH = 16
+HOST = os.uname().nodename
 Json = dict[str, Any]
 
 
@@ -45,7 +46,7 @@ def content_digest(files: Mapping[str, str]) -> str:
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{HOST}.{os.getpid()}")
     with aside.open("w") as file:
         json.dump(value, file, indent=1, sort_keys=True)
         file.write("\n")
@@ -193,8 +194,12 @@ class Store:
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
-        """An empty folder to work in; gone afterwards unless committed. Call under the key's lock."""
-        folder = self.root / ".drafts" / key[:KEY_LENGTH]
+        """An empty folder to work in; gone afterwards unless committed. Call under the key's lock.
+
+        Each host has its own: where a shared file system keeps locks to one host, two hosts may make the same artifact
+        at once, and must not write into one folder.
+        """
+        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
         folder.mkdir(parents=True)
         try:
@@ -203,7 +208,11 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
-        """Turn a draft into an artifact: hash its files, write the manifest last, rename once."""
+        """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
+
+        Returns:
+            the artifact; the one of another host, where that was faster (see `draft`).
+        """
         files: dict[str, Json] = {}
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):
             stat = path.stat()
@@ -220,7 +229,12 @@ class Store:
         write_json(draft / MANIFEST, manifest)
         target = self.root / manifest["stage"] / f"{label}-{manifest['key'][:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft.rename(target)
+        try:
+            draft.rename(target)
+        except OSError:
+            if other := self.find(manifest["stage"], manifest["key"]):
+                return other
+            raise
         _sync(target.parent)
         return Artifact(target, manifest)
 

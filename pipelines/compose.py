@@ -24,6 +24,12 @@ def compose_config(overrides: Sequence[str]) -> Any:
     Raises:
         UserError: unknown groups, choices or keys, all at once.
     """
+    for text in overrides:
+        if text.lstrip("+~").startswith(("hydra/launcher", "hydra.launcher")):
+            raise UserError(
+                f"{text} starts the cells of a sweep; this command has one and runs it here.",
+                todo="Use it with `make sweep` or `make compare`.",
+            )
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -84,8 +90,8 @@ def choices(group: str) -> list[str]:
 
 
 def groups() -> list[str]:
-    """All groups of conf/."""
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    """All groups of conf/ that make a deployment."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
 def _choice_fault(group: str, given: str) -> Fault | None:

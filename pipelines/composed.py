@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.artifacts import HOST
 from pipelines.compose import CONF, compose_config, to_raw
 from pipelines.settings import PROJECT_ROOT
 
@@ -41,7 +42,7 @@ def remember(overrides: Sequence[str], raw: dict[str, Any]) -> None:
         return
     try:
         FOLDER.mkdir(exist_ok=True)
-        aside = place.with_suffix(f".{os.getpid()}")
+        aside = place.with_suffix(f".{HOST}.{os.getpid()}")
         aside.write_text(json.dumps(raw))
         aside.replace(place)
     except OSError:

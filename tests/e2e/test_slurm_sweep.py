@@ -1,0 +1,81 @@
+"""`make sweep hydra/launcher=slurm` through a real Slurm: jobs are killed and cancelled, what is missing runs again."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm_cluster import SlurmCluster, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+SWEEP = ("sweep", "hydra/launcher=slurm", "quant=none", "eval.limit=1,2", "hydra.launcher.array_parallelism=1")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def user(cli, slurm):
+    """A user on the cluster's login node, with a store that every test shares."""
+    cli.environment.update(slurm.environment)
+    return cli
+
+
+def read_until(process, pattern: str, limit_s: float = 120) -> str:
+    """Read what a command prints until a line matches."""
+    text, end = "", time.monotonic() + limit_s
+    while time.monotonic() < end:
+        line = process.stdout.readline()
+        assert line, f"it ended before {pattern!r}:\n{text}"
+        text += line
+        if re.search(pattern, line):
+            return text
+    raise AssertionError(f"{pattern!r} did not come:\n{text}")
+
+
+def kill_everything_of_the_cell(number: int) -> None:
+    """What a node does that runs out of memory: batch script, launcher and cell are gone at once."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"pipelines.sweeping.cell" in words and words[-2].endswith(b"/cell-%d.json" % number):
+                os.killpg(os.getpgid(int(folder.name)), signal.SIGKILL)
+
+
+def test_ctrl_c_cancels_the_jobs(user, slurm):
+    process = user.start(*SWEEP)
+    text = read_until(process, r"running on")
+    assert re.search(r"slurm: submitted 2 cells as job \d+; Ctrl-C cancels it", text)
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(30) == 130
+    assert re.search(r"cancelled job \d+", rest)
+    assert "Traceback" not in text + rest
+    slurm.wait_until_idle()
+
+
+def test_a_killed_job_is_named_and_only_its_cell_runs_again(user, slurm):
+    """The other cell finishes; the second sweep submits one job."""
+    process = user.start(*SWEEP)
+    text = read_until(process, r"\[1\] running on")
+    job = re.search(r"as job (\d+)", text)[1]
+    kill_everything_of_the_cell(1)
+    text += process.stdout.read()
+    assert process.wait(30) == 1
+    assert "[2] queued (JobArrayTaskLimit)" in text
+    assert re.search(r"\[2\] done in .*: eval\.limit=2", text)
+    assert re.search(rf"\[1\] eval\.limit=1 +Slurm job {job}_0 ended as FAILED and left no result; .*cell-1\.log", text)
+
+    again = user.run(*SWEEP)
+    assert "2 cells, 1 finished already, 1 to run with slurm" in again
+    assert "submitted 1 cell as job" in again
+    assert again.count("no measurable loss") == 3  # a row per cell, and the line that explains the word
+
+    assert "2 cells, 2 finished already, 0 to run with slurm" in user.run(*SWEEP)

@@ -1,0 +1,182 @@
+"""A real Slurm cluster of one node on this machine: munged, slurmctld and slurmd of Debian's slurm-wlm.
+
+Everything is its own: key, sockets, ports, spool and state folders, all below one folder. The node says it has eight
+GPUs, which Slurm counts without looking for them, so that scripts for GPU nodes can be tried; a second node exists
+on paper only. There is no accounting, as on many small clusters. Jobs run as the user who runs the tests.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # munged and slurmctld live there
+START_S = 20
+
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld_port}
+SlurmdPort={d_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={socket}
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,defer
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+MailProg=/bin/true
+GresTypes=gpu
+NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
+NodeName=gpu2 NodeHostname=nowhere NodeAddr=127.0.0.2 CPUs=16 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
+PartitionName=gpu Nodes=gpu[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str:
+    """Why no cluster can be started here, with the command that changes it; empty where one can."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge" if missing else ""
+
+
+class SlurmCluster:
+    """Runs as long as the `with` block does; nothing of it is left afterwards.
+
+    Attributes:
+        folder: keys, logs, spool and state.
+        environment: what Slurm's commands need to find this cluster.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
+        self._sockets = Path(tempfile.mkdtemp(prefix="munge-"))  # a socket's path has 107 characters at most
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> SlurmCluster:
+        """Start, and wait until the node takes jobs."""
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every job and daemon."""
+        if len(self._daemons) == 3:
+            subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=self._env(), check=False, timeout=20)
+            self._wait(lambda: self.run("squeue", "--noheader") == "", "jobs that do not end", fail=False)
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in self._daemons:
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self._daemons.clear()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def run(self, *command: str, timeout: float = 30) -> str:
+        """One of Slurm's commands, without an error; its standard output."""
+        done = subprocess.run(command, env=self._env(), capture_output=True, text=True, timeout=timeout, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self._logs()}"
+        return done.stdout
+
+    def wait_until_idle(self) -> None:
+        """No job is left in the queue."""
+        self._wait(lambda: self.run("squeue", "--noheader") == "", "jobs that do not end")
+
+    def _start(self) -> None:
+        key, munge = self.folder / "munge.key", self._sockets / "munge"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        ctld_port, d_port = _free_ports(2)
+        conf = CONF.format(
+            host=socket.gethostname().split(".")[0],
+            user=getpass.getuser(),
+            socket=munge,
+            folder=self.folder,
+            ctld_port=ctld_port,
+            d_port=d_port,
+        )
+        (self.folder / "slurm.conf").write_text(conf)
+        for number in range(8):
+            (self.folder / f"gpu{number}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-7]\n")
+        options = {"key-file": key, "socket": munge, "pid-file": f"{munge}.pid", "seed-file": f"{munge}.seed"}
+        self._daemon("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items()))
+        self._wait(munge.exists, "munged has no socket")
+        self._daemon("slurmctld", "-D", "-c")
+        self._daemon("slurmd", "-D", "-c", "-N", "gpu1")
+        self._wait(lambda: "idle" in self._try("sinfo", "--noheader", "--nodes=gpu1", "--format=%t"), "no idle node")
+
+    def _daemon(self, name: str, *options: str) -> None:
+        with (self.folder / f"{name}.out").open("wb") as out:
+            self._daemons.append(
+                subprocess.Popen(
+                    [str(shutil.which(name, path=PATH)), *options],
+                    env=self._env(),
+                    stdout=out,
+                    stderr=out,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+
+    def _try(self, *command: str) -> str:
+        return subprocess.run(command, env=self._env(), capture_output=True, text=True, check=False, timeout=30).stdout
+
+    def _wait(self, ready: object, problem: str, *, fail: bool = True) -> None:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if ready():  # type: ignore[operator]
+                return
+            ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            assert not ended, f"{ended} ended\n{self._logs()}"
+            time.sleep(0.1)
+        assert not fail, f"{problem} after {START_S} s\n{self._logs()}"
+
+    def _logs(self) -> str:
+        texts = [*self.folder.glob("*.out"), *self.folder.glob("slurm*.log")]
+        return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in texts)
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, **self.environment}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody has at this moment."""
+    holders = [socket.socket() for _ in range(count)]
+    for holder in holders:
+        holder.bind(("127.0.0.1", 0))
+    ports = [int(holder.getsockname()[1]) for holder in holders]
+    for holder in holders:
+        holder.close()
+    return ports

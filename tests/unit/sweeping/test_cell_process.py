@@ -1,0 +1,105 @@
+"""A cell is a process: whatever ends it, its file says so and the next cell is not touched."""
+
+import signal
+import sys
+import threading
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from pipelines.machine import Machine
+from pipelines.sweeping import nodes
+from pipelines.sweeping.cells import Cell, read
+from pipelines.sweeping.job import RunCell
+from pipelines.sweeping.watch import Watch
+
+MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
+
+
+@pytest.fixture
+def cell(tmp_path):
+    made = Cell(1, "evaluate", ("quant=fp8",), "quant=fp8")
+    made.write(tmp_path)
+    return made
+
+
+def run(tmp_path, monkeypatch, program: str) -> Cell:
+    """Run the cell with another program in Python's place."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    monkeypatch.setattr(HydraConfig, "get", lambda: type("Hydra", (), {"job": type("Job", (), {"num": 0})}))
+    RunCell(tmp_path, (tmp_path / "cell-1.json",), shown=False)(None)
+    return read(tmp_path / "cell-1.json")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("kill -KILL $$", "signal SIGKILL, which the kernel sends when memory runs out"),
+        ("kill -SEGV $$", "signal SIGSEGV"),
+        ("exit 3", "exit code 3 and no result"),
+    ],
+)
+def test_a_cell_that_dies_is_told_how(tmp_path, monkeypatch, cell, program, reason):
+    after = run(tmp_path, monkeypatch, program)
+    assert (after.state, after.reason) == ("failed", f"its process ended with {reason}")
+
+
+def test_what_a_cell_prints_is_in_its_log(tmp_path, monkeypatch, cell):
+    run(tmp_path, monkeypatch, 'echo "$@"; echo wrong >&2')
+    assert cell.log(tmp_path).read_text() == f"-m pipelines.sweeping.cell {tmp_path}/cell-1.json\nwrong\n"
+
+
+def test_a_result_that_was_written_stands(tmp_path, monkeypatch, cell):
+    """A crash while Python shuts down takes nothing away."""
+    after = run(tmp_path, monkeypatch, f"sed -i s/waiting/done/ {tmp_path}/cell-1.json; kill -SEGV $$")
+    assert after.state == "done"
+
+
+def test_ctrl_c_lets_the_cell_clean_up(tmp_path, monkeypatch, cell):
+    timer = threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, monkeypatch, f"trap 'touch {tmp_path}/cleaned; exit 130' TERM; while true; do sleep 0.1; done")
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_changes_are_said_once(tmp_path, capsys):
+    cells = [Cell(number, "evaluate", (f"eval.limit={number}",), f"eval.limit={number}") for number in (1, 2)]
+    for made in cells:
+        made.write(tmp_path)
+    watch = Watch(tmp_path, cells)
+    watch.look({2: "queued (Priority)"})
+    watch.look({2: "queued (Priority)"})
+    Cell(1, "evaluate", (), "eval.limit=1", state="running", host="node7").write(tmp_path)
+    watch.look({2: "queued (Priority)"})
+    Cell(1, "evaluate", (), "eval.limit=1", state="done", seconds=34.0).write(tmp_path)
+    cells[1].failed("no GPU").write(tmp_path)
+    watch.look()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[2] queued (Priority)"
+    assert lines[2].startswith("[1] running on node7: eval.limit=1, log ")
+    assert lines[3:] == ["    1 waiting, 1 running", "[1] done in 34 s: eval.limit=1", "[2] failed: eval.limit=2"]
+
+
+def test_a_watch_looks_until_the_launcher_is_back(tmp_path, capsys, cell):
+    with Watch(tmp_path, [cell]).meanwhile():
+        Cell(1, "evaluate", (), "quant=fp8", state="done", seconds=1.0).write(tmp_path)
+    assert "[1] done in" in capsys.readouterr().out
+
+
+def test_the_machine_of_a_launcher_is_remembered(tmp_path):
+    launcher, other = OmegaConf.create({"partition": "h100"}), OmegaConf.create({"partition": "a100"})
+    assert nodes.recall(tmp_path, launcher) is None
+    nodes.remember(tmp_path, launcher, [Cell(1, "evaluate", (), "", machine=MACHINE.to_json())])
+    assert nodes.recall(tmp_path, launcher) == MACHINE
+    assert nodes.recall(tmp_path, other) is None
+
+
+def test_a_machine_that_another_version_wrote_is_unknown(tmp_path):
+    launcher = OmegaConf.create({"partition": "h100"})
+    nodes.remember(tmp_path, launcher, [Cell(1, "evaluate", (), "", machine={"cpus": 2})])
+    assert nodes.recall(tmp_path, launcher) is None

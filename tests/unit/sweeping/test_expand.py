@@ -1,0 +1,101 @@
+"""A sweep's words: which cells they make, and what is refused before anything is written."""
+
+import pytest
+
+from pipelines.compose import CONF, compose_config
+from pipelines.domain.errors import UserError
+from pipelines.sweeping import launchers
+from pipelines.sweeping.cells import cells_of
+from pipelines.sweeping.launch import expand
+from pipelines.sweeping.launchers import BASIC, SLURM, check_launcher
+
+
+def combinations(tmp_path, *words):
+    return [list(cell) for cell in expand(words, tmp_path / "sweep").combinations]
+
+
+def test_lists_are_multiplied_in_the_order_of_the_words(tmp_path):
+    assert combinations(tmp_path, "quant=fp8,int8_wo", "model=tiny_llama", "eval.limit=1,2") == [
+        ["quant=fp8", "model=tiny_llama", "eval.limit=1"],
+        ["quant=fp8", "model=tiny_llama", "eval.limit=2"],
+        ["quant=int8_wo", "model=tiny_llama", "eval.limit=1"],
+        ["quant=int8_wo", "model=tiny_llama", "eval.limit=2"],
+    ]
+
+
+def test_a_pattern_takes_every_choice_that_matches(tmp_path):
+    assert combinations(tmp_path, "quant=glob(int8*)") == [["quant=int8_sq"], ["quant=int8_wo"]]
+
+
+def test_words_of_hydra_are_no_part_of_a_cell(tmp_path):
+    sweep = expand(["hydra/launcher=slurm", "hydra.launcher.partition=h100", "quant=fp8,int8_wo"], tmp_path / "it's")
+    assert sweep.combinations == (("quant=fp8",), ("quant=int8_wo",))
+    assert (sweep.launcher, sweep.config.hydra.launcher.partition) == (SLURM, "h100")
+    assert sweep.config.hydra.launcher.submitit_folder == f"{tmp_path}/it's/slurm/%j"
+
+
+def test_without_a_launcher_cells_follow_each_other(tmp_path):
+    assert expand(["quant=fp8,int8_wo"], tmp_path).launcher == BASIC
+
+
+def test_only_the_words_that_differ_are_shown(tmp_path):
+    cells = cells_of("evaluate", expand(["paths.store=/x", "quant=fp8,int8_wo"], tmp_path).combinations)
+    assert [(cell.number, cell.words) for cell in cells] == [(1, "quant=fp8"), (2, "quant=int8_wo")]
+    assert cells[0].overrides == ("paths.store=/x", "quant=fp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["hydra/launcher=slrum"],
+            r"hydra/launcher=slrum is not known\..* basic, joblib, slurm\. .*'slurm'",
+        ),
+        (["eval.limit=interval(1,5)"], "does not support sweep type"),
+        (["quant=fp8,int8_wo", "modle=x"], r"'modle' is not a known setting\. Did you mean 'model'"),
+        (["quant=fp8,"], "'quant=fp8,' is no override"),
+        (["hydra/launcher=slurm", "hydra.launcher.partitoin=x"], "partitoin"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, words, message):
+    with pytest.raises(UserError, match=message):
+        expand(words, tmp_path)
+
+
+def test_without_slurm_the_launcher_is_refused(tmp_path, programs):
+    programs("sbatch", "true")
+    with pytest.raises(UserError, match=r"hydra/launcher=slurm needs Slurm's srun, squeue, scancel, not found on PATH"):
+        check_launcher(expand(["hydra/launcher=slurm"], tmp_path), "evaluate")
+
+
+@pytest.mark.parametrize("word", ["joblib", "slurm"])
+def test_without_its_package_a_launcher_is_refused(monkeypatch, word):
+    monkeypatch.setattr(launchers, "_is_installed", lambda _name: False)
+    (fault,) = launchers.launcher_faults(["quant=fp8", f"hydra/launcher={word}"])
+    assert f"hydra/launcher={word} needs the Python package 'hydra-" in fault.message
+    assert "make setup" in fault.todo
+
+
+def test_an_installed_package_is_found():
+    assert launchers._is_installed("hydra-joblib-launcher")
+    assert not launchers._is_installed("hydra-nothing-launcher")
+
+
+def test_benchmarks_side_by_side_are_refused(tmp_path):
+    sweep = expand(["hydra/launcher=joblib"], tmp_path)
+    check_launcher(sweep, "evaluate")
+    with pytest.raises(UserError, match="several benchmarks on this machine at once"):
+        check_launcher(sweep, "all")
+    check_launcher(expand(["hydra/launcher=joblib", "hydra.launcher.n_jobs=1"], tmp_path), "all")
+
+
+@pytest.mark.parametrize("word", ["hydra/launcher=slurm", "hydra.launcher.n_jobs=2"])
+def test_a_single_run_has_no_launcher(word):
+    with pytest.raises(UserError, match=rf"{word} starts the cells of a sweep; this command has one"):
+        compose_config([word])
+
+
+def test_every_launcher_file_says_its_command():
+    files = list((CONF / "hydra" / "launcher").glob("*.yaml"))
+    assert files
+    assert all(f"make sweep hydra/launcher={path.stem}" in path.read_text() for path in files)
