@@ -53,6 +53,7 @@ manifests: $(READY) ## Kubernetes manifests (Kustomize) for a finished repositor
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 test: check ## Everything that needs no GPU, end to end
+	@scripts/test_packages.sh
 	$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=2 --dist=loadfile
 
 test-gpu: $(READY) ## The tests that need a GPU; fails if it ran none
