@@ -17,7 +17,7 @@ SSH_PORT = 2222
 """Above 1024, which a user without rights may listen on."""
 CONFIG, KEYS = "/etc/pipelines/mpi", "/etc/pipelines/ssh"
 FILES = Path(__file__).with_name("mpi")
-"""ssh_config, sshd_config and wait.sh as the overlay carries them."""
+"""ssh_config, sshd_config, wait.sh and drain.sh as the overlay carries them."""
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "PYTHONDONTWRITEBYTECODE")
 """Variables of the leader that the ranks of other nodes get; sshd gives them none of its own."""
 
@@ -62,25 +62,26 @@ def mpirun_command(deployed: Deployment) -> list[str]:
         ranks=Ranks(served.world_size),
         admin_key="$(POD_UID)",  # different in every pod, told to nobody outside the cluster
     )
-    ranks = launch.command[launch.command.index("-n") :]
-    variables = [word for name in (*PASSED_ON, *deployed.settings.env) for word in ("-x", name)]
+    # mpirun applies both to one rank's words only: folder (the engine's path is relative to it) and variables.
+    each = ["--wdir", REPOSITORY, *(word for name in (*PASSED_ON, *deployed.settings.env) for word in ("-x", name))]
+    ranks: list[str] = []
+    for word in launch.command[launch.command.index("-n") :]:
+        ranks += [*each, word] if word == "tritonserver" else [word]
     return [
         f"{deployed.settings.mpi_prefix}/bin/mpirun",  # the absolute path tells the other nodes where Open MPI is
         "--host", slots,
         "--map-by", "slot",
         "--bind-to", "none",
-        "--wdir", REPOSITORY,  # against which the engine's relative path is resolved
         "--mca", "plm_rsh_agent", "ssh",
         "--mca", "plm_rsh_args", f"-F {CONFIG}/ssh_config",
-        "--mca", "odls_base_sigkill_timeout", str(deployed.sizes.drain_s),  # one second otherwise, too short to drain
-        *variables,
         *ranks,
     ]  # fmt: skip
 
 
 def _leader(deployed: Deployment) -> Object:
     main = server_container(deployed)
-    main |= {"command": mpirun_command(deployed), "workingDir": REPOSITORY}
+    drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(deployed.settings.pre_stop_s), str(deployed.sizes.drain_s)]
+    main |= {"command": mpirun_command(deployed), "lifecycle": {"preStop": {"exec": {"command": drain}}}}
     main["env"] = [*_identity(), *main["env"]]
     wait: Object = {
         "name": "wait-for-workers",

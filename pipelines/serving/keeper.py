@@ -3,7 +3,8 @@
 Run as `python -I -S keeper.py STARTER STATUS_FD SHM_PREFIX COMMAND...` in a session of its own, so that the terminal's
 Ctrl-C reaches the starter only. It starts COMMAND, writes its process id to STATUS_FD and then
 
-- passes SIGTERM, SIGINT and SIGHUP on as SIGTERM (drain), and takes SIGQUIT as "kill now";
+- passes SIGTERM, SIGINT and SIGHUP on as SIGTERM (drain), under mpirun to the rank that answers, and takes SIGQUIT as
+  "kill now";
 - kills everything when the starter is gone, also after `kill -9`;
 - kills what COMMAND left when it ends (stubs of the python backend live four seconds on after a killed tritonserver),
   removes its regions in /dev/shm, and ends the way COMMAND ended: same exit code, same signal.
@@ -58,19 +59,40 @@ def raise_stack_limit() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
-def keep(pid: int, starter: int) -> int | None:
-    """Wait until the command ends (returns its wait status) or has to be killed (returns None)."""
+def keep(pid: int, starter: int, *, ranks: bool) -> int | None:
+    """Wait until the command ends (returns its wait status) or has to be killed (returns None).
+
+    Args:
+        pid: of the command.
+        starter: process that must live.
+        ranks: the command is mpirun.
+    """
     while os.getppid() == starter:
         info = signal.sigtimedwait(SIGNALS, CHECK_S)
         got = info.si_signo if info else None
         if got == signal.SIGQUIT:
             return None
         if got in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(front_rank(pid) if ranks else pid, signal.SIGTERM)
         status = reap(pid)
         if status is not None:
             return status
     return None
+
+
+def front_rank(pid: int) -> int:
+    """The process that answers: mpirun's rank 0; mpirun itself before there is one.
+
+    Open MPI's mpirun, given SIGTERM, kills every rank after `odls_base_sigkill_timeout`, one second: too short to
+    drain. When rank 0 has ended by itself, the others follow it.
+    """
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and b"OMPI_COMM_WORLD_RANK=0" in (entry / "environ").read_bytes().split(b"\0"):
+                    return int(entry.name)
+    return pid
 
 
 def reap(pid: int) -> int | None:
@@ -133,7 +155,7 @@ def main() -> None:
     pid = start(sys.argv[4:])
     os.write(status_fd, f"{pid}\n".encode())
     os.close(status_fd)
-    status = keep(pid, starter)
+    status = keep(pid, starter, ranks=Path(sys.argv[4]).name == "mpirun")
     late = clear(pid, prefix)
     end_like(status if status is not None else late)
 
