@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.rulebook.speculation import lookahead_draft_len
 from pipelines.settings import PROJECT_ROOT
 
 CONF = PROJECT_ROOT / "conf"
@@ -32,8 +34,11 @@ def compose_config(overrides: Sequence[str]) -> Any:
             )
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
+    OmegaConf.register_new_resolver("lookahead_draft_len", lookahead_draft_len, replace=True)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("config", overrides=list(overrides))

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
 from pipelines.hardware import resolved
+from pipelines.inputs import Found
 from pipelines.machine import Machine
-from pipelines.rulebook.record import Deployment
+from pipelines.rulebook.record import Deployment, Images
 from pipelines.settings import Settings
 
 
-def deployment(settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine) -> Deployment:
+def deployment(
+    settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine, found: Found
+) -> Deployment:
     """What is to be deployed, in the rulebook's words."""
     target = resolved(settings.hardware, machine)
+    guess, images = settings.speculative, settings.multimodal
+    draft = guess.draft.shape.to_shape() if guess.draft and guess.draft.shape else None
     return Deployment(
         engine=flavour.name,
         label=settings.model.label,
@@ -27,4 +32,13 @@ def deployment(settings: Settings, shape: ModelShape | None, flavour: Flavour, m
         chunked_context=settings.runtime.enable_chunked_context,
         build=settings.build,
         triton=settings.triton,
+        speculation=guess.mode,
+        draft=found.draft or draft,
+        same_vocabulary=found.same_vocabulary,
+        adapters=found.adapters,
+        images=(
+            Images(images.model_type, images.visual_tokens, images.images_per_request)
+            if images.visual_tokens is not None
+            else None
+        ),
     )

@@ -29,6 +29,15 @@ STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
 MEASURED: tuple[Target, ...] = ("benchmark", "all")
 """Targets with an accuracy, with a repository, with a running server, and with a measurement."""
 
+ALONE = {
+    "speculative_decoding_mode": None,
+    "max_draft_len": 0,
+    "lora_plugin": "disable",
+    "lora_target_modules": None,
+    "max_prompt_embedding_table_size": 0,
+}
+"""What a draft model is built without: it answers like any other engine."""
+
 Inputs = dict[str, "str | Source"]
 """What a stage reads: the id of an earlier node, or something the user has."""
 
@@ -85,6 +94,8 @@ def nodes(
     flow.engine(settings, "")
     if target in EVALUATED:
         flow.accuracy(settings, "")
+    if target == "build" or target in SERVED:
+        flow.draft(settings)
     if target in SERVED:
         flow.repository(settings)
     if target in MEASURED:
@@ -165,6 +176,31 @@ class _Flow:
         self.add("build", stage, label, {"checkpoint": "checkpoint", "model": "model"})
         self.given["engine"] = "build"
 
+    def draft(self, settings: Settings) -> None:
+        """Quantize -> build for the smaller model that guesses; afterwards `given["draft_engine"]` is its engine."""
+        guess = settings.speculative
+        if self.built is not None or guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
+            return
+        if "draft" not in self.given:
+            self.add(
+                "download.draft",
+                Download(str(guess.draft.hub_id), guess.draft.revision or "main", "model"),
+                "draft",
+                {},
+            )
+            self.given["draft"] = "download.draft"
+        quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
+        alone = settings.build.model_copy(update=ALONE)
+        quantize, _ = self._compression(settings.model_copy(update={"quant": quant}))
+        if quantize.calibrated:
+            self._calibration_text()
+        label = f"{guess.draft.label}-{guess.draft_qformat}"
+        self.add("draft.quantize", quantize, label, _with_text({"model": "draft"}, quantize.calibrated))
+        self.given["draft_checkpoint"] = "draft.quantize"
+        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages)
+        self.add("draft.build", stage, label, {"checkpoint": "draft_checkpoint"})
+        self.given["draft_engine"] = "draft.build"
+
     def _compression(self, settings: Settings) -> tuple[Quantize, Sparsify]:
         device = "cuda" if self.machine.gpus else "cpu"
         text, build = settings.calibration, settings.build
@@ -203,8 +239,11 @@ class _Flow:
             settings.model.label,
             self.variant(settings),
             *self._ranks(settings),
+            num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
         )
-        self.add("repository", stage, self.label(settings), {"engine": "engine", "model": "model"})
+        beside = [name for name in self.given if name == "draft_engine" or name.startswith("lora.")]
+        inputs = {"engine": "engine", "model": "model", **{name: name for name in beside}}
+        self.add("repository", stage, self.label(settings), inputs)
         self.given["repository"] = "repository"
 
     def measure(self, settings: Settings) -> None:

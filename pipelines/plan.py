@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import rules
 from pipelines.artifacts import Artifact, Store, canonical, fingerprint
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour, choose
-from pipelines.flow import EVALUATED, Node, Target, is_elsewhere, nodes
+from pipelines.flow import Node, Target, nodes
+from pipelines.inputs import Found, look
 from pipelines.machine import Machine, library_versions
-from pipelines.settings import PROJECT_ROOT, ZOO, Settings
-from pipelines.sources import BuiltEngine, Source, engine_source, files_source, model_source
+from pipelines.settings import Settings
+from pipelines.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,20 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     """
     faults: list[Fault] = []
     shape = settings.model.shape.to_shape() if settings.model.shape else None
-    sources: dict[str, Source] = {}
-    built: BuiltEngine | None = None
+    found = Found()
     try:
-        sources, found, built = _sources(settings, target, store)
-        if found and shape and found != shape:
-            faults.append(_wrong_shape(settings, shape, found))
-        shape = found or shape
+        found = look(settings, target, store.hashes)
+        if found.shape and shape and found.shape != shape:
+            faults.append(_wrong_shape(settings, shape, found.shape))
+        shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    flavour = choose(built.flavour if built else settings.engine.name, machine)
-    checked = rules.check(settings, shape, flavour, machine, target, built)
+    flavour = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    checked = rules.check(settings, shape, flavour, machine, target, found)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
-    steps = _resolve(nodes(settings, target, flavour, sources, shape, machine, built), store)
+    steps = _resolve(nodes(settings, target, flavour, found.sources, shape, machine, found.built), store)
     faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], store.root)
     if faults:
         raise UserError.of(faults)
@@ -112,47 +111,6 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
     if node.stage.measures:  # two measurements of the same thing are two results
         parts["measured_at"] = datetime.now(UTC).isoformat()
     return fingerprint(parts), parts
-
-
-def _sources(
-    settings: Settings, target: Target, store: Store
-) -> tuple[dict[str, Source], ModelShape | None, BuiltEngine | None]:
-    """What the user has on disk: model folder, engine, calibration text, questions.
-
-    Raises:
-        UserError: every one that is not what it should be, at once.
-    """
-    found: dict[str, Source] = {}
-    shape, built = None, None
-    faults: list[Fault] = []
-    tokenizer_only = settings.engine.path is not None or is_elsewhere(settings, target)
-    if settings.model.folder:
-        with collecting(faults):
-            found["model"], shape = model_source(settings.model.folder, store.hashes, weights=not tokenizer_only)
-    if settings.engine.path is not None:
-        with collecting(faults):
-            found["engine"], built = engine_source(settings.engine.path, store.hashes)
-    for name, (key, path) in _places(settings, target).items():
-        with collecting(faults):
-            found[name] = files_source(path, store.hashes, key)
-    if faults:
-        raise UserError.of(faults)
-    return found, shape, built
-
-
-def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:
-    """Input name -> (setting that names it, where it is)."""
-    places: dict[str, tuple[str, Path]] = {}
-    calibration = settings.calibration
-    if calibration.source == "bundled":
-        places["calibration"] = ("calibration", ZOO / "corpus.jsonl")
-    elif calibration.path is not None:
-        places["calibration"] = ("calibration.path", calibration.path)
-    if target in EVALUATED and settings.eval.dataset_path:
-        places["dataset"] = ("eval.dataset_path", settings.eval.dataset_path)
-    elif target in EVALUATED and settings.eval.task == "mini_mmlu":
-        places["dataset"] = ("eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data")
-    return places
 
 
 def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:

@@ -17,13 +17,13 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.registry import ENGINES
 from pipelines.flavours import Flavour
 from pipelines.flow import Target, is_elsewhere
+from pipelines.inputs import Found
 from pipelines.machine import Machine
 from pipelines.rulebook.gpu import formats_for
 from pipelines.rulebook.table import check as check_table
-from pipelines.rulebook.table import refused, warned
+from pipelines.rulebook.table import check_checkpoint, refused, warned
 from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
-from pipelines.sources import BuiltEngine
 from pipelines.stages import Stage
 
 
@@ -48,7 +48,7 @@ def check(
     flavour: Flavour,
     machine: Machine,
     target: Target,
-    built: BuiltEngine | None = None,
+    found: Found,
 ) -> Checked:
     """Apply every rule that needs no file of the model.
 
@@ -58,20 +58,42 @@ def check(
         flavour: engine flavour that was chosen.
         machine: facts of this machine.
         target: what is asked for.
-        built: the engine given with engine.path; then nothing is compressed or built.
+        found: what the user has on disk; with an engine that is built already nothing is compressed or built.
     """
-    checked = Checked(serving_rules.check(settings, shape, flavour, target, built))
-    if built is not None or is_elsewhere(settings, target):
-        return checked
+    served = serving_rules.check(settings, shape, flavour, target, found.built)
+    if found.built is not None or is_elsewhere(settings, target):
+        return Checked(served)
+    checked = Checked()
     if flavour.name != "llmapi" and flavour.name not in ENGINES:
         checked.faults.append(_no_flavour(flavour.name))
-    findings = check_table(deployment(settings, shape, flavour, machine))
+    findings = check_table(deployment(settings, shape, flavour, machine, found))
     checked.faults += refused(findings)
     checked.warnings = tuple(warned(findings))
+    checked.faults += _draft(settings, found)
     if shape is not None:
         checked.faults += _host_memory(settings, shape, machine)
     _gpu_memory(settings, shape, machine, checked)
+    checked.faults += served
     return checked
+
+
+def _draft(settings: Settings, found: Found) -> list[Fault]:
+    """The draft model against its own format and split; it runs on the GPUs of its target."""
+    guess = settings.speculative
+    if guess.draft is None or guess.draft_qformat is None:
+        return []
+    shape = found.draft or (guess.draft.shape.to_shape() if guess.draft.shape else None)
+    if shape is None:
+        return []
+    build = settings.build
+    faults = check_checkpoint(
+        shape,
+        guess.draft_qformat,
+        group_size=settings.quant.group_size,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+    )
+    return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
 def _no_flavour(name: str) -> Fault:

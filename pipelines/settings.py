@@ -13,66 +13,16 @@ from pipelines.deploy.image_settings import ImageSettings
 from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.domain.model_shape import ModelShape
+from pipelines.feature_settings import LoraSettings, MultimodalSettings, SpeculativeSettings
 from pipelines.group import Group, Positive
 from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.model_settings import ModelSettings, ShapeSettings
 from pipelines.nightly.settings import NightlySettings
 from pipelines.report.settings import ReportSettings
 from pipelines.serving.settings import ServingSettings
 from triton_repo.settings import TritonSettings
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
-ZOO = Path(__file__).resolve().parent / "zoo"
-
-
-class ShapeSettings(Group):
-    """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
-
-    architecture: Literal["GemmaForCausalLM", "Gemma2ForCausalLM", "LlamaForCausalLM"]
-    num_hidden_layers: Positive
-    hidden_size: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive
-    head_dim: Positive
-    intermediate_size: Positive
-    vocab_size: Positive
-    max_position_embeddings: Positive
-    tie_word_embeddings: bool
-
-    def to_shape(self) -> ModelShape:
-        """The same as the domain's record."""
-        return ModelShape(**self.model_dump())
-
-
-class ModelSettings(Group):
-    """Where the model comes from: `path` before `bundled` before `hub_id`."""
-
-    name: str
-    hub_id: str | None
-    revision: str | None
-    bundled: Literal["tiny_gemma", "tiny_llama"] | None
-    path: Path | None
-    shape: ShapeSettings | None
-
-    @model_validator(mode="after")
-    def _has_source(self) -> ModelSettings:
-        if not (self.path or self.bundled or self.hub_id):
-            raise ValueError("has no source: set model.path, model.bundled or model.hub_id")
-        return self
-
-    @property
-    def folder(self) -> Path | None:
-        """The local Hugging Face folder, or None for a model of the Hub."""
-        if self.path:
-            return self.path.expanduser().absolute()
-        return ZOO / "models" / self.bundled if self.bundled else None
-
-    @property
-    def label(self) -> str:
-        """Short name for folders and tables."""
-        if self.path:
-            return self.path.expanduser().absolute().name
-        return str(self.hub_id).replace("/", "--") if self.name == "hub" else self.name
 
 
 class QuantSettings(Group):
@@ -200,6 +150,9 @@ class Settings(Group):
     engine: EngineSettings
     build: BuildSettings
     runtime: RuntimeSettings
+    lora: LoraSettings
+    speculative: SpeculativeSettings
+    multimodal: MultimodalSettings
     eval: EvalSettings
     hardware: HardwareSettings
     triton: TritonSettings
@@ -230,6 +183,7 @@ class Settings(Group):
                 "quant": QuantSettings(qformat=QFormat.NONE),
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
+                "build": self.build.model_copy(update={"weight_sparsity": False}),
             }
         )
 

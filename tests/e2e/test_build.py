@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipelines.settings import ZOO
+from pipelines.model_settings import ZOO
 
 MODEL = ZOO / "models" / "tiny_llama"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.settings import ZOO
+from pipelines.model_settings import ZOO
 from tests.support.hub_server import HubServer
 
 WORDS = ("build", "model=hub", "model.hub_id=tiny/llama", "quant=int8_wo")

@@ -7,7 +7,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
 from pipelines.domain.formats import QFormat
-from pipelines.settings import ZOO
+from pipelines.model_settings import ZOO
 
 FORMATS = [QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
 

@@ -19,7 +19,7 @@ from pipelines.sources import Source
 from triton_repo.settings import TritonSettings
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
-SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset")}
+SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset", "draft")}
 REPOSITORY = {"repository"}
 QUANTIZE = {"quantize", "build", "evaluate", *REPOSITORY}
 SPARSIFY = {"sparsify", *QUANTIZE}
@@ -30,6 +30,15 @@ NOTHING: set[str] = set()
 
 LOCAL_TEXT = {"calibration.source": "local", "calibration.path": Path("/text")}
 HUB_TEXT = {"calibration.source": "hub", "calibration.dataset": "org/text"}
+
+TINY = {"name": "tiny", "hub_id": None, "revision": None, "bundled": "tiny_gemma", "path": None, "shape": None}
+DRAFT = {
+    "speculative.mode": "draft_target",
+    "speculative.draft": TINY,
+    "speculative.draft_qformat": "fp8",
+    "speculative.num_draft_tokens": 4,
+}
+GUESS = {"draft.quantize", "draft.build", *REPOSITORY}
 
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
@@ -72,6 +81,25 @@ MUST_RERUN = {
     "build.tp_size": (2, QUANTIZE | BASE),
     "build.pp_size": (2, QUANTIZE | BASE),
     "runtime.enable_chunked_context": (True, REPOSITORY),
+    "lora.adapters": ({1: Path("/adapter")}, NOTHING),  # their content counts, as inputs
+    "lora.max_rank": (32, NOTHING),  # read as build.max_lora_rank
+    "lora.target_modules": (("attn_q",), NOTHING),  # read as build.lora_target_modules
+    "speculative.mode": (DRAFT, GUESS),  # cannot be given alone
+    "speculative.draft": (TINY, NOTHING),  # read with mode draft_target only, as are the others
+    "speculative.draft_qformat": ("fp8", NOTHING),
+    "speculative.num_draft_tokens": (3, NOTHING),
+    "speculative.heads_path": (Path("/heads"), NOTHING),  # trained heads are for TensorRT engines
+    "speculative.num_heads": (2, NOTHING),
+    "speculative.num_layers": (2, NOTHING),
+    "speculative.num_beams": (2, NOTHING),
+    "speculative.draft_len_per_beam": (2, NOTHING),
+    "multimodal.model_type": (
+        {"multimodal.model_type": "llava", "multimodal.path": Path("/m"), "multimodal.visual_tokens": 4},
+        NOTHING,
+    ),  # images are for TensorRT engines
+    "multimodal.path": (Path("/m"), NOTHING),
+    "multimodal.visual_tokens": (4, NOTHING),
+    "multimodal.images_per_request": (2, NOTHING),
     "eval.task": ("mmlu", EVALUATE),
     "eval.num_fewshot": (3, EVALUATE),
     "eval.limit": (10, EVALUATE),
@@ -125,7 +153,8 @@ def keys(configured: Settings, digests=None) -> dict[str, str]:
 def change(configured: Settings, key: str, value) -> Settings:
     """A copy with one leaf replaced (or those that go only together) and validated."""
     raw = configured.model_dump()
-    for name, new in (value if isinstance(value, dict) else {key: value}).items():
+    several = isinstance(value, dict) and all("." in str(name) for name in value)
+    for name, new in (value if several else {key: value}).items():
         *path, leaf = name.split(".")
         group = raw
         for part in path:
@@ -224,6 +253,18 @@ def test_every_setting_has_been_decided():
 )
 def test_a_changed_input_reruns_exactly_these_stages(start, source, expected):
     assert changed(keys(start), keys(start, {source: "other content"})) == expected
+
+
+def test_a_changed_draft_model_reruns_its_own_stages_and_the_repository(start):
+    guessing = change(start, "", DRAFT)
+    assert changed(keys(guessing), keys(guessing, {"draft": "other content"})) == GUESS
+    assert changed(keys(guessing), keys(change(guessing, "speculative.draft_qformat", "int8_sq"))) == GUESS
+    assert changed(keys(guessing), keys(change(guessing, "speculative.num_draft_tokens", 3))) == REPOSITORY
+
+
+def test_a_changed_adapter_reruns_the_repository(start, monkeypatch):
+    monkeypatch.setitem(SOURCES, "lora.1", Source(Path("/x"), "digest"))
+    assert changed(keys(start), keys(start, {"lora.1": "other content"})) == REPOSITORY
 
 
 @pytest.mark.parametrize(

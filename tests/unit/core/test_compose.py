@@ -18,6 +18,9 @@ NEEDS = {
     ("workload", "trace"): ["workload.trace=/some/file"],
     ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
     ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
+    ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
+    ("multimodal", "llava"): ["multimodal.path=/some/model"],
+    **{("speculative", mode): ["speculative.heads_path=/heads"] for mode in ("medusa", "redrafter", "eagle")},
 }
 
 

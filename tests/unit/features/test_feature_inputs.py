@@ -1,0 +1,191 @@
+"""What features name on disk is looked at while planning: adapters, draft models, trained heads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from pipelines.adapters import adapter_source
+from pipelines.artifacts import HashCache, Store
+from pipelines.commands import load
+from pipelines.domain.errors import UserError
+from pipelines.inputs import look, same_vocabulary
+from pipelines.model_settings import ZOO
+from pipelines.plan import Plan, make_plan
+from tests.unit.core.test_plan import MACHINE
+
+GEMMA, LLAMA = ZOO / "models" / "tiny_gemma", ZOO / "models" / "tiny_llama"
+
+
+def write_adapter(folder: Path, *, rank: int = 4, inputs: int | None = None, **config: object) -> Path:
+    """A peft adapter of q_proj with zeros, for tiny_gemma unless `inputs` says otherwise."""
+    shape = json.loads((GEMMA / "config.json").read_text())
+    hidden, out = inputs or shape["hidden_size"], shape["num_attention_heads"] * shape["head_dim"]
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, **config}))
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    sizes = {f"{prefix}.lora_A.weight": [rank, hidden], f"{prefix}.lora_B.weight": [out, rank]}
+    header, begin = {}, 0
+    for name, (rows, columns) in sizes.items():
+        header[name] = {"dtype": "F32", "shape": [rows, columns], "data_offsets": [begin, begin + 4 * rows * columns]}
+        begin += 4 * rows * columns
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(begin))
+    return folder
+
+
+def plan(tmp_path: Path, overrides: list[str], target: str = "repository") -> Plan:
+    return make_plan(load(overrides), target, Store(tmp_path / "store"), MACHINE)  # type: ignore[arg-type]
+
+
+def hashes(tmp_path: Path) -> HashCache:
+    return Store(tmp_path / "store").hashes
+
+
+def test_an_adapter_tells_its_rank_and_linears(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", rank=4)
+    _, adapter = adapter_source(folder, hashes(tmp_path), "lora.adapters.1")
+    assert (adapter.kind, adapter.rank, adapter.modules, adapter.trtllm_modules) == (
+        "LORA",
+        4,
+        ("q_proj",),
+        ("attn_q",),
+    )
+
+
+def test_adapters_become_inputs_of_the_repository(tmp_path: Path) -> None:
+    one, two = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", rank=8)
+    made = plan(tmp_path, ["quant=none", "lora=adapters", f"lora.adapters={{1:{one},7:{two}}}"])
+    inputs = made.steps[-1].node.inputs
+    assert {"lora.1", "lora.7"} <= inputs.keys()
+    assert inputs["lora.1"] != inputs["lora.7"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda a: (a / "adapter_config.json").unlink(), r"adapters\.1='.*' is no adapter: it has no adapter_config"),
+        (lambda a: (a / "adapter_config.json").write_text("{"), "adapter_config.json is not valid JSON"),
+        (lambda a: (a / "adapter_config.json").write_text("[]"), "adapter_config.json is no mapping"),
+        (lambda a: (a / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
+        (
+            lambda a: (a / "adapter_model.safetensors").rename(a / "adapter_model.bin"),
+            "has no adapter_model.safetensors, only pickled weights",
+        ),
+        (
+            lambda a: shutil.copy(GEMMA / "model.safetensors", a / "adapter_model.safetensors"),
+            "has no LoRA matrices",
+        ),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path, spoil, message: str) -> None:
+    folder = write_adapter(tmp_path / "a")
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, ["lora=adapters", f"lora.adapters={{1:{folder}}}"])
+
+
+def test_every_fault_of_every_adapter_is_told_at_once(tmp_path: Path) -> None:
+    foreign, kind = write_adapter(tmp_path / "a", inputs=77), write_adapter(tmp_path / "b", peft_type="IA3")
+    adapters = f"lora.adapters={{1:{foreign},2:{kind}}}"
+    with pytest.raises(UserError) as caught:
+        plan(tmp_path, ["quant=none", "lora=adapters", adapters, "lora.max_rank=3"])
+    text = "\n".join(str(fault) for fault in caught.value.faults)
+    assert "its q_proj has 77 inputs" in text
+    assert "is of the kind IA3" in text
+    assert text.count("has rank 4, more than lora.max_rank=3") == 2
+
+
+def test_a_draft_model_is_quantized_and_built_beside_its_target(tmp_path: Path) -> None:
+    made = plan(tmp_path, ["quant=fp8", "speculative=draft_target"], "build")
+    assert [step.node.id for step in made.steps] == ["quantize", "build", "draft.quantize", "draft.build"]
+    served = plan(tmp_path, ["quant=fp8", "speculative=draft_target"])
+    assert served.steps[-1].node.inputs["draft_engine"] == "draft.build"
+
+
+def test_a_draft_model_answers_like_any_engine(tmp_path: Path) -> None:
+    """It checks no drafts of its own, so it is not built to."""
+    build = plan(tmp_path, ["speculative=draft_target"], "build").steps[-1].node.stage.build  # type: ignore[attr-defined]
+    assert (build.speculative_decoding_mode, build.max_draft_len) == (None, 0)
+
+
+def test_the_accuracy_needs_no_draft_model(tmp_path: Path) -> None:
+    made = plan(tmp_path, ["quant=fp8", "speculative=draft_target"], "evaluate")
+    assert not any(step.node.id.startswith("draft") for step in made.steps)
+
+
+def test_a_draft_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"speculative\.draft .*tiny_llama"):
+        plan(tmp_path, ["model=tiny_llama", "speculative=draft_target", "speculative.draft.bundled=tiny_gemma"])
+
+
+def test_a_draft_model_of_the_hub_is_downloaded_first(tmp_path: Path) -> None:
+    made = plan(
+        tmp_path, ["speculative=draft_target", "model=llama_3_8b", "model@speculative.draft=llama_3_2_1b"], "build"
+    )
+    assert "download.draft" in [step.node.id for step in made.steps]
+
+
+def test_a_draft_that_cannot_be_split_like_its_target_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"speculative\.draft: tp_size=3 does not divide num_attention_heads=4"):
+        plan(tmp_path, ["speculative=draft_target", "build.tp_size=3"])
+
+
+@pytest.mark.parametrize(("change", "same"), [(lambda raw: raw, True), (lambda raw: raw["added_tokens"].pop(), False)])
+def test_vocabularies_are_compared_by_their_tokens(tmp_path: Path, change, same: bool) -> None:
+    """A file that is laid out otherwise has the same tokens; one token less is another vocabulary."""
+    raw = json.loads((GEMMA / "tokenizer.json").read_text())
+    change(raw)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw, indent=3))
+    assert same_vocabulary(GEMMA, tmp_path, hashes(tmp_path)) is same
+
+
+def test_what_is_not_on_disk_is_not_compared(tmp_path: Path) -> None:
+    assert same_vocabulary(None, GEMMA, hashes(tmp_path)) is None
+    assert same_vocabulary(GEMMA, tmp_path, hashes(tmp_path)) is None
+
+
+def test_a_server_elsewhere_needs_no_feature_of_ours(tmp_path: Path) -> None:
+    settings = load(["benchmark.url=host:8001", "lora=adapters", "lora.adapters={1:/no/such}"])
+    assert look(settings, "benchmark", hashes(tmp_path)).adapters == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["speculative=medusa"], r"mode 'medusa' needs speculative\.heads_path="),
+        (["speculative.mode=draft_target"], r"mode 'draft_target' needs speculative\.draft="),
+        (["multimodal.model_type=llava"], r"model_type 'llava' needs multimodal\.path="),
+        (["lora.adapters={0:/a}"], r"lora\.adapters\.0.*greater than or equal to 1"),
+        (["lora.target_modules=[q_proj]"], r"lora\.target_modules.*q_proj.*attn_q"),
+    ],
+)
+def test_a_feature_that_is_not_whole_says_what_it_needs(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["speculative=lookahead"], "max_draft_len", 83),  # 5 + (6 + 7) * 6
+        (["speculative=lookahead", "triton.lookahead_ngram_size=2"], "max_draft_len", 13),  # 0 + (6 + 7) * 1
+        (["speculative=redrafter", "speculative.heads_path=/h", "speculative.num_beams=4"], "max_draft_len", 20),
+        (["multimodal=llava", "multimodal.path=/m"], "max_prompt_embedding_table_size", 4608),  # 8 * 576
+        (["lora=adapters", "lora.adapters={1:/a}", "lora.max_rank=16"], "max_lora_rank", 16),
+        (["parallel=tp4"], "workers", 4),
+        (["sparsity=sparsegpt_2_4"], "gemm_plugin", "disable"),
+        (["weights=streaming"], "weight_streaming", True),
+    ],
+)
+def test_a_feature_sets_what_it_needs_of_the_build(overrides: list[str], key: str, value: object) -> None:
+    assert getattr(load(overrides).build, key) == value
+
+
+def test_the_command_line_has_the_last_word_over_a_feature() -> None:
+    assert load(["speculative=draft_target", "build.max_batch_size=7"]).build.max_batch_size == 7
