@@ -85,13 +85,19 @@ def serve(overrides: Sequence[str]) -> int:
 
 
 def _refuse_unfit(folder: Path) -> None:
-    """A repository from elsewhere may have been edited, or its engine built by another version."""
+    """A repository from elsewhere may have been edited, or its engine built by another version or on another GPU."""
     from pipelines.engines.registry import runtime_version
     from pipelines.serving.repository import read_repository
     from triton_repo.check import check_repository
 
-    flavour = "tensorrt_llm" if read_repository(folder).gpu else "openvino"
-    if faults := check_repository(folder, running_version=runtime_version(flavour)):
+    if not read_repository(folder).gpu:
+        faults = check_repository(folder, running_version=runtime_version("openvino"))
+    elif not (faults := check_repository(folder)):
+        from pipelines.engines.tensorrt_llm.fits import fit_faults
+        from triton_repo.parameters import ENGINE_DIR
+
+        faults = fit_faults(folder / ENGINE_DIR)
+    if faults:
         raise UserError.of(faults)
 
 

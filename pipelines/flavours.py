@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
-from pipelines.engines.registry import ENGINES
 from pipelines.machine import Machine
 from triton_repo.spec import FlavourName
 
@@ -18,7 +18,7 @@ class Flavour:
         reason: why this one, for the first line of a run.
         build_libraries: distributions whose version decides the engine's bytes.
         run_libraries: distributions whose version decides what it answers.
-        packages: what must be importable.
+        packages: what must be importable; TensorRT-LLM is looked for by `why_not_here`.
     """
 
     name: FlavourName
@@ -30,19 +30,33 @@ class Flavour:
 
 def choose(wanted: str, machine: Machine) -> Flavour:
     """Resolve `engine.name`: `auto` takes TensorRT-LLM where it can run, else OpenVINO, and says so."""
-    known = "tensorrt_llm" in ENGINES
     if wanted == "tensorrt_llm_llmapi":
         return Flavour("llmapi", "asked for", (), ("tensorrt-llm",), ("tensorrt_llm",))
-    if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm and known):
+    if wanted == "tensorrt_llm" or (wanted == "auto" and machine.gpus and machine.has_tensorrt_llm):
         reason = "asked for" if wanted != "auto" else f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are here"
         libraries = ("tensorrt-llm", "tensorrt")
-        return Flavour("tensorrt_llm", reason, libraries, libraries, ("tensorrt_llm",))
+        return Flavour("tensorrt_llm", reason, libraries, libraries, ())
     if wanted == "openvino":
         reason = "asked for"
     elif not machine.gpus:
         reason = f"engine=auto: no NVIDIA GPU here, {machine.no_gpu_reason}"
-    elif not machine.has_tensorrt_llm:
-        reason = "engine=auto: the Python package tensorrt_llm is not installed"
     else:
-        reason = "engine=auto: this version does not build TensorRT engines yet"
+        reason = "engine=auto: the Python package tensorrt_llm is not installed"
     return Flavour("openvino", reason, ("openvino",), ("openvino", "openvino-genai"), ("openvino", "openvino_genai"))
+
+
+def why_not_here(machine: Machine, ranks: int) -> list[str]:
+    """What this machine lacks to build a TensorRT engine and to run `ranks` of it; empty where it lacks nothing.
+
+    Source: TensorRT-LLM `commands/build.py`: trtllm-build uses at least one CUDA GPU.
+    """
+    lacks = []
+    if not machine.gpus:
+        lacks.append(f"there is no NVIDIA GPU ({machine.no_gpu_reason})")
+    elif len(machine.gpus) < ranks:
+        lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
+    if shutil.which("trtllm-build") is None:
+        lacks.append("trtllm-build is not on PATH")
+    if not machine.has_tensorrt_llm:
+        lacks.append("the Python package tensorrt_llm is not installed")
+    return lacks

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.port import OnGpu
 from pipelines.flavours import Flavour
-from pipelines.machine import Machine
+from pipelines.machine import Machine, library_versions
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine, Source
 from pipelines.stages import Stage
@@ -158,7 +159,9 @@ class _Flow:
             self.given[weights] = prefix + "sparsify"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
-        stage = Build(self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages)
+        stage = Build(
+            self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages, self._on_gpu()
+        )
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
 
@@ -197,12 +200,21 @@ class _Flow:
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.quantize", quantize, label, _with_text({"model": "draft"}, quantize.calibrated))
         self.given["draft_checkpoint"] = "draft.quantize"
-        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages)
+        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages, self._on_gpu())
         self.add("draft.build", stage, label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"
 
+    def _on_gpu(self) -> OnGpu | None:
+        """The GPU a TensorRT engine is for: this machine's, or where there is none the one asked about."""
+        if self.flavour.name != "tensorrt_llm":
+            return None
+        gpus, hardware, paths = self.machine.gpus, self.settings.hardware, self.settings.paths
+        name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)
+        return OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
+
     def _compression(self, settings: Settings) -> tuple[Quantize, Sparsify]:
-        device = "cuda" if self.machine.gpus else "cpu"
+        without_cuda = library_versions(("torch",))["torch"].endswith("+cpu")
+        device = "cuda" if self.machine.gpus and not without_cuda else "cpu"
         text, build = settings.calibration, settings.build
         quantize = Quantize(settings.quant, settings.kv_cache, text, build.tp_size, build.pp_size, device)
         return quantize, Sparsify(settings.sparsity, text, device)

@@ -45,7 +45,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs to know before it starts."""
+    """Everything a run needs to know before it starts.
+
+    Attributes:
+        not_here: what keeps it from being run on this machine; it can be described all the same.
+    """
 
     settings: Settings
     target: Target
@@ -55,6 +59,7 @@ class Plan:
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
+    not_here: tuple[Fault, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -84,11 +89,14 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     steps = _resolve(nodes(settings, target, flavour, found.sources, shape, machine, found.built), store)
-    faults = rules.check_steps([step.node.stage for step in steps if step.state != "cached"], store.root)
+    todo = [step.node.stage for step in steps if step.state != "cached"]
+    faults = rules.check_steps(todo, store.root)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    return Plan(settings, target, machine, flavour, shape, steps, checked.notes, checked.warnings)
+    not_here = rules.check_gpu(flavour, machine, todo, settings.build.tp_size * settings.build.pp_size)
+    findings = (checked.notes, checked.warnings, tuple(not_here))
+    return Plan(settings, target, machine, flavour, shape, steps, *findings)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

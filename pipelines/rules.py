@@ -14,8 +14,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.engines.registry import ENGINES
-from pipelines.flavours import Flavour
+from pipelines.flavours import Flavour, why_not_here
 from pipelines.flow import Target, is_elsewhere
 from pipelines.inputs import Found
 from pipelines.machine import Machine
@@ -64,13 +63,11 @@ def check(
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
-    if flavour.name != "llmapi" and flavour.name not in ENGINES:
-        checked.faults.append(_no_flavour(flavour.name))
     findings = check_table(deployment(settings, shape, flavour, machine, found))
     checked.faults += refused(findings)
     checked.warnings = tuple(warned(findings))
     checked.faults += _draft(settings, found)
-    if shape is not None:
+    if shape is not None and (flavour.name != "tensorrt_llm" or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
     _gpu_memory(settings, shape, machine, checked)
     checked.faults += served
@@ -96,14 +93,23 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def _no_flavour(name: str) -> Fault:
-    return Fault(
-        f"engine={name} cannot be built by this version yet.",
-        f"Built are: {', '.join(ENGINES)}.",
-        "With engine=openvino the same TensorRT-LLM checkpoint is written and executed; "
-        "trtllm-build takes it from artifacts/quantize/ in NVIDIA's container. "
-        "An engine built there is served with engine.path=/its/folder.",
-    )
+def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage], ranks: int) -> list[Fault]:
+    """What keeps a TensorRT engine from being built and evaluated on this machine; `plan` describes it all the same."""
+    users = [stage.name for stage in stages if stage.name in ("build", "evaluate")]
+    if flavour.name != "tensorrt_llm" or not users:
+        return []
+    lacks = why_not_here(machine, ranks if "evaluate" in users else 1)
+    if not lacks:
+        return []
+    return [
+        Fault(
+            f"engine=tensorrt_llm cannot run here: {'; '.join(lacks)}.",
+            "A TensorRT engine is built and run in NVIDIA's Triton container with TensorRT-LLM 1.2, on the GPU it is "
+            "for.",
+            "Give the same words there (make shell); take engine=openvino, which executes the same checkpoint here; "
+            "or serve an engine that is already built with engine.path=/its/folder.",
+        )
+    ]
 
 
 def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:

@@ -28,7 +28,12 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
 
     Returns:
         one outcome per step.
+
+    Raises:
+        UserError: this machine cannot run it, or a stage found a fault of its input.
     """
+    if plan.not_here:
+        raise UserError.of(plan.not_here)
     with run_folder(plan.target, plan.settings, overrides) as folder:
         say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
         for note in plan.notes:

@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-OF_THE_STORE = ("manifest.json",)
+OF_THE_STORE = ("manifest.json", "trtllm-build.log")
 
 
 def write_repository(

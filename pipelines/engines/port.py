@@ -35,6 +35,23 @@ class BuildLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class OnGpu:
+    """What an engine is built for beyond its limits, where it belongs to a GPU, and where its build keeps things.
+
+    Attributes:
+        gpu: name of the GPU; kernels are tuned for it. Empty where it is not known.
+        sm: its compute capability, e.g. 9.0; no other runs the engine. None where it is not known.
+        timing_caches: folder of the timing caches.
+        failed_logs: folder for the logs of failed builds.
+    """
+
+    gpu: str
+    sm: float | None
+    timing_caches: Path
+    failed_logs: Path
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingLimits:
     """How to generate. Greedy unless `temperature` > 0.
 

@@ -10,6 +10,7 @@ from pipelines.engines.port import Engine
 
 ENGINES: dict[str, tuple[str, str]] = {
     "openvino": ("pipelines.engines.openvino.engine:make_engine", "make setup"),
+    "tensorrt_llm": ("pipelines.engines.tensorrt_llm.engine:make_engine", "make shell, NVIDIA's Triton container"),
 }
 """Name -> ("module:factory", command that installs what it needs)."""
 

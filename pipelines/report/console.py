@@ -14,6 +14,7 @@ from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.plan import Plan, Step
+from pipelines.report.gpu_commands import gpu_commands
 from pipelines.runner import Outcome
 from pipelines.stages.evaluate import RESULT
 
@@ -44,6 +45,7 @@ def plan_text(plan: Plan) -> str:
             lines.append(_wrap(f"{'':<8}why: {step.why}{_last(step)}", indent=13))
     lines.append("")
     lines.append("Nothing to do." if plan.is_done else _cost(plan))
+    lines += gpu_commands(plan)
     return "\n".join(lines) + "\n"
 
 
@@ -68,6 +70,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "engine": plan.flavour.name,
         "reason": plan.flavour.reason,
         "warnings": [str(warning) for warning in plan.warnings],
+        "not_run_here": [str(fault) for fault in plan.not_here],
         "steps": [
             {
                 "id": step.node.id,

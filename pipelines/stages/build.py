@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.build_settings import BuildSettings
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import BuildLimits
+from pipelines.engines.port import BuildLimits, OnGpu
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.config import CheckpointConfig
@@ -26,19 +26,25 @@ class Build:
         build: what the engine is built for; the ranks are the checkpoint's.
         libraries: of the flavour; their versions decide the bytes.
         needs: packages of the flavour.
+        on_gpu: for engine "tensorrt_llm".
     """
 
     engine: str
     build: BuildSettings
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
+    on_gpu: OnGpu | None = None
     name = "build"
     version = "1"
     measures = False
 
     def identity(self) -> dict[str, Any]:
-        """Flavour and limits."""
-        return {"engine": self.engine, **self.build.model_dump(include=_LIMITS)}
+        """Flavour and what it reads: the limits; of a TensorRT engine also its other options and the GPU."""
+        if self.on_gpu is None:
+            return {"engine": self.engine, **self.build.model_dump(include=_LIMITS)}
+        from pipelines.engines.tensorrt_llm.command import identity
+
+        return {"engine": self.engine, **identity(self.build), "sm": self.on_gpu.sm}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
@@ -50,7 +56,8 @@ class Build:
         if faults := verify(inputs["checkpoint"]):
             raise UserError.of(faults)
         limits = limits_for(self.build, CheckpointConfig.load(inputs["checkpoint"]))
-        facts = open_engine(self.engine).build(inputs["checkpoint"], limits, out_dir, progress)
+        options = {} if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
+        facts = open_engine(self.engine, **options).build(inputs["checkpoint"], limits, out_dir, progress)
         return {"engine_bytes": facts.engine_bytes, **facts.details}
 
 

@@ -41,9 +41,10 @@ class Evaluate:
 
     def identity(self) -> dict[str, Any]:
         """Task and arithmetic; the labels are in the result, so they count too."""
+        arithmetic = {"inference_precision": self.options.inference_precision} if self.engine == "openvino" else {}
         return {
             "engine": self.engine,
-            "inference_precision": self.options.inference_precision,
+            **arithmetic,
             **self.eval.model_dump(include={"task", "num_fewshot", "limit"}),
             "model": self.model,
             "variant": self.variant,
@@ -58,12 +59,12 @@ class Evaluate:
         limits = json.loads((inputs["engine"] / "config.json").read_text())["build_config"]
         spec = EvalSpec(
             task=self.eval.task,
-            max_length=limits["max_seq_len"],
+            max_length=_longest(self.engine, limits),
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
         )
-        engine = open_engine(self.engine, **self.options.model_dump())
+        engine = open_engine(self.engine, **(self.options.model_dump() if self.engine == "openvino" else {}))
         with engine.open(inputs["engine"]) as session:
             result = evaluate(
                 session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
@@ -75,3 +76,9 @@ class Evaluate:
             "questions": result.overall.questions,
             "truncated": result.truncated,
         }
+
+
+def _longest(engine: str, limits: Mapping[str, int]) -> int:
+    """Tokens of a prompt and its answer; TensorRT-LLM's runtime computes a prompt in one iteration."""
+    longest = limits["max_seq_len"]
+    return longest if engine == "openvino" else min(longest, limits["max_num_tokens"])

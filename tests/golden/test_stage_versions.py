@@ -26,7 +26,13 @@ CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],
     Sparsify: ["pipelines/compress", "pipelines/stages/sparsify.py"],
     Quantize: ["pipelines/compress", "pipelines/stages/quantize.py"],
-    Build: [*BUILDER, "pipelines/checkpoint/dequantize.py", "pipelines/stages/build.py", *READER],
+    Build: [
+        *BUILDER,
+        "pipelines/engines/tensorrt_llm",
+        "pipelines/checkpoint/dequantize.py",
+        "pipelines/stages/build.py",
+        *READER,
+    ],
     Repository: ["triton_repo", "pipelines/stages/repository.py"],
     Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
 }

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from pipelines.domain.errors import Fault
 
 TABLE = Path(__file__).with_name("options.json")
 FLAG, LIST = "flag", "list[str]"
@@ -55,3 +59,68 @@ def _option(raw: dict[str, Any]) -> Option:
         aliases=tuple(raw.get("aliases", ())),
         deprecated=raw.get("deprecated", False),
     )
+
+
+INVOCATION = re.compile(r"^ {2}(-{1,2}\w.*?)(?: {2,}\S.*)?$")
+CHOICES = re.compile(r"\{([^}]*)\}")
+DEFAULT = re.compile(r"\(default: ([^)]*)\)")
+STANDARD = ("-h", "--help")
+REPORT = "Report it with the program's --help and version, see docs/gpu.md."
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An option as a program's help describes it: choices and default, empty where it says none."""
+
+    choices: tuple[str, ...]
+    default: str
+
+
+def help_differences(help_text: str) -> list[Fault]:
+    """Hold `trtllm-build --help` against the table: options, spellings, choices, defaults.
+
+    Args:
+        help_text: what the program printed.
+
+    Returns:
+        a fault for every difference; an empty list when this program is the one the table describes.
+    """
+    found = described(help_text)
+    if not found:
+        return [Fault("This is not the help of trtllm-build: no option is in it.", todo="Give: trtllm-build --help")]
+    known = {name: option for option in options() for name in (option.name, *option.aliases)}
+    gone = [Fault(f"trtllm-build has no {name} here.", "1.2 has it.", REPORT) for name in known if name not in found]
+    new = [
+        Fault(f"trtllm-build has {name} here, which 1.2 has not.", todo=REPORT) for name in found if name not in known
+    ]
+    return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
+
+
+def _differs(option: Option, here: Described) -> Iterator[Fault]:
+    if option.choices and here.choices and set(option.choices) != set(here.choices):
+        given, wanted = ", ".join(here.choices), ", ".join(option.choices)
+        yield Fault(f"trtllm-build takes {option.name} {{{given}}} here.", f"In 1.2 it takes {{{wanted}}}.", REPORT)
+    if here.default and here.default != str(option.default):
+        yield Fault(
+            f"trtllm-build's default of {option.name} is {here.default} here.",
+            f"In 1.2 it is {option.default}, and what equals the default is not said on the command line.",
+            REPORT,
+        )
+
+
+def described(help_text: str) -> dict[str, Described]:
+    """Options of an argparse help, by every spelling; empty for another text."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in help_text.splitlines():
+        if match := INVOCATION.match(line):
+            blocks.append((match.group(1), [line]))
+        elif blocks:
+            blocks[-1][1].append(line.strip())
+    found: dict[str, Described] = {}
+    for invocation, lines in blocks:
+        listed, default = CHOICES.search(invocation), DEFAULT.search(" ".join(lines))
+        choices = tuple(word.strip() for word in listed.group(1).split(",")) if listed else ()
+        for name in re.findall(r"(?:^|, )(--?[\w-]+)", CHOICES.sub("", invocation)):
+            if name not in STANDARD:
+                found[name] = Described(choices, default.group(1) if default else "")
+    return found

@@ -22,7 +22,7 @@ def with_gpu(**changes):
     [
         ("auto", MACHINE, "openvino", "engine=auto: no NVIDIA GPU here, nvidia-smi is not installed"),
         ("auto", with_gpu(has_tensorrt_llm=False), "openvino", "engine=auto: the Python package tensorrt_llm is not"),
-        ("auto", with_gpu(), "openvino", "engine=auto: this version does not build TensorRT engines yet"),
+        ("auto", with_gpu(), "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
         ("openvino", with_gpu(), "openvino", "asked for"),
         ("tensorrt_llm", MACHINE, "tensorrt_llm", "asked for"),
     ],

@@ -1,6 +1,7 @@
 """What planning refuses, and what it says; it imports nothing heavy and writes nothing."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,8 +11,10 @@ import pytest
 from pipelines.artifacts import Store
 from pipelines.commands import load
 from pipelines.domain.errors import UserError
+from pipelines.machine import GpuFacts
 from pipelines.plan import make_plan
 from pipelines.report.console import plan_text
+from pipelines.session import run_target
 from tests.unit.core.test_machine import MACHINE
 
 LLAMA = {
@@ -203,7 +206,6 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["build.tokens_per_block=48"], r"tokens_per_block=48 is not a power of two"),
         (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 cannot be had with engine=openvino"),
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
-        (["engine=tensorrt_llm"], r"engine=tensorrt_llm cannot be built by this version yet.*engine=openvino"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
         (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
@@ -235,6 +237,26 @@ def test_what_does_not_fit_this_machine_is_refused(tmp_path):
         UserError, match=r"llama_3_1_70b needs about .* of memory while quantizing .*this machine has 16"
     ):
         plan(tmp_path, ["model=llama_3_1_70b", "build.tp_size=4"], machine=replace(MACHINE, memory_bytes=2**34))
+
+
+def test_a_tensorrt_engine_is_described_without_a_gpu_and_not_run(tmp_path, model):
+    """`plan` shows it; a run stops at once with the reason and the way."""
+    made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm", "hardware=h100_sxm"])
+    (fault,) = made.not_here
+    assert re.search(
+        r"cannot run here: there is no NVIDIA GPU.*trtllm-build is not on PATH.*engine=openvino", str(fault)
+    )
+    with pytest.raises(UserError, match="cannot run here"):
+        run_target(made, Store(tmp_path / "store"), [])
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_key_of_a_tensorrt_engine_holds_the_gpu(tmp_path, model):
+    words = [f"model.path={model}", "engine=tensorrt_llm", "quant=none"]
+    here = replace(MACHINE, gpus=(GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),))
+    stage = plan(tmp_path, words, machine=here).steps[-1].node.stage
+    assert (stage.identity()["sm"], stage.libraries) == (8.6, ("tensorrt-llm", "tensorrt"))
+    assert plan(tmp_path, [*words, "hardware=h100_sxm"]).steps[-1].node.stage.identity()["sm"] == 9.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""An engine runs only on the GPU generation and the versions that built it; on any other this says how to rebuild it.
+
+Source: TensorRT's "engine plan file is not compatible" and "expecting compute 8.0 got 8.9": tensorrtllm_backend issues
+194, 424 and 531, TensorRT-LLM issues 1695 and 1838, llama_index issue 12318.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.domain.errors import Fault
+from pipelines.engines.tensorrt_llm.folder import CONFIG, BuiltOn
+from pipelines.machine import gather
+
+MANIFEST = "manifest.json"
+
+
+def fit_faults(engine_dir: Path) -> list[Fault]:
+    """Hold an engine against this machine's GPU, TensorRT and TensorRT-LLM; what nobody knows is not compared."""
+    gpus = gather().gpus
+    here = BuiltOn.here(gpus[0].name if gpus else "", gpus[0].sm if gpus else 0.0)
+    return list(_faults(engine_dir, here))
+
+
+def _faults(engine_dir: Path, here: BuiltOn) -> Iterator[Fault]:
+    built = BuiltOn.load(engine_dir)
+    version = json.loads((engine_dir / CONFIG).read_text(encoding="utf-8")).get("version")
+    pairs = [("TensorRT-LLM", str(version) if version else "absent", here.tensorrt_llm)]
+    if built is not None:
+        pairs.append(("TensorRT", built.tensorrt, here.tensorrt))
+        if here.gpu and built.sm != here.sm:
+            yield Fault(
+                f"The engine '{engine_dir}' was built on {built.gpu} (compute capability {built.sm:g}); "
+                f"this machine has {here.gpu} ({here.sm:g}).",
+                "A TensorRT engine runs only on the compute capability it was built on.",
+                _rebuild(engine_dir),
+            )
+    for tool, then, now in pairs:
+        if then != now and "absent" not in (then, now):
+            yield Fault(
+                f"The engine '{engine_dir}' was built by {tool} {then}; here is {tool} {now}.",
+                "An engine runs only under the versions that built it.",
+                _rebuild(engine_dir),
+            )
+
+
+def _rebuild(engine_dir: Path) -> str:
+    """The command that made it, where it is known; on this machine it makes another one beside it."""
+    manifest = engine_dir / MANIFEST
+    if manifest.is_file():
+        return f"Build it here: {json.loads(manifest.read_text(encoding='utf-8'))['repeat']}"
+    return "Build it here: make build engine=tensorrt_llm, with the words it was built with."

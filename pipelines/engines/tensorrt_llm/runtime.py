@@ -1,0 +1,194 @@
+"""TensorRT-LLM's own Python runtime behind `port.Session`; the one module that imports `tensorrt_llm`.
+
+Source: TensorRT-LLM 1.2 `tensorrt_llm/_tensorrt_engine`, `llmapi/llm.py` (`_TrtLLM`), `llmapi/llm_args.py`,
+`sampling_params.py`, `executor/result.py`. Not run here; tests/gpu_trtllm runs it.
+
+Scoring asks for the logits of one generated token after every prefix of a continuation. That needs no logits of the
+prompt, so an engine is evaluated as it is served: without gather_context_logits, which costs memory and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import Generation, SamplingLimits, TokenIds
+from triton_repo.limits import EngineLimits
+
+if TYPE_CHECKING:
+    import torch
+
+LOGITS_AT_ONCE = 2**28
+"""Logits held at once while scoring, 1 GiB of float32 on the host."""
+
+
+class TensorRtSession:
+    """A loaded engine. Token ids go in and come out, so no tokenizer is loaded."""
+
+    def __init__(self, engine_dir: Path) -> None:
+        """Load every rank of an engine onto this machine's GPUs.
+
+        Raises:
+            UserError: the folder is no complete engine.
+        """
+        self.limits = EngineLimits.load(engine_dir)
+        self._engine_dir = engine_dir
+        self._llm: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._llm is not None:
+            self._llm.shutdown()
+            self._llm = None
+
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
+        """See `port.Session.generate`; the runtime schedules all prompts together.
+
+        Raises:
+            UserError: a prompt is longer than the engine was built for.
+        """
+        for prompt in prompts:
+            self._check(prompt, limits.max_new_tokens)
+        params = sampling_params(limits)
+        requests = [self._runtime().generate_async(list(prompt), params) for prompt in prompts]
+        found = []
+        with progress.task("generating", len(requests), "requests") as advance:
+            for request in requests:
+                found.append(_generation(request.result().outputs[0], limits))
+                advance(1)
+        return found
+
+    def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
+        """See `port.Session.loglikelihood`.
+
+        Raises:
+            UserError: a pair is empty or longer than the engine was built for.
+        """
+        for context, continuation in pairs:
+            if not context or not continuation:
+                raise UserError("A pair to score has an empty context or continuation.")
+            self._check([*context, *continuation[:-1]], 1)
+        at_once = max(1, LOGITS_AT_ONCE // self.limits.vocab_size)
+        scores: list[tuple[float, bool]] = []
+        with progress.task("scoring", len(pairs), "pairs") as advance:
+            for batch in _batches(pairs, at_once):
+                scores += self._score(batch)
+                advance(len(batch))
+        return scores
+
+    def _score(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[tuple[float, bool]]:
+        """Run each distinct prefix once and look up the tokens that follow it."""
+        prefixes = {prefix: None for pair in pairs for prefix in _prefixes(pair)}
+        params = next_token_params()
+        requests = {prefix: self._runtime().generate_async(list(prefix), params) for prefix in prefixes}
+        logprobs = {prefix: self._logprobs(request.result().outputs[0]) for prefix, request in requests.items()}
+        return [_scored(pair, logprobs) for pair in pairs]
+
+    def _logprobs(self, output: Any) -> torch.Tensor:
+        """Log probabilities [V] of the token after a prompt.
+
+        Engines pad the vocabulary to a multiple of the ranks; padding has logits too and must not count.
+        """
+        logits: torch.Tensor = output.generation_logits[0, : self.limits.vocab_size]
+        return logits.float().log_softmax(dim=-1)
+
+    def _check(self, tokens: TokenIds, new_tokens: int) -> None:
+        wrong = next((token for token in tokens if not 0 <= token < self.limits.vocab_size), None)
+        if wrong is not None:
+            raise UserError(
+                f"Token id {wrong} is not in the vocabulary of {self.limits.vocab_size}.",
+                todo="Is it another model's tokenizer?",
+            )
+        for name, length in (("max_num_tokens", len(tokens)), ("max_seq_len", len(tokens) + new_tokens)):
+            if length > getattr(self.limits, name):
+                raise UserError(
+                    f"A request needs {length} tokens; the engine was built with {name}={getattr(self.limits, name)}.",
+                    todo=f"Shorten it, or build with build.{name}={length} or more.",
+                )
+
+    def _runtime(self) -> Any:
+        """The engine, loaded when first used."""
+        if self._llm is None:
+            from tensorrt_llm._tensorrt_engine import LLM
+            from tensorrt_llm.llmapi import KvCacheConfig
+
+            self._llm = LLM(
+                model=str(self._engine_dir),
+                skip_tokenizer_init=True,
+                tensor_parallel_size=self.limits.tp_size,
+                pipeline_parallel_size=self.limits.pp_size,
+                kv_cache_config=KvCacheConfig(enable_block_reuse=bool(self.limits.paged_context_fmha)),
+                gather_generation_logits=True,
+            )
+        return self._llm
+
+
+def sampling_params(limits: SamplingLimits) -> Any:
+    """Translate sampling limits. Without a tokenizer the runtime wants an end token; it can be told to ignore it."""
+    from tensorrt_llm import SamplingParams
+
+    stops = sorted(limits.stop_token_ids)
+    drawn: dict[str, Any] = {}
+    if limits.temperature > 0:
+        drawn = {"temperature": limits.temperature, "top_k": limits.top_k, "top_p": limits.top_p, "seed": limits.seed}
+    return SamplingParams(
+        max_tokens=limits.max_new_tokens,
+        end_id=stops[0] if stops else 0,
+        pad_id=stops[0] if stops else 0,
+        stop_token_ids=stops or None,
+        ignore_eos=not stops,
+        detokenize=False,
+        **drawn,
+    )
+
+
+def next_token_params() -> Any:
+    """One greedy token with its logits; an end token counts like any other."""
+    from tensorrt_llm import SamplingParams
+
+    return SamplingParams(
+        max_tokens=1, end_id=0, pad_id=0, ignore_eos=True, detokenize=False, return_generation_logits=True
+    )
+
+
+def _generation(output: Any, limits: SamplingLimits) -> Generation:
+    tokens = list(output.token_ids)
+    stopped = output.finish_reason == "stop"
+    if stopped and tokens and tokens[-1] in limits.stop_token_ids:
+        tokens.pop()
+    return Generation(tokens, "stop" if stopped else "length")
+
+
+def _prefixes(pair: tuple[TokenIds, TokenIds]) -> list[tuple[int, ...]]:
+    """What stands before each token of the continuation."""
+    context, continuation = pair
+    return [(*context, *continuation[:at]) for at in range(len(continuation))]
+
+
+def _scored(pair: tuple[TokenIds, TokenIds], logprobs: dict[tuple[int, ...], torch.Tensor]) -> tuple[float, bool]:
+    total, greedy = 0.0, True
+    for prefix, token in zip(_prefixes(pair), pair[1], strict=True):
+        row = logprobs[prefix]
+        total += float(row[token])
+        greedy = greedy and int(row.argmax()) == token
+    return total, greedy
+
+
+def _batches(pairs: Sequence[tuple[TokenIds, TokenIds]], at_once: int) -> Iterator[Sequence[tuple[TokenIds, TokenIds]]]:
+    """Pairs in order, as many together as have at most `at_once` prefixes, and at least one."""
+    start, size = 0, 0
+    for index, (_, continuation) in enumerate(pairs):
+        if size and size + len(continuation) > at_once:
+            yield pairs[start:index]
+            start, size = index, 0
+        size += len(continuation)
+    if start < len(pairs):
+        yield pairs[start:]
