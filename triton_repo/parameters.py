@@ -134,10 +134,18 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         "enable_kv_cache_reuse": text(spec.enable_kv_cache_reuse),
         "enable_chunked_context": text(spec.enable_chunked_context),
         **_set(settings, BOTH),
+        **({"lora_prefetch_dir": LORA_DIR} if spec.lora_tasks else {}),
     }
     if spec.flavour == "openvino":
         return {**found, **_openvino(spec)}
-    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **_set(settings, (*ANSWERS, *GPU_PLACES))}
+    vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
+    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*ANSWERS, *GPU_PLACES))}
+
+
+def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:
+    """Whether the repository holds the vocabulary file of guided decoding, because the user gives none."""
+    wanted = settings.guided_decoding_backend == "xgrammar" and settings.xgrammar_tokenizer_info_path is None
+    return wanted and spec.flavour == "tensorrt_llm"
 
 
 def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
@@ -177,9 +185,7 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
 
 def setting_faults(settings: TritonSettings, flavour: str) -> list[Fault]:
     """What a flavour cannot do or would ignore without a word; needs no engine, so that a plan can ask."""
-    if flavour == "openvino":
-        return cpu_faults(settings)
-    return gpu_faults(settings) if flavour == "tensorrt_llm" else []
+    return cpu_faults(settings) if flavour == "openvino" else []
 
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
@@ -203,16 +209,3 @@ def cpu_faults(settings: TritonSettings) -> list[Fault]:
                 )
             )
     return faults
-
-
-def gpu_faults(settings: TritonSettings) -> list[Fault]:
-    """What TensorRT-LLM's backend would ignore without a word."""
-    if settings.guided_decoding_backend is None or settings.xgrammar_tokenizer_info_path is not None:
-        return []
-    return [
-        Fault(
-            f"triton.guided_decoding_backend='{settings.guided_decoding_backend}' was given without "
-            "triton.xgrammar_tokenizer_info_path.",
-            "TensorRT-LLM's backend needs both; with one it leaves guided decoding off and says nothing.",
-        )
-    ]

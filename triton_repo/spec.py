@@ -23,6 +23,7 @@ class RepositorySpec:
         tp_size: tensor parallel ranks the engine must have.
         pp_size: pipeline parallel ranks.
         num_draft_tokens: tokens that a draft model guesses at a time; None without one.
+        lora_tasks: ids of the LoRA adapters in it, sorted.
         openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
     """
 
@@ -34,6 +35,7 @@ class RepositorySpec:
     tp_size: int = 1
     pp_size: int = 1
     num_draft_tokens: int | None = None
+    lora_tasks: tuple[int, ...] = ()
     openvino: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -8,11 +8,11 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault, UserError
-from triton_repo import parameters
+from triton_repo import lora, parameters, vocabulary
 from triton_repo.consistency import config_faults
 from triton_repo.draft import draft_faults
 from triton_repo.generate import draft_config, repository_configs, to_text
@@ -21,6 +21,9 @@ from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
 from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
 
 __all__ = ["RepositorySpec", "write_repository"]
 
@@ -50,6 +53,7 @@ def write_repository(
     spec: RepositorySpec,
     made_from: Mapping[str, Any],
     draft_dir: Path | None = None,
+    adapters: Mapping[int, Path] | None = None,
 ) -> dict[str, Any]:
     """Write a model repository.
 
@@ -63,6 +67,7 @@ def write_repository(
         spec: what other groups of the configuration say.
         made_from: what to remember about the origin, as JSON; stands in repository.json.
         draft_dir: engine of the model that guesses tokens, where `spec.num_draft_tokens` is set.
+        adapters: folders of peft LoRA adapters by task id; the tasks of `spec`.
 
     Returns:
         facts: flavour, models, world_size, engine_version, bytes.
@@ -76,22 +81,15 @@ def write_repository(
         return write_llmapi(out_dir, engine_dir, settings, spec, made_from)
     tokenizer = tokenizer_files(tokenizer_dir)
     limits = EngineLimits.load(engine_dir)
-    if faults := _faults(settings, limits, spec):
-        raise UserError.of(faults)
-    draft = _draft(draft_dir, limits, settings, spec)
-    configs = repository_configs(settings, limits, spec)
-    if draft is not None and spec.flavour == "tensorrt_llm":
-        configs[DRAFT] = draft_config(settings, draft, spec)
-    if faults := config_faults(configs, limits):
-        raise UserError.of(faults)
+    configs = _configs(limits, settings, spec, draft_dir, adapters or {})
     for name, config in configs.items():
         write_model(out_dir / name, to_text(config), None if _has_no_code(name, spec) else SOURCES / name)
     link_files(engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
-    if draft_dir is not None:
-        place = parameters.CPU_DRAFT_DIR if spec.flavour == "openvino" else parameters.DRAFT_ENGINE_DIR
-        link_files(engine_files(draft_dir), draft_dir, out_dir / place)
+    _put_features(out_dir, limits, draft_dir, adapters or {})
     for name in (PREPROCESSING, POSTPROCESSING):
         link_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
+    if parameters.writes_vocabulary(settings, spec):
+        vocabulary.write(tokenizer_dir, out_dir / parameters.VOCABULARY)
     ignored = parameters.changed(settings, parameters.PLACES) if spec.flavour == "openvino" else {}
     description = {
         "limits": limits.as_json(),
@@ -102,6 +100,59 @@ def write_repository(
         "settings_without_effect": sorted(ignored),
     }
     return describe(out_dir, settings, spec, made_from, description)
+
+
+def _adapter_faults(
+    adapters: Mapping[int, Path], limits: EngineLimits, settings: TritonSettings, spec: RepositorySpec
+) -> list[Fault]:
+    if tuple(sorted(adapters)) != spec.lora_tasks:
+        return [Fault(f"Adapters are given for the tasks {sorted(adapters)}, and named are {list(spec.lora_tasks)}.")]
+    if adapters and settings.lora_prefetch_dir is not None:
+        return [
+            Fault(
+                f"triton.lora_prefetch_dir='{settings.lora_prefetch_dir}' was given beside lora.adapters, which stand "
+                f"in the repository under {parameters.LORA_DIR}.",
+                todo="Leave one of them out.",
+            )
+        ]
+    return lora.adapter_faults(adapters, limits) if spec.flavour == "tensorrt_llm" else []
+
+
+def _configs(
+    limits: EngineLimits,
+    settings: TritonSettings,
+    spec: RepositorySpec,
+    draft_dir: Path | None,
+    adapters: Mapping[int, Path],
+) -> dict[str, pb.ModelConfig]:
+    """The configuration of every model.
+
+    Raises:
+        UserError: engine, settings, draft engine and adapters do not go together.
+    """
+    if faults := [*_faults(settings, limits, spec), *_adapter_faults(adapters, limits, settings, spec)]:
+        raise UserError.of(faults)
+    draft = _draft(draft_dir, limits, settings, spec)
+    configs = repository_configs(settings, limits, spec)
+    if draft is not None and spec.flavour == "tensorrt_llm":
+        configs[DRAFT] = draft_config(settings, draft, spec)
+    if faults := config_faults(configs, limits):
+        raise UserError.of(faults)
+    return configs
+
+
+def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, adapters: Mapping[int, Path]) -> None:
+    """Draft engine and adapters; an adapter's own files for the CPU engine, converted ones for TensorRT-LLM."""
+    on_cpu = limits.flavour == "openvino"
+    if draft_dir is not None:
+        place = parameters.CPU_DRAFT_DIR if on_cpu else parameters.DRAFT_ENGINE_DIR
+        link_files(engine_files(draft_dir), draft_dir, out_dir / place)
+    for task, folder in adapters.items():
+        place_of_task = out_dir / parameters.LORA_DIR / str(task)
+        if on_cpu:
+            link_files([folder / name for name in lora.PEFT_FILES], folder, place_of_task)
+        else:
+            lora.write(folder, place_of_task, limits.dtype)
 
 
 def _draft(

@@ -33,6 +33,7 @@ class Repository:
         tp_size: tensor-parallel ranks of the engine.
         pp_size: its pipeline stages.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.
+        lora_tasks: ids of LoRA adapters; the input `lora.<id>` is the folder of each.
     """
 
     flavour: FlavourName
@@ -45,6 +46,7 @@ class Repository:
     tp_size: int
     pp_size: int
     num_draft_tokens: int | None = None
+    lora_tasks: tuple[int, ...] = ()
     name = "repository"
     version = "1"
     measures = False
@@ -64,6 +66,7 @@ class Repository:
             "variant": self.variant,
             "ranks": [self.tp_size, self.pp_size],
             **({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens}),
+            **({"lora_tasks": list(self.lora_tasks)} if self.lora_tasks else {}),
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
@@ -87,11 +90,13 @@ class Repository:
                 enable_kv_cache_reuse=self.enable_block_reuse,
                 enable_chunked_context=self.enable_chunked_context,
                 num_draft_tokens=self.num_draft_tokens,
+                lora_tasks=self.lora_tasks,
                 openvino=self.options.model_dump(),
             ),
             settings=self.triton,
             made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},
             draft_dir=inputs.get("draft_engine"),
+            adapters={task: inputs[f"lora.{task}"] for task in self.lora_tasks},
         )
         if faults := check_repository(out_dir):
             raise UserError.of(faults)
