@@ -29,6 +29,7 @@ def serve_arguments(deployed: Deployment) -> list[str]:
         "startup_timeout_s": deployed.sizes.startup_s,
         "drain_timeout_s": deployed.sizes.drain_s,
         "log_verbose": serving.log_verbose,
+        "show_log": "true",
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
         **({"openai": "true", "openai_target": serving.openai_target} if serving.openai else {}),
     }

@@ -15,6 +15,7 @@ from pipelines.screen import say
 from pipelines.serving.command import CLOSED_TO_STRANGERS
 from pipelines.serving.examples import curl_generate, curl_openai, python_stream
 from pipelines.serving.failures import ServerFailedError
+from pipelines.serving.follow import LogFollower
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
 from pipelines.serving.settings import ServingSettings
@@ -58,6 +59,9 @@ def serve(
         try:
             with ExitStack() as stack:
                 server = TritonServer(repository, settings, progress=progress, log_file=log_file, usual_ports=True)
+                if settings.show_log:
+                    server.log_file.touch()
+                    stack.enter_context(LogFollower(server.log_file))
                 stack.enter_context(server)
                 frontend = None
                 if settings.openai and not server.nvidia_frontend:

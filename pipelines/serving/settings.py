@@ -21,7 +21,7 @@ class ServingSettings(Group):
     free one otherwise; a benchmark always takes any free one, so that it never stands in the way of a server.
 
     `repository` is a Triton model repository that is already there, e.g. copied from another machine; `make serve` then
-    builds nothing.
+    builds nothing. `show_log` prints the server's log as it comes, where standard output is what is collected.
     """
 
     repository: Path | None = None
@@ -38,6 +38,7 @@ class ServingSettings(Group):
     startup_timeout_s: Positive = 600
     drain_timeout_s: Positive = 30
     log_verbose: Annotated[int, Field(ge=0)] = 0
+    show_log: bool = False
 
     @field_validator("host")
     @classmethod

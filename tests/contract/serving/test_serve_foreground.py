@@ -26,7 +26,7 @@ from pathlib import Path
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
 from pipelines.serving.settings import ServingSettings
-settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]))
+settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv)
 sys.exit(serve(Path(sys.argv[1]), settings, SilentProgress(), prompt="it's a fox"))
 """
 
@@ -54,8 +54,8 @@ class Running:
         return next(found.pid for found in children if found.name() == "tritonserver")
 
 
-def start(repository: Path, drain_timeout_s: int = 5) -> Running:
-    command = [sys.executable, "-u", "-c", PROGRAM, str(repository), str(drain_timeout_s)]
+def start(repository: Path, drain_timeout_s: int = 5, *words: str) -> Running:
+    command = [sys.executable, "-u", "-c", PROGRAM, str(repository), str(drain_timeout_s), *words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return Running(process)
 
@@ -94,6 +94,16 @@ def test_every_printed_line_works_when_pasted_and_sigterm_drains(running: Runnin
     assert "Draining: running requests may take up to 5.00 s" in said
     assert running.process.returncode == 0
     assert not any(child.is_running() for child in children)
+
+
+def test_in_a_container_the_servers_log_is_shown_to_its_last_line(echo_repository: Path) -> None:
+    found = start(echo_repository, 5, "show_log")
+    found.read_until_ready()
+    found.process.send_signal(signal.SIGTERM)
+    said, _ = found.process.communicate(timeout=15)
+    assert "Started HTTPService at 127.0.0.1" in found.text
+    assert re.search("successfully unloaded 'ensemble'", said)
+    assert found.process.returncode == 0
 
 
 def test_a_server_that_dies_ends_it_with_the_reason(running: Running) -> None:
