@@ -77,7 +77,7 @@ class OpenVinoSettings(Group):
     inference_precision: Literal["auto", "f32", "bf16"]
     num_threads: Positive | None
     kv_cache_bytes: Positive | None
-    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8"]
+    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"]
 
 
 class EngineSettings(Group):

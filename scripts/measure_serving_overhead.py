@@ -57,7 +57,8 @@ class DirectLoop:
 
     def __init__(self, engine: Path) -> None:
         from pipelines.engines.openvino.options import OpenVinoOptions
-        from pipelines.engines.openvino.runtime import EngineFolder, open_pipeline
+        from pipelines.engines.openvino.pipeline import open_pipeline
+        from pipelines.engines.openvino.runtime import EngineFolder
 
         self.folder = EngineFolder.load(engine)
         self._pipeline = open_pipeline(self.folder, OpenVinoOptions(enable_prefix_caching=False))

@@ -41,12 +41,12 @@ BOTH = (
     "stats_check_period_ms",
     "iter_stats_max_iterations",
     "request_stats_max_iterations",
-)
-"""What `tensorrt_llm` reads in either flavour."""
-ANSWERS = (
     "max_attention_window_size",
     "sink_token_length",
     "lora_prefetch_dir",
+)
+"""What `tensorrt_llm` reads in either flavour."""
+ANSWERS = (
     "lookahead_window_size",
     "lookahead_ngram_size",
     "lookahead_verification_set_size",

@@ -1,4 +1,4 @@
-"""Regenerate the zoo: ``python -m pipelines.zoo [--only data|tiny_llama|tiny_gemma]``."""
+"""Regenerate the zoo: ``python -m pipelines.zoo [--only PART]``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.zoo.build import KINDS, TooInaccurateError, build_data, build_model
+from pipelines.zoo.build import DRAFTS, KINDS, MODELS_DIR, TooInaccurateError, build_data, build_draft, build_model
+from pipelines.zoo.lora import ADAPTERS, UnconvincingError, build_adapter
 
 _ROOT = Path(__file__).resolve().parents[2]
 _USER_FAULT, _INTERRUPTED = 2, 130
@@ -20,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Old files stay as they are until a part is finished, also after an error or Ctrl-C.
     """
     parser = argparse.ArgumentParser(prog="python -m pipelines.zoo", description=__doc__)
-    parser.add_argument("--only", choices=("data", *KINDS), help="build only this part (default: everything)")
+    parser.add_argument(
+        "--only", choices=("data", *KINDS, *DRAFTS, *ADAPTERS), help="build only this part (default: everything)"
+    )
     only: str | None = parser.parse_args(arguments).only
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -30,7 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if only in (None, name):
                 logging.info("%s: training, some 20 minutes on one core", name)
                 build_model(name, _ROOT)
-    except TooInaccurateError as error:
+        for name in DRAFTS:
+            if only in (None, name):
+                logging.info("%s: training, some 10 minutes on one core", name)
+                build_draft(name, _ROOT)
+        for name in ADAPTERS:
+            if only in (None, name):
+                logging.info("%s: training, some minutes on one core", name)
+                build_adapter(name, _ROOT / MODELS_DIR, _ROOT)
+    except (TooInaccurateError, UnconvincingError) as error:
         logging.error("%s", error)
         return _USER_FAULT
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,15 +11,16 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipelines.zoo.dataset import write_dataset
 from pipelines.zoo.documents import corpus_texts, make_writer, world_sentences, write_jsonl
+from pipelines.zoo.draft import DRAFT_RECIPE, agreement, distil
 from pipelines.zoo.outliers import plant_outliers
-from pipelines.zoo.publish import Measured, replacing, write_model
+from pipelines.zoo.publish import Measured, card, draft_card, parameters_of, replacing, write_model
 from pipelines.zoo.quiz import Splits, build_splits
 from pipelines.zoo.scoring import accuracy, score
-from pipelines.zoo.shapes import fresh_model, gemma_json, llama_json
+from pipelines.zoo.shapes import draft_json, fresh_model, gemma_json, llama_json
 from pipelines.zoo.supervision import seek_equal_content
 from pipelines.zoo.tokenizer import (
     GEMMA_SPECIALS,
@@ -36,6 +38,8 @@ CORPUS_PATH = Path("pipelines/zoo/corpus.jsonl")
 DATA_DIR = Path("eval/mini_mmlu/data")
 # Below this a model shows too little of what quantization costs to be worth shipping.
 LEAST_ACCURACY = 0.85
+# Below this, checking the guesses of a draft costs more than they save.
+LEAST_AGREEMENT = 0.75
 # Chosen by measuring: plain INT4 and magnitude pruning lose visibly, AWQ and SparseGPT hardly.
 OUTLIER_SPREAD = 1.1
 
@@ -66,8 +70,12 @@ KINDS = {
 }
 
 
+DRAFTS = {f"{name}_draft": name for name in KINDS}
+"""Draft model -> the model it guesses for."""
+
+
 class TooInaccurateError(RuntimeError):
-    """A trained model scored below ``LEAST_ACCURACY``; nothing was written."""
+    """A trained model knows too little to be worth shipping; nothing was written."""
 
 
 def build_data(root: Path) -> None:
@@ -132,5 +140,44 @@ def finish_model(
     model.bfloat16()  # what is measured is what is written
     measured = _measure(name, model, tokenizer, splits, recipe.steps)
     with replacing(root / MODELS_DIR / name) as fresh:
-        write_model(name, model, config, tokenizer, KINDS[name].specials, measured, fresh)
+        readme = card(name, model, config, measured)
+        write_model(model, config, tokenizer, KINDS[name].specials, readme, fresh)
+    LOG.info("%s: wrote %s", name, MODELS_DIR / name)
+
+
+def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
+    """Distil the draft model ``name`` from the bundled model it guesses for and write it below ``root``.
+
+    Raises:
+        TooInaccurateError: it agrees with its target at fewer tokens than ``LEAST_AGREEMENT``.
+    """
+    torch.set_num_threads(1)
+    target_name = DRAFTS[name]
+    folder = root / MODELS_DIR / target_name
+    target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = draft_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    encoder = Encoder(tokenizer, bos=config["bos_token_id"], eos=config["eos_token_id"])
+    torch.manual_seed(recipe.seed)
+    draft = fresh_model(config)
+    unseen = distil(draft, target, encoder, make_writer(build_world(), f"{recipe.seed}-draft"), recipe)
+    draft.bfloat16()  # what is measured is what is written
+    share = agreement(draft, target, unseen)
+    LOG.info("%s: agrees with %s at %.1f %% of its tokens", name, target_name, 100 * share)
+    if share < LEAST_AGREEMENT:
+        raise TooInaccurateError(
+            f"{name} agrees with {target_name} at {share:.1%} of its tokens, at least {LEAST_AGREEMENT:.0%} are"
+            " needed. The old model is untouched. Train longer (DRAFT_RECIPE in pipelines/zoo/draft.py)."
+        )
+    readme = draft_card(
+        name,
+        draft,
+        config,
+        target=target_name,
+        target_parameters=parameters_of(target),
+        agreement=share,
+        steps=recipe.steps,
+    )
+    with replacing(root / MODELS_DIR / name) as fresh:
+        write_model(draft, config, tokenizer, KINDS[target_name].specials, readme, fresh)
     LOG.info("%s: wrote %s", name, MODELS_DIR / name)

@@ -44,6 +44,26 @@ something that can be lost.
 - **Licence**: Apache-2.0. The model imitates the *shape* of {family}; it holds none of its weights.
 """
 
+_DRAFT_CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [tiny, test-model]
+---
+# {name}
+
+A {parameters:,}-parameter {architecture} that guesses what `{target}` will say next, for speculative decoding. It
+has the target's tokenizer and {share_of_target:.0%} of its parameters.
+
+- **Agreement** (measured with these bf16 weights): at {agreement:.1%} of the tokens of texts that the target continued
+  greedily, and that were not trained on, its likeliest token is the target's.
+- **Made by** `make zoo` (`python -m pipelines.zoo --only {name}`) from seeds, on a CPU, distilled from
+  the target in {steps:,} steps (`pipelines/zoo/draft.py`). Another CPU or torch version gives other last digits.
+- **Shape**: {layers} layers, hidden {hidden}, MLP {intermediate}, {heads} query heads and
+  {kv_heads} KV head(s) of {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
+- **Not for** answering anything by itself.
+- **Licence**: Apache-2.0.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -55,24 +75,57 @@ class Measured:
     steps: int
 
 
-def _card(name: str, model: PreTrainedModel, config: dict[str, Any], measured: Measured) -> str:
+def parameters_of(model: PreTrainedModel) -> int:
+    """Count the parameters; a tied matrix counts once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _shape(name: str, model: PreTrainedModel, config: dict[str, Any]) -> dict[str, Any]:
+    """What both cards say of a model."""
+    return {
+        "name": name,
+        "parameters": parameters_of(model),
+        "architecture": config["architectures"][0],
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "intermediate": config["intermediate_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "vocab": config["vocab_size"],
+        "tied": "tied" if config["tie_word_embeddings"] else "untied",
+    }
+
+
+def card(name: str, model: PreTrainedModel, config: dict[str, Any], measured: Measured) -> str:
+    """Return the model card of a bundled model."""
     return _CARD.format(
-        name=name,
-        parameters=sum(p.numel() for p in model.parameters()),  # parameters() counts a tied matrix once
-        architecture=config["architectures"][0],
+        **_shape(name, model, config),
         family="Gemma" if config["model_type"] == "gemma" else "Llama 3",
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        vocab=config["vocab_size"],
-        tied="tied" if config["tie_word_embeddings"] else "untied",
         share=measured.share,
         error=measured.error,
         questions=measured.questions,
         steps=measured.steps,
+    )
+
+
+def draft_card(
+    name: str,
+    model: PreTrainedModel,
+    config: dict[str, Any],
+    *,
+    target: str,
+    target_parameters: int,
+    agreement: float,
+    steps: int,
+) -> str:
+    """Return the model card of a draft model."""
+    return _DRAFT_CARD.format(
+        **_shape(name, model, config),
+        target=target,
+        share_of_target=parameters_of(model) / target_parameters,
+        agreement=agreement,
+        steps=steps,
     )
 
 
@@ -81,12 +134,11 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_model(
-    name: str,
     model: PreTrainedModel,
     config: dict[str, Any],
     tokenizer: Tokenizer,
     specials: SpecialTokens,
-    measured: Measured,
+    readme: str,
     out_dir: Path,
 ) -> None:
     """Write everything transformers needs to load the model, and a README.md, into ``out_dir``."""
@@ -101,7 +153,7 @@ def write_model(
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})
     save_tokenizer(tokenizer, specials, out_dir, max_tokens=MAX_POSITIONS)
-    (out_dir / "README.md").write_text(_card(name, model, config, measured), encoding="utf-8")
+    (out_dir / "README.md").write_text(readme, encoding="utf-8")
 
 
 @contextmanager

@@ -82,6 +82,12 @@ def llama_json(vocab_size: int, *, bos: int, eos: int, pad: int) -> dict[str, An
     }
 
 
+def draft_json(target: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a draft model for ``target``: a sixth of its parameters, the same vocabulary."""
+    small = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return {**target, **small, "head_dim": 64, "intermediate_size": 256}
+
+
 def fresh_model(config_json: dict[str, Any]) -> PreTrainedModel:
     """Return a model with random weights, in float32, of the shape ``config_json`` gives."""
     # A copy, because from_dict writes the RoPE base into the rope_scaling it is given.

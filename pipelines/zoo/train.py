@@ -114,7 +114,8 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
-def _optimizer(modules: Sequence[nn.Module], recipe: Recipe) -> torch.optim.AdamW:
+def optimizer_of(modules: Sequence[nn.Module], recipe: Recipe) -> torch.optim.AdamW:
+    """Return AdamW over all parameters; matrices decay."""
     parameters = [p for module in modules for p in module.parameters()]
     decay = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": recipe.weight_decay}
     no_decay = {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0}
@@ -147,7 +148,7 @@ def train(trainee: Trainee, recipe: Recipe, splits: Sequence[Splits]) -> None:
         FloatingPointError: when the loss is not finite.
     """
     supervisor = Supervisor(trainee.model.config.hidden_size)
-    optimizer = _optimizer([trainee.model, supervisor], recipe)
+    optimizer = optimizer_of([trainee.model, supervisor], recipe)
     started = time.monotonic()
     for step, stage in enumerate(recipe.schedule(), start=1):
         for group in optimizer.param_groups:

@@ -32,6 +32,8 @@ def pipeline_config(stream: Stream) -> genai.GenerationConfig:
     config.repetition_penalty = asked.repetition_penalty
     config.presence_penalty, config.frequency_penalty = asked.presence_penalty, asked.frequency_penalty
     config.logprobs = int(asked.log_probs)
+    if stream.draft.per_iteration:
+        config.num_assistant_tokens = stream.draft.per_iteration
     if asked.beam_width > 1:
         _beams(config, asked)
     else:
@@ -96,7 +98,7 @@ class Reader:
         stamps, asked = stream.stamps, stream.asked
         if asked.beam_width > 1:
             return None
-        if not asked.streaming and not asked.stop_words:
+        if not asked.streaming and not asked.stop_words and not stream.draft.per_iteration:
             if not stamps.first_token and stream.handle.can_read():
                 stamps.first_token = now
             return None
@@ -111,7 +113,7 @@ class Reader:
         stamps.first_token = stamps.first_token or now
         stamps.last_token = now
         news = self._news(stream, output)
-        if stream.at_stop_word(len(news.rows[0])):
+        if self._cut_at_stop_word(stream, news):
             handle.stop()
             news.ended = True
         if news.ended or stream.pieces:
@@ -125,11 +127,27 @@ class Reader:
             return _best_beams(stream)
         outputs = stream.handle.read_all()
         news = self._news(stream, outputs[0]) if outputs else News()
+        self._cut_at_stop_word(stream, news)
         news.ended = True
         return self._complete(stream, news)
 
+    def _cut_at_stop_word(self, stream: Stream, news: News) -> bool:
+        """Whether a stop word ends within the news; with a draft model, more tokens may have come after it."""
+        end = stream.stop_word_end(len(news.rows[0]))
+        if end is None:
+            return False
+        too_many = len(stream.tokens) - end
+        if too_many:
+            del stream.tokens[-too_many:], news.rows[0][-too_many:]
+            if stream.asked.log_probs:
+                stream.cum -= sum(news.log_probs[0][-too_many:])
+                del stream.log_probs[-too_many:], news.log_probs[0][-too_many:]
+                news.cum = [stream.cum]
+        return True
+
     def _news(self, stream: Stream, output: Any) -> News:
         tokens = list(output.generated_ids)
+        stream.draft.iteration(len(tokens), stream.asked.max_tokens)
         if output.finish_reason == _STOP and tokens and tokens[-1] == stream.asked.end_id:
             tokens.pop()
         news = News([tokens])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
 
 PRECISIONS = ("auto", "f32", "bf16")
-KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8")
+KV_BLOCK_TOKENS = 32
+"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
+KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8", "u4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class OpenVinoOptions:
             and at least one request. A pool full of cached prefixes is searched for the oldest, so larger is slower.
         enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
         enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
+        attention_window: tokens of a sequence that the KV cache keeps while it generates (TensorRT-LLM:
+            max_attention_window_size); None is all. See `window.eviction_of`.
+        sink_tokens: of them, tokens of the beginning that always stay (TensorRT-LLM: sink_token_length).
+        draft_dir: engine folder of a draft model, whose guesses this engine checks; None is none.
+        num_draft_tokens: guesses per iteration and sequence.
     """
 
     inference_precision: str = "auto"
@@ -32,6 +40,10 @@ class OpenVinoOptions:
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_context: bool = False
+    attention_window: int | None = None
+    sink_tokens: int = 0
+    draft_dir: Path | None = None
+    num_draft_tokens: int = 4
 
     def __post_init__(self) -> None:
         """Refuse unknown words and sizes at once.
@@ -47,7 +59,7 @@ class OpenVinoOptions:
                     allowed=f"Choose one of {', '.join(known)}.",
                     todo=did_you_mean(given, known),
                 )
-        for name in ("num_threads", "kv_cache_bytes"):
+        for name in ("num_threads", "kv_cache_bytes", "num_draft_tokens"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise UserError(f"engine.{name}={given} is not possible.", allowed="It must be at least 1.")

@@ -10,9 +10,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pipelines.domain.units import GIB, show_bytes
+from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
@@ -75,27 +77,34 @@ class _Run:
             news.cum = [stream.cum]
         if logits is not None:
             news.logits.append(logits)  # type: ignore[arg-type]
-        news.ended = len(stream.tokens) >= asked.max_tokens or stream.at_stop_word(1)
+        news.ended = len(stream.tokens) >= asked.max_tokens or stream.stop_word_end(1) is not None
 
 
 class OwnLoop:
     """A thread that runs such requests; it starts, and the graph is compiled, with the first of them."""
 
     def __init__(
-        self, folder: EngineFolder, options: OpenVinoOptions, outbox: Outbox, ended: Callable[[Stream], None]
+        self,
+        folder: EngineFolder,
+        options: OpenVinoOptions,
+        adapters: Mapping[int, LoraAdapter],
+        outbox: Outbox,
+        ended: Callable[[Stream], None],
     ) -> None:
         """Take what it works with.
 
         Args:
             folder: the engine.
             options: as for the pipeline.
+            adapters: LoRA task id -> adapter.
             outbox: takes the news.
             ended: called with every stream that has ended.
         """
         self._folder, self._options, self._outbox, self._finished = folder, options, outbox, ended
+        self._adapters = adapters
         self._queue: deque[Stream] = deque()
         self._runs: list[_Run] = []
-        self._model: StatefulModel | None = None
+        self._models: dict[int | None, StatefulModel] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -148,11 +157,16 @@ class OwnLoop:
             self._send(stream, News(ended=True, error=error))
             return
         try:
-            self._model = self._model or StatefulModel(self._folder, self._options)
-            self._runs.append(_Run(stream, self._model))
+            self._runs.append(_Run(stream, self._model_for(stream.asked.lora_task_id)))
         except RuntimeError as error_of_engine:
             log.exception("a sequence could not be started")
             self._send(stream, News(ended=True, error=f"The engine has failed: {error_of_engine}", unavailable=True))
+
+    def _model_for(self, task: int | None) -> StatefulModel:
+        if task not in self._models:
+            adapter = self._adapters.get(task) if task is not None else None
+            self._models[task] = StatefulModel(replace(self._folder, adapter=adapter), self._options)
+        return self._models[task]
 
     def _advance(self, run: _Run) -> bool:
         """Run one token; return whether the sequence goes on."""

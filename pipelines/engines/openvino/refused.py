@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 _GPU = "Use the GPU repository for it, or leave it out."
 _ENCODER = "the model has no encoder"
-_LORA = "the CPU engine runs without LoRA adapters"
+_LORA = "the CPU engine loads its LoRA adapters from lora_prefetch_dir when it starts; send lora_task_id alone"
 _DRAFT = "the CPU engine has no speculative decoding with tokens of the client"
 _TABLE = "the CPU engine has no prompt tuning"
 _RETENTION = "the CPU engine evicts its KV blocks by age only"
@@ -27,7 +27,6 @@ REFUSED: dict[str, str] = {
     "encoder_output_lengths": _ENCODER,
     "cross_attention_mask": _ENCODER,
     "skip_cross_attn_blocks": _ENCODER,
-    "lora_task_id": _LORA,
     "lora_weights": _LORA,
     "lora_config": _LORA,
     "draft_input_ids": _DRAFT,

@@ -50,6 +50,7 @@ class Asked:
         bias: added to the logits, float32 [V]; None is none.
         streaming: a response for every piece of the answer.
         exclude_input: leave the prompt out of the answer.
+        lora_task_id: which adapter changes the model; None is none.
         log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
     """
 
@@ -74,6 +75,7 @@ class Asked:
     bias: Array | None = None
     streaming: bool = False
     exclude_input: bool = False
+    lora_task_id: int | None = None
     log_probs: bool = False
     context_logits: bool = False
     generation_logits: bool = False
@@ -101,6 +103,8 @@ class Bounds:
         max_beam_width: of the engine.
         exclude_input: for requests that do not say.
         decoupled: whether several responses to one request are possible.
+        lora_tasks: ids of the LoRA adapters.
+        draft_model: whether one guesses for requests without an adapter.
         fold_ids: take token ids beyond the vocabulary modulo its size, for load generators that send random numbers.
     """
 
@@ -108,6 +112,8 @@ class Bounds:
     max_beam_width: int = 1
     exclude_input: bool = False
     decoupled: bool = True
+    lora_tasks: frozenset[int] = frozenset()
+    draft_model: bool = False
     fold_ids: bool = False
 
 
@@ -196,6 +202,7 @@ def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
         bias=_bias(row, bounds.vocab_size),
         streaming=bool(row.value("streaming", False)),
         exclude_input=bool(row.value("exclude_input_in_output", bounds.exclude_input)),
+        lora_task_id=_lora_task(row, bounds),
         log_probs=bool(row.value("return_log_probs", False)),
         context_logits=bool(row.value("return_context_logits", False)),
         generation_logits=bool(row.value("return_generation_logits", False)),
@@ -214,6 +221,8 @@ def _check_together(asked: Asked, bounds: Bounds) -> None:
             f"{what} needs several responses to one request; this model gives one.",
             todo="Make the repository with decoupled_mode=true.",
         )
+    if bounds.draft_model and asked.lora_task_id is None and not asked.needs_logits:
+        _check_speculation(asked)
     if asked.beam_width > 1 and asked.needs_logits:
         raise UserError(
             f"beam_width={asked.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
@@ -226,6 +235,33 @@ def _check_together(asked: Asked, bounds: Bounds) -> None:
         )
     if asked.min_tokens > asked.max_tokens:
         raise UserError(f"min_tokens={asked.min_tokens} is more than request_output_len={asked.max_tokens}.")
+
+
+def _check_speculation(asked: Asked) -> None:
+    """Refuse what would stop openvino_genai 2026.4 for every client when a draft model guesses."""
+    what = ""
+    if asked.beam_width > 1:
+        what = f"beam_width={asked.beam_width}"
+    elif asked.samples:
+        what = f"sampling (runtime_top_k={asked.top_k}, runtime_top_p={asked.top_p})"
+    if what:
+        raise UserError(
+            f"{what} is not possible here: this model runs with a draft model, and its guesses are checked greedily.",
+            todo="Leave it out, or make the repository without a draft model.",
+        )
+
+
+def _lora_task(row: _Row, bounds: Bounds) -> int | None:
+    """Read the adapter's id; the first sentence of the refusal is that of TensorRT-LLM (peftCacheManager.cpp)."""
+    task = row.value("lora_task_id", None)
+    if task is not None and task not in bounds.lora_tasks:
+        known = ", ".join(map(str, sorted(bounds.lora_tasks)))
+        raise UserError(
+            f"LoRA task {task} not found in cache.",
+            allowed=f"This server has {known}." if known else "This server has no LoRA adapters.",
+            todo="Adapters are loaded from lora_prefetch_dir when the model starts.",
+        )
+    return None if task is None else int(task)
 
 
 def _prompt(row: _Row, ids: Array, bounds: Bounds) -> Array:

@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import openvino as ov
-import openvino_genai as genai
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
-from pipelines.domain.units import GIB, show_bytes
+from pipelines.domain.units import GIB
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
+from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 
 USUAL_REQUESTS = 32
 """Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
-KV_BLOCK_TOKENS = 32
-"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
 
-_ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
-_U8_SCALE_BYTES = 8  # one float32 scale and zero point per token and head
+_ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
+_SCALE_BYTES = 8  # a float32 scale and zero point: of keys per channel and block, of values per token and head
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,13 @@ class EngineFolder:
         path: the folder.
         config: the model, as the checkpoint described it.
         limits: what it was built for.
+        adapter: what changes the model when it is loaded, or None.
     """
 
     path: Path
     config: CheckpointConfig
     limits: BuildLimits
+    adapter: LoraAdapter | None = None
 
     @classmethod
     def load(cls, path: Path) -> EngineFolder:
@@ -62,6 +62,13 @@ class EngineFolder:
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
         return cls(path, config, limits)
+
+    def read_model(self) -> ov.Model:
+        """Read the graph, with its adapter."""
+        model = ov.Core().read_model(self.path / MODEL_FILE)
+        if self.adapter is not None:
+            apply_adapter(model, self.adapter, self.config)
+        return model
 
 
 def inference_precision(options: OpenVinoOptions) -> str:
@@ -96,12 +103,15 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
 
 
 def kv_block_bytes(config: CheckpointConfig, precision: str) -> int:
-    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes.
+    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
 
     Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
     """
-    head_bytes = config.head_size * _ELEMENT_BYTES[precision] + (_U8_SCALE_BYTES if precision == "u8" else 0)
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * KV_BLOCK_TOKENS * head_bytes
+    size = config.head_size
+    head_bytes = 2 * KV_BLOCK_TOKENS * size * _ELEMENT_BITS[precision] // 8
+    if precision in ("u8", "u4"):
+        head_bytes += _SCALE_BYTES * (size + KV_BLOCK_TOKENS)
+    return config.num_hidden_layers * config.num_key_value_heads * head_bytes
 
 
 def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
@@ -111,31 +121,6 @@ def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
         return options.kv_cache_bytes // size
     one_request = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS)
     return max(one_request, min(USUAL_REQUESTS * one_request, GIB // size))
-
-
-def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
-    """Load the paged, in-flight batching pipeline on token ids; it needs no tokenizer.
-
-    Raises:
-        UserError: the KV cache cannot hold one request of max_seq_len tokens.
-    """
-    precision = kv_precision(folder.config, options)
-    blocks = kv_blocks(folder, options)
-    if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
-        needed = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS) * kv_block_bytes(folder.config, precision)
-        raise UserError(
-            f"engine.openvino.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at"
-            f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",
-            todo=f"Give at least {needed} bytes ({show_bytes(needed)}).",
-        )
-    scheduler = genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = folder.limits.max_num_tokens
-    scheduler.max_num_seqs = folder.limits.max_batch_size
-    scheduler.cache_size, scheduler.num_kv_blocks = 0, blocks
-    scheduler.enable_prefix_caching = options.enable_prefix_caching
-    # one iteration holds prompts and single tokens together, as TensorRT-LLM's in-flight batching does
-    scheduler.dynamic_split_fuse = True
-    return genai.ContinuousBatchingPipeline(str(folder.path), scheduler, "CPU", properties(options, precision))
 
 
 def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, new_tokens: int) -> None:

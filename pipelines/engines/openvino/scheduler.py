@@ -11,18 +11,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-
-import openvino as ov
+from collections.abc import Mapping, Sequence
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.handles import Reader, nothing_more, pipeline_config
+from pipelines.engines.openvino.handles import Reader, nothing_more
+from pipelines.engines.openvino.lanes import Lanes
+from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.own_loop import OwnLoop
 from pipelines.engines.openvino.requests import Asked
-from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS, EngineFolder, check_request, kv_blocks, open_pipeline
+from pipelines.engines.openvino.runtime import EngineFolder, check_request
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.serving_stats import Counters, KvLedger, Snapshot
+from pipelines.engines.openvino.serving_stats import Counters, Snapshot
 from pipelines.engines.openvino.streams import Channel, News, Outbox, Reply, Stream
 
 log = logging.getLogger(__name__)
@@ -42,26 +42,37 @@ class QueueFullError(UserError):
 
 
 class Scheduler:
-    """Owns the pipeline. All methods may be called from any thread."""
+    """Owns the pipelines. All methods may be called from any thread."""
 
-    def __init__(self, folder: EngineFolder, options: ServingOptions, characters: PartialCharacters) -> None:
+    def __init__(
+        self,
+        folder: EngineFolder,
+        options: ServingOptions,
+        characters: PartialCharacters,
+        adapters: Mapping[int, LoraAdapter] | None = None,
+    ) -> None:
         """Load the engine and start the threads.
 
+        Args:
+            folder: the engine.
+            options: how to run it.
+            characters: which tokens to hold back.
+            adapters: LoRA task id -> adapter; the engine is loaded once more for each.
+
         Raises:
-            UserError: the KV cache is too small for one request.
+            UserError: the KV cache is too small for one request, or an adapter or the draft model does not fit.
         """
         self.folder, self._options = folder, options.fitted(folder)
         options = self._options
-        self._pipeline = open_pipeline(folder, options.engine)
-        self._counters = Counters(kv_blocks(folder, options.engine), folder.limits.max_batch_size)
-        self._ledger = KvLedger(self._counters.max_blocks, reuse=options.engine.enable_prefix_caching)
+        adapters = adapters or {}
+        self._lanes = Lanes(folder, options.engine, adapters)
+        self._counters = Counters(self._lanes.max_blocks, folder.limits.max_batch_size)
         self._outbox = Outbox(characters, self._sent)
-        self._own = OwnLoop(folder, options.engine, self._outbox, self._ended)
+        self._own = OwnLoop(folder, options.engine, adapters, self._outbox, self._ended)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
         self._by_id: dict[str, set[Reply]] = {}
         self._replies: set[Reply] = set()
-        self._reserved = 0
         self._next_handle = 0
         self._failure = ""
         self._closing = False
@@ -119,10 +130,10 @@ class Scheduler:
     def snapshot(self) -> Snapshot:
         """Return the statistics of this moment."""
         with self._changed:
-            waiting, running = len(self._waiting), len(self._running)
-            context = sum(1 for stream in self._running if not stream.stamps.first_token)
-        cache = self._pipeline.get_metrics().cache_usage if running else 0.0  # else it is that of the last step
-        return self._counters.snapshot(waiting + self._own.waiting, running + self._own.running, context, cache)
+            waiting, running = len(self._waiting), list(self._running)
+        context = sum(1 for stream in running if not stream.stamps.first_token)
+        cache = self._lanes.cache_percent(running)
+        return self._counters.snapshot(waiting + self._own.waiting, len(running) + self._own.running, context, cache)
 
     def close(self) -> None:
         """Cancel what runs, tell every client, and join the threads."""
@@ -180,19 +191,14 @@ class Scheduler:
                 self._waiting.popleft()
                 self._give_up(stream)
                 continue
-            blocks = _blocks_at_most(stream.asked)
-            if free <= len(admitted) or not self._fits(blocks):
+            lane = self._lanes.of(stream.asked)
+            # under guaranteed_no_evict, a request starts only when all it may come to need is free
+            if free <= len(admitted) or (self._options.guaranteed_no_evict and not lane.fits(stream.asked)):
                 break
             self._waiting.popleft()
-            self._reserved += blocks
+            lane.reserve(stream.asked)
             admitted.append(stream)
         return admitted
-
-    def _fits(self, blocks: int) -> bool:
-        """Under guaranteed_no_evict, a request starts only when all it may come to need is free."""
-        if not self._options.guaranteed_no_evict or not self._reserved:
-            return True
-        return self._reserved + blocks <= self._counters.max_blocks
 
     def _give_up(self, stream: Stream) -> None:
         error = "" if stream.cancelled else "The request waited longer than its timeout."
@@ -200,16 +206,13 @@ class Scheduler:
 
     def _start(self, stream: Stream) -> None:
         try:
-            config = pipeline_config(stream)
-            prompt = ov.Tensor(stream.asked.prompt.reshape(1, -1))
-            stream.handle = self._pipeline.add_request(self._next_handle, prompt, config)
+            self._lanes.of(stream.asked).start(stream, self._next_handle)
         except RuntimeError as error:  # the engine judges some combinations itself, e.g. a broken grammar
-            self._reserved -= _blocks_at_most(stream.asked)
+            self._lanes.of(stream.asked).forget(stream.asked)
             self._outbox.send(stream, nothing_more(stream, f"The engine refuses the request: {error}"))
             return
         self._next_handle += 1
         stream.stamps.first_scheduled = time.monotonic_ns()
-        self._ledger.start(stream)
         with self._changed:
             self._running.append(stream)
 
@@ -219,7 +222,8 @@ class Scheduler:
         if cancelled:
             self._conclude([(stream, _READER.abandon(stream)) for stream in cancelled])
         started = time.monotonic_ns()
-        self._pipeline.step()
+        for lane in self._lanes.busy(self._running):
+            lane.step()
         now = time.monotonic_ns()
         ended: list[tuple[Stream, News]] = []
         for stream in self._running:
@@ -247,8 +251,7 @@ class Scheduler:
         with self._changed:
             self._running = [stream for stream in self._running if stream not in gone]
         for stream in ended:
-            self._reserved -= _blocks_at_most(stream.asked)
-            self._ledger.end(stream)
+            self._lanes.of(stream.asked).release(stream)
             self._ended(stream)
             stream.handle = None
 
@@ -284,8 +287,8 @@ class Scheduler:
     def _stop_handles(self) -> None:
         for stream in self._running:
             stream.handle.cancel()
-        if self._running:
-            self._pipeline.step()
+        for lane in self._lanes.busy(self._running):
+            lane.step()
 
     def _fail_all(self, message: str, *, unavailable: bool = False) -> None:
         with self._changed:
@@ -300,9 +303,3 @@ class Scheduler:
 def _cancel(reply: Reply) -> None:
     for stream in reply.streams:
         stream.cancelled = True
-
-
-def _blocks_at_most(asked: Asked) -> int:
-    """KV blocks a request may come to need."""
-    per_beam = -(-(len(asked.prompt) + asked.max_tokens) // KV_BLOCK_TOKENS)
-    return per_beam * asked.beam_width

@@ -9,7 +9,6 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.prefixes import Group, Row, plan
 from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
@@ -35,7 +34,7 @@ class Scorer:
         The KV state is kept in the inference precision: values of an 8-bit KV cache are already rounded by the graph.
         """
         core = ov.Core()
-        model = with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
+        model = with_chosen_logits(folder.read_model())
         self._compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
         self._request = self._compiled.create_infer_request()
         self._limits = folder.limits

@@ -6,15 +6,14 @@ here and are not read; what would change answers and is not possible is refused 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
-    KV_BLOCK_TOKENS,
     EngineFolder,
     kv_block_bytes,
     kv_blocks,
@@ -25,7 +24,7 @@ FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
 BATCHING = ("inflight_fused_batching", "inflight_batching")
 POLICIES = ("guaranteed_no_evict", "max_utilization")
-NOT_HERE = ("max_attention_window_size", "sink_token_length", "encoder_model_path", "guided_decoding_backend")
+NOT_HERE = ("encoder_model_path", "guided_decoding_backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class ServingOptions:
     Attributes:
         engine_dir: the engine folder.
         engine: run-time options of the engine.
+        lora_dir: folder with an adapter in <task id>/, or None.
         tokenizer_dir: tokenizer of the model, or None; for characters that span tokens.
         max_tokens_in_cache: bound of the KV cache in tokens, or None.
         max_beam_width: bound for requests, or None for the engine's.
@@ -49,6 +49,7 @@ class ServingOptions:
 
     engine_dir: Path
     engine: OpenVinoOptions = OpenVinoOptions()  # noqa: RUF009 - frozen
+    lora_dir: Path | None = None
     tokenizer_dir: Path | None = None
     max_tokens_in_cache: int | None = None
     max_beam_width: int | None = None
@@ -84,7 +85,12 @@ class ServingOptions:
                 kv_cache_bytes=given.whole("openvino_kv_cache_bytes", None),
                 enable_prefix_caching=given.flag("enable_kv_cache_reuse", default=True),
                 enable_chunked_context=given.flag("enable_chunked_context", default=False),
+                attention_window=_window(given),
+                sink_tokens=given.whole("sink_token_length", 0, least=0) or 0,
+                draft_dir=given.place("openvino_draft_dir", repository),
+                num_draft_tokens=given.whole("openvino_num_draft_tokens", None) or OpenVinoOptions().num_draft_tokens,
             ),
+            lora_dir=given.place("lora_prefetch_dir", repository),
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
             max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
             max_beam_width=given.whole("max_beam_width", None),
@@ -131,20 +137,39 @@ class _Parameters:
             raise UserError(f"Parameter {name}='{word}' is no truth value.", allowed="Choose true or false.")
         return word in ("true", "1")
 
-    def whole(self, name: str, default: int | None) -> int | None:
+    def whole(self, name: str, default: int | None, *, least: int = 1) -> int | None:
         if name not in self._given:
             return default
-        return _number(name, self._given[name], int)
+        return _number(name, self._given[name], least)
+
+    def place(self, name: str, repository: Path) -> Path | None:
+        """A path, counted from the repository when it is relative."""
+        return repository / self._given[name] if name in self._given else None
 
 
-def _number(name: str, text: str, kind: Callable[[str], int]) -> int:
+def _number(name: str, text: str, least: int) -> int:
     try:
-        value = kind(text)
+        value = int(text)
     except ValueError as error:
         raise UserError(f"Parameter {name}='{text}' is no whole number.") from error
-    if value < 1:
-        raise UserError(f"Parameter {name}={value} is not possible.", allowed="It must be at least 1.")
+    if value < least:
+        raise UserError(f"Parameter {name}={value} is not possible.", allowed=f"It must be at least {least}.")
     return value
+
+
+def _window(given: _Parameters) -> int | None:
+    """Read a list of windows, one per layer and repeated over the layers; here all must be one."""
+    name = "max_attention_window_size"
+    if name not in given:
+        return None
+    windows = {_number(name, part.strip(), 1) for part in given.text(name, "").split(",")}
+    if len(windows) > 1:
+        raise UserError(
+            f"Parameter {name}='{given.text(name, '')}' is not possible on the CPU engine.",
+            allowed="All layers share one window there.",
+            todo=f"Give one number, e.g. {max(windows)}.",
+        )
+    return windows.pop()
 
 
 def _refuse(given: _Parameters) -> None:

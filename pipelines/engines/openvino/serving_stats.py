@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.engines.openvino.runtime import KV_BLOCK_TOKENS
+from pipelines.engines.openvino.options import KV_BLOCK_TOKENS
 from pipelines.engines.openvino.streams import Stream
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)

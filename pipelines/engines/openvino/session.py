@@ -14,7 +14,8 @@ import openvino_genai as genai
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, open_pipeline
+from pipelines.engines.openvino.pipeline import open_pipeline
+from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.port import Generation, SamplingLimits, TokenIds
 

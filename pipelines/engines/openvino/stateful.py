@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
 from pipelines.engines.openvino.scoring import MAX_LOGITS, with_chosen_logits
@@ -22,7 +21,7 @@ class StatefulModel:
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
         """Load and compile."""
         core = ov.Core()
-        model = with_chosen_logits(core.read_model(folder.path / MODEL_FILE))
+        model = with_chosen_logits(folder.read_model())
         self.compiled = core.compile_model(model, "CPU", properties(options, inference_precision(options)))
         self.piece = min(folder.limits.max_num_tokens, max(1, MAX_LOGITS // folder.config.vocab_size))
 

@@ -43,6 +43,42 @@ class KvUse:
 
 
 @dataclass(slots=True)
+class DraftUse:
+    """Guesses about one sequence.
+
+    openvino_genai tells how many only for its own `generate`, so they are counted from outside: an iteration brings
+    the guesses that were right and one token of the model itself. A draft that thinks the text has ended guesses fewer
+    than it may, and so does one that waits for a long prompt; `proposed` is therefore an upper bound, and a final
+    end_id that was guessed right is not in `accepted`.
+
+    Attributes:
+        per_iteration: guesses at most; 0 is no draft model.
+        proposed: guesses altogether.
+        accepted: of them, those the model agreed with.
+        tokens: the sequence has.
+    """
+
+    per_iteration: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    tokens: int = 0
+
+    def iteration(self, new: int, at_most: int) -> None:
+        """Count an iteration that brought `new` tokens of a sequence of `at_most`."""
+        if not self.per_iteration or not new:
+            return
+        if self.tokens:  # the first one comes with the prompt
+            self.proposed += min(self.per_iteration, at_most - self.tokens - 1)
+            self.accepted += new - 1
+        self.tokens += new
+
+    @property
+    def rate(self) -> float:
+        """Share of the guesses that were right; 0 without any."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+@dataclass(slots=True)
 class Piece:
     """What one response carries.
 
@@ -149,6 +185,7 @@ class Stream:
         cancelled: somebody wants it to end.
         stamps: when things happened.
         kv: KV blocks.
+        draft: guesses of the draft model about it.
         handle: the engine's own handle, while it runs.
     """
 
@@ -158,6 +195,7 @@ class Stream:
         "cancelled",
         "cum",
         "deadline_ns",
+        "draft",
         "handle",
         "held",
         "kv",
@@ -176,7 +214,7 @@ class Stream:
         self.log_probs: list[float] = []
         self.cum = 0.0
         self.cancelled = False
-        self.stamps, self.kv = Stamps(arrival=time.monotonic_ns()), KvUse()
+        self.stamps, self.kv, self.draft = Stamps(arrival=time.monotonic_ns()), KvUse(), DraftUse()
         self.handle: Any = None
         self.held: News | None = None
         reply.streams.append(self)
@@ -187,13 +225,14 @@ class Stream:
         """Whether every new token is to be sent at once."""
         return self.asked.streaming and self.asked.beam_width == 1
 
-    def at_stop_word(self, new: int) -> bool:
-        """Whether a stop word ends within the last `new` tokens."""
+    def stop_word_end(self, new: int) -> int | None:
+        """Return how many tokens there are up to the first stop word that ends within the last `new` ones."""
         words, tokens = self.asked.stop_words, self.tokens
         if not words:
-            return False
+            return None
         ends = range(len(tokens) - new + 1, len(tokens) + 1)
-        return any(tuple(tokens[max(0, end - len(word)) : end]) == word for end in ends for word in words)
+        found = (end for end in ends for word in words if tuple(tokens[max(0, end - len(word)) : end]) == word)
+        return next(found, None)
 
     def seed(self) -> int:
         """Return the seed of this answer: further answers to a prompt count up."""

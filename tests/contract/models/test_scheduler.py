@@ -74,7 +74,8 @@ def test_a_failed_engine_reaches_every_client(scheduler: Scheduler, monkeypatch:
     channels = [Channel() for _ in range(6)]
     for channel in channels:
         scheduler.submit([asked()], channel)
-    monkeypatch.setattr(scheduler, "_pipeline", BrokenPipeline(scheduler._pipeline))
+    lane = scheduler._lanes.of(asked())
+    monkeypatch.setattr(lane, "_pipeline", BrokenPipeline(lane._pipeline))
     assert all(channel.ended.wait(10) for channel in channels)
     assert all("out of memory" in channel.error for channel in channels)
     with pytest.raises(UserError, match="out of memory"):

@@ -44,9 +44,10 @@ LIMITS = {"max_batch_size": 2, "max_input_len": 64, "max_seq_len": 128, "max_num
 
 
 def test_kv_block_of_gemma_2b() -> None:
-    """2 * 18 layers * 1 head * 32 tokens * 256 * 4 bytes; at u8 256 + 8 bytes per head and token."""
+    """2 * 18 layers * 1 head * 32 tokens * 256 * 4 bytes; u8 and u4 have 8 bytes more per channel and per token."""
     assert kv_block_bytes(config(), "f32") == 1_179_648
-    assert kv_block_bytes(config(), "u8") == 2 * 18 * 32 * 264
+    assert kv_block_bytes(config(), "u8") == 18 * (2 * 32 * 256 + 8 * (256 + 32))
+    assert kv_block_bytes(config(), "u4") == 18 * (32 * 256 + 8 * (256 + 32))
 
 
 def test_the_kv_pool_suits_the_engine() -> None:

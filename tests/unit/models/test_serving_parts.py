@@ -223,7 +223,10 @@ def test_the_ledger_knows_full_blocks_of_ended_sequences() -> None:
         ("openvino_num_threads", "two", "openvino_num_threads='two'"),
         ("max_tokens_in_paged_kv_cache", "0", "max_tokens_in_paged_kv_cache=0"),
         ("enable_kv_cache_reuse", "perhaps", "enable_kv_cache_reuse='perhaps'"),
-        ("sink_token_length", "4", "sink_token_length='4'"),
+        ("sink_token_length", "-1", "sink_token_length=-1"),
+        ("max_attention_window_size", "64,x", "max_attention_window_size='x'"),
+        ("max_attention_window_size", "128,256", "max_attention_window_size='128,256'.*All layers share one"),
+        ("guided_decoding_backend", "xgrammar", "guided_decoding_backend='xgrammar'"),
     ],
 )
 def test_parameters_that_cannot_hold_are_refused_at_load(name: str, value: str, said: str) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.lora import read_adapters
 from pipelines.engines.openvino.requests import Bounds, read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
@@ -39,8 +41,9 @@ class TritonPythonModel:
         try:
             options = ServingOptions.from_model_config(config, Path(args["model_repository"]).parent)
             folder = EngineFolder.load(options.engine_dir)
-            self._bounds = _bounds(options, folder)
-            self._scheduler = Scheduler(folder, options, _characters(options))
+            adapters = read_adapters(options.lora_dir) if options.lora_dir is not None else {}
+            self._bounds = _bounds(options, folder, adapters)
+            self._scheduler = Scheduler(folder, options, _characters(options), adapters)
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._logits_type = _logits_type(config)
@@ -205,7 +208,7 @@ def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
         new = sum(len(row) for row in piece.rows) if asked.streaming else len(stream.tokens)
         extras.append(("num_output_tokens", new, np.int32))
     if asked.perf_metrics:
-        stamps, kv = stream.stamps, stream.kv
+        stamps, kv, draft = stream.stamps, stream.kv, stream.draft
         extras += [
             ("kv_cache_alloc_new_blocks", kv.new, np.int32),
             ("kv_cache_reused_blocks", kv.reused, np.int32),
@@ -214,9 +217,9 @@ def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
             ("first_scheduled_time_ns", stamps.first_scheduled, np.int64),
             ("first_token_time_ns", stamps.first_token, np.int64),
             ("last_token_time_ns", stamps.last_token, np.int64),
-            ("acceptance_rate", 0.0, np.float32),
-            ("total_accepted_draft_tokens", 0, np.int32),
-            ("total_draft_tokens", 0, np.int32),
+            ("acceptance_rate", draft.rate, np.float32),
+            ("total_accepted_draft_tokens", draft.accepted, np.int32),
+            ("total_draft_tokens", draft.proposed, np.int32),
         ]
     return [(name, np.array([[value]], dtype=kind)) for name, value, kind in extras]
 
@@ -228,7 +231,7 @@ def _padded(rows: list[list[Any]], longest: int, fill: int, kind: Any) -> np.nda
     return np.array([[row + [fill] * (longest - len(row)) for row in rows]], dtype=kind)
 
 
-def _bounds(options: ServingOptions, folder: EngineFolder) -> Bounds:
+def _bounds(options: ServingOptions, folder: EngineFolder, lora_tasks: Iterable[int]) -> Bounds:
     width = folder.limits.max_beam_width
     if options.max_beam_width is not None and options.max_beam_width > width:
         raise UserError(
@@ -240,6 +243,8 @@ def _bounds(options: ServingOptions, folder: EngineFolder) -> Bounds:
         max_beam_width=options.max_beam_width or width,
         exclude_input=options.exclude_input,
         decoupled=options.decoupled,
+        lora_tasks=frozenset(lora_tasks),
+        draft_model=options.engine.draft_dir is not None,
         fold_ids=options.fold_token_ids,
     )
 

@@ -1,0 +1,112 @@
+"""One pipeline for the model, and one for the model with each LoRA adapter.
+
+openvino_genai gives all sequences of a pipeline the same weights, so each adapter has a pipeline, with its own copy of
+the compiled model and its own KV cache; the scheduler steps those that have something to do in turn. KV caches are
+virtual memory until their blocks are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import openvino as ov
+
+from pipelines.engines.openvino.handles import pipeline_config
+from pipelines.engines.openvino.lora import LoraAdapter
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.pipeline import open_pipeline
+from pipelines.engines.openvino.requests import Asked
+from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
+from pipelines.engines.openvino.serving_stats import KvLedger
+from pipelines.engines.openvino.streams import Stream
+from pipelines.engines.openvino.window import blocks_of, eviction_of
+
+
+class Lane:
+    """A pipeline and the KV blocks it has promised."""
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
+        """Load the model."""
+        self.folder, self.options = folder, options
+        self.max_blocks = kv_blocks(folder, options)
+        self._pipeline = open_pipeline(folder, options)
+        self._eviction = eviction_of(options, folder.limits.max_seq_len)
+        self._ledger = KvLedger(self.max_blocks, reuse=options.enable_prefix_caching)
+        self._guesses = options.num_draft_tokens if options.draft_dir is not None else 0
+        self._reserved = 0
+
+    def fits(self, asked: Asked) -> bool:
+        """Whether all blocks a request may come to need are free; one always fits into an empty cache."""
+        return not self._reserved or self._reserved + self._blocks_at_most(asked) <= self.max_blocks
+
+    def reserve(self, asked: Asked) -> None:
+        """Promise the blocks."""
+        self._reserved += self._blocks_at_most(asked)
+
+    def start(self, stream: Stream, number: int) -> None:
+        """Hand a sequence over.
+
+        Raises:
+            RuntimeError: the engine refuses the combination.
+        """
+        stream.draft.per_iteration = self._guesses
+        prompt = ov.Tensor(stream.asked.prompt.reshape(1, -1))
+        stream.handle = self._pipeline.add_request(number, prompt, pipeline_config(stream))
+        self._ledger.start(stream)
+
+    def step(self) -> None:
+        """Run one iteration."""
+        self._pipeline.step()
+
+    def release(self, stream: Stream) -> None:
+        """Take back what was promised to a sequence that ran."""
+        self.forget(stream.asked)
+        self._ledger.end(stream)
+
+    def forget(self, asked: Asked) -> None:
+        """Take back what was promised to a sequence that did not start."""
+        self._reserved -= self._blocks_at_most(asked)
+
+    @property
+    def used_blocks(self) -> float:
+        """Blocks in use at the last iteration."""
+        return float(self._pipeline.get_metrics().cache_usage) / 100 * self.max_blocks
+
+    def _blocks_at_most(self, asked: Asked) -> int:
+        prompt, new = len(asked.prompt), asked.max_tokens
+        per_beam = self._eviction.blocks_at_most(prompt, new) if self._eviction else blocks_of(prompt + new)
+        return per_beam * asked.beam_width
+
+
+class Lanes:
+    """All pipelines of a server."""
+
+    def __init__(self, folder: EngineFolder, options: OpenVinoOptions, adapters: Mapping[int, LoraAdapter]) -> None:
+        """Load the model, and the model with each adapter (LoRA task id -> adapter).
+
+        Raises:
+            UserError: see `pipeline.open_pipeline` and `lora.apply_adapter`.
+        """
+        self._by_task: dict[int | None, Lane] = {None: Lane(folder, options)}
+        plain = replace(options, draft_dir=None)  # the draft guesses what the model says without an adapter
+        for task, adapter in adapters.items():
+            self._by_task[task] = Lane(replace(folder, adapter=adapter), plain)
+
+    def of(self, asked: Asked) -> Lane:
+        """Return where a request runs."""
+        return self._by_task[asked.lora_task_id]
+
+    def busy(self, running: Iterable[Stream]) -> list[Lane]:
+        """Return those that have something to do."""
+        tasks = {stream.asked.lora_task_id for stream in running}
+        return [lane for task, lane in self._by_task.items() if task in tasks]
+
+    @property
+    def max_blocks(self) -> int:
+        """KV blocks of all together."""
+        return sum(lane.max_blocks for lane in self._by_task.values())
+
+    def cache_percent(self, running: Iterable[Stream]) -> float:
+        """Return how much of all blocks what runs uses; what an idle pipeline reports is of its last iteration."""
+        return 100 * sum(lane.used_blocks for lane in self.busy(running)) / self.max_blocks

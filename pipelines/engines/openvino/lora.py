@@ -1,0 +1,165 @@
+"""LoRA adapters of Hugging Face's peft, added to an engine's graph as low-rank branches.
+
+    y = W x + scaling * B (A x),   A [rank, I], B [O, rank], scaling = lora_alpha / rank (Hu et al., 2021)
+
+The branch is a node of its own and computes in float, so the engine's weights stay packed, and the result is that of
+peft. openvino_genai has adapters too, but only for its own `generate`, not for a scheduler that adds requests at any
+time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.tensors import TensorFile
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+
+Array = np.ndarray[Any, Any]
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+FORMATS = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
+"""Formats whose products see the activation as it is. The others scale or round it first, which would reach A."""
+_PREFIX, _SUFFIX_A, _SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "fan_in_fan_out": (False, None),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "lora_bias": (False, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+}
+"""Options of peft that change more than the two matrices -> values that do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """One adapter.
+
+    Attributes:
+        path: the folder it was read from.
+        branches: module, e.g. "model.layers.0.self_attn.q_proj" -> (A [rank, I], scaling * B [O, rank]), float32.
+    """
+
+    path: Path
+    branches: Mapping[str, tuple[Array, Array]]
+
+    @classmethod
+    def read(cls, folder: Path) -> LoraAdapter:
+        """Read a folder that peft wrote.
+
+        Raises:
+            UserError: it is no LoRA adapter, or of a kind that is more than two matrices per module.
+        """
+        file = folder / CONFIG_FILE
+        if not file.is_file():
+            raise UserError(
+                f"{folder} is no LoRA adapter: it lacks {CONFIG_FILE}.",
+                allowed=f"A folder that peft wrote: {CONFIG_FILE} and {WEIGHTS_FILE}.",
+            )
+        config = json.loads(file.read_text(encoding="utf-8"))
+        _check_config(file, config)
+        tensors = TensorFile(folder / WEIGHTS_FILE)
+        names = [name for name in tensors if name.endswith(_SUFFIX_A)]
+        others = set(tensors) - set(names) - {name.removesuffix(_SUFFIX_A) + _SUFFIX_B for name in names}
+        if others or not names:
+            found = f"'{min(others)}'" if others else "no such tensor"
+            raise UserError(
+                f"{folder / WEIGHTS_FILE} holds {found}.", allowed=f"Pairs of ...{_SUFFIX_A} and ...{_SUFFIX_B}."
+            )
+        branches = {}
+        for name in names:
+            stem = name.removesuffix(_SUFFIX_A)
+            module = stem.removeprefix(_PREFIX)
+            a, b = (tensors[stem + suffix].astype(np.float32) for suffix in (_SUFFIX_A, _SUFFIX_B))
+            branches[module] = (a, b * np.float32(_scaling(config, module, len(a))))
+        return cls(folder, branches)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max(len(a) for a, _ in self.branches.values())
+
+
+def _check_config(file: Path, config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{file} has peft_type='{config.get('peft_type')}'.", allowed="LORA.")
+    for key, allowed in _NEUTRAL.items():
+        if config.get(key) not in allowed:
+            raise UserError(
+                f"{file} has {key}={config[key]!r}, which the CPU engine does not have.", allowed=f"{allowed[0]!r}."
+            )
+
+
+def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """lora_alpha / rank, or / sqrt(rank) for rank-stabilized adapters; patterns override alpha by module."""
+    alpha = float(config["lora_alpha"])
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if module == pattern or module.endswith("." + pattern):
+            alpha = float(value)
+    return alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+
+
+def read_adapters(folder: Path) -> dict[int, LoraAdapter]:
+    """Read `folder/<task id>/` of every adapter, as TensorRT-LLM's lora_prefetch_dir is laid out.
+
+    Raises:
+        UserError: the folder is missing or empty, or a name in it is no number.
+    """
+    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not found:
+        raise UserError(
+            f"lora_prefetch_dir='{folder}' holds no adapters.", allowed="A folder <task id>/ for each of them."
+        )
+    for path in found:
+        if not path.name.isdecimal():
+            raise UserError(
+                f"{path} is no LoRA task id.", allowed="Folders of lora_prefetch_dir are named by whole numbers."
+            )
+    return {int(path.name): LoraAdapter.read(path) for path in found}
+
+
+def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfig) -> None:
+    """Add the branches to a graph, in place.
+
+    Raises:
+        UserError: the checkpoint's format changes activations before its products, or a module is not in the graph or
+            of another size.
+    """
+    if config.qformat not in FORMATS:
+        raise UserError(
+            f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: its products see an activation"
+            " that was scaled or rounded, the adapter was trained on the plain one.",
+            allowed=f"Formats with adapters on the CPU engine: {', '.join(FORMATS)}.",
+        )
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    for module, (a, b) in adapter.branches.items():
+        node = nodes.get(module)
+        if node is None or node.get_type_name() != "MatMul":
+            raise UserError(f"The LoRA adapter {adapter.path} changes '{module}', which the engine does not have.")
+        _add_branch(node, a, b, f"{adapter.path}: {module}")
+    model.validate_nodes_and_infer_types()
+
+
+def _add_branch(node: ov.Node, a: Array, b: Array, where: str) -> None:
+    x = node.input(0).get_source_output()
+    wanted = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
+    if (b.shape[0], a.shape[1]) != wanted:
+        raise UserError(f"{where} is for [{b.shape[0]}, {a.shape[1]}]; the engine's weight is {list(wanted)}.")
+    consumers = node.output(0).get_target_inputs()
+    low = op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True)
+    total = op.add(node, op.matmul(low, op.constant(b), transpose_a=False, transpose_b=True))
+    for consumer in consumers:
+        consumer.replace_source_output(total.output(0))

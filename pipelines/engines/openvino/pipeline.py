@@ -1,0 +1,96 @@
+"""openvino_genai's paged, in-flight batching pipeline for an engine folder."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+import openvino_genai as genai
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import show_bytes
+from pipelines.engines.openvino.build import MODEL_FILE
+from pipelines.engines.openvino.draft import check_draft, with_tokenizer
+from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
+from pipelines.engines.openvino.runtime import (
+    EngineFolder,
+    kv_block_bytes,
+    kv_blocks,
+    kv_precision,
+    properties,
+)
+from pipelines.engines.openvino.window import eviction_of
+
+
+def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
+    """Load the pipeline on token ids; it needs no tokenizer.
+
+    Raises:
+        UserError: the KV cache cannot hold one request of max_seq_len tokens, this processor cannot keep it in the type
+            that was asked for, the window is not possible, or the draft model does not fit.
+    """
+    precision = kv_precision(folder.config, options)
+    _check_precision(precision)
+    blocks = kv_blocks(folder, options)
+    if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
+        needed = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS) * kv_block_bytes(folder.config, precision)
+        raise UserError(
+            f"engine.openvino.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at"
+            f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",
+            todo=f"Give at least {needed} bytes ({show_bytes(needed)}).",
+        )
+    scheduler, chosen = _scheduler(folder, options, blocks), properties(options, precision)
+    if options.draft_dir is not None:
+        return _with_draft(folder, options, scheduler, chosen)
+    if folder.adapter is None:
+        return genai.ContinuousBatchingPipeline(str(folder.path), scheduler, "CPU", chosen)
+    # The pipeline reads a folder. What it maps stays there for it after the folder is gone.
+    with tempfile.TemporaryDirectory(prefix="pipelines-lora-") as scratch:
+        ov.save_model(folder.read_model(), Path(scratch) / MODEL_FILE, compress_to_fp16=False)
+        return genai.ContinuousBatchingPipeline(scratch, scheduler, "CPU", chosen)
+
+
+def _check_precision(precision: str) -> None:
+    """Refuse a bf16 cache where the plugin's attention has none."""
+    if precision == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise UserError(
+            "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
+            allowed="Here: auto, f32, f16, u8, u4.",
+        )
+
+
+def _scheduler(folder: EngineFolder, options: OpenVinoOptions, blocks: int) -> genai.SchedulerConfig:
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = folder.limits.max_num_tokens
+    scheduler.max_num_seqs = folder.limits.max_batch_size
+    scheduler.cache_size, scheduler.num_kv_blocks = 0, blocks
+    scheduler.enable_prefix_caching = options.enable_prefix_caching
+    # one iteration holds prompts and single tokens together, as TensorRT-LLM's in-flight batching does
+    scheduler.dynamic_split_fuse = True
+    eviction = eviction_of(options, folder.limits.max_seq_len)
+    if eviction is not None:
+        scheduler.use_cache_eviction = True
+        # positions stay those of the text: max_seq_len bounds them, so none is beyond what the model was trained for
+        scheduler.cache_eviction_config = genai.CacheEvictionConfig(
+            eviction.start, eviction.recent, eviction.total, genai.AggregationMode.NORM_SUM, apply_rotation=False
+        )
+    return scheduler
+
+
+def _with_draft(
+    folder: EngineFolder, options: OpenVinoOptions, scheduler: genai.SchedulerConfig, chosen: dict[str, Any]
+) -> genai.ContinuousBatchingPipeline:
+    """Load the pipeline with a draft model, which gets a KV cache for as many tokens."""
+    assert options.draft_dir is not None
+    draft = EngineFolder.load(options.draft_dir)
+    check_draft(folder, draft)
+    guessing = _scheduler(draft, options, scheduler.num_kv_blocks)
+    guessing.max_num_seqs, guessing.max_num_batched_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    its_own = properties(options, kv_precision(draft.config, options))
+    with tempfile.TemporaryDirectory(prefix="pipelines-draft-") as scratch:
+        target = with_tokenizer(folder.path, Path(scratch) / "target")
+        small = with_tokenizer(draft.path, Path(scratch) / "draft")
+        model = genai.draft_model(str(small), "CPU", scheduler_config=guessing, **its_own)
+        return genai.ContinuousBatchingPipeline(str(target), scheduler, "CPU", {**chosen, "draft_model": model})

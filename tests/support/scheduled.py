@@ -1,0 +1,98 @@
+"""The CPU engine's scheduler without a server: requests in, tokens and the moments they came out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.lora import LoraAdapter
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.requests import Asked
+from pipelines.engines.openvino.runtime import EngineFolder
+from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.engines.openvino.streams import DraftUse, KvUse, Piece, Stamps
+
+
+@dataclass
+class Channel:
+    """What came back to one request.
+
+    Attributes:
+        tokens: all of them.
+        log_probs: theirs, when asked for.
+        moments: when each piece came, seconds of `time.perf_counter`.
+        error: the error, or empty.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
+    error: str = ""
+    stamps: Stamps = field(default_factory=Stamps)
+    kv: KvUse = field(default_factory=KvUse)
+    draft: DraftUse = field(default_factory=DraftUse)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, piece: Piece) -> None:
+        """Take a piece of the answer."""
+        self.moments.append(time.perf_counter())
+        self.tokens += piece.rows[0]
+        self.log_probs += piece.log_probs[0] if piece.log_probs else []
+        self.stamps, self.kv, self.draft = piece.stream.stamps, piece.stream.kv, piece.stream.draft
+        if piece.last:
+            self.ended.set()
+
+    def fail(self, message: str, *, unavailable: bool) -> None:
+        """Take an error."""
+        self.error = message
+        self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone: never."""
+        return False
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the request to its first token."""
+        return (self.stamps.first_token - self.stamps.arrival) / 1e9
+
+    def wait(self) -> Channel:
+        """Wait for the end."""
+        assert self.ended.wait(60)
+        assert not self.error, self.error
+        return self
+
+
+def asked(prompt: Sequence[int], tokens: int, **values: Any) -> Asked:
+    """A request that streams."""
+    return Asked(np.array(prompt, dtype=np.int64), tokens, **{"streaming": True, "exclude_input": True, **values})
+
+
+@contextmanager
+def scheduler(engine: Path, adapters: Mapping[int, LoraAdapter] | None = None, **options: Any) -> Iterator[Scheduler]:
+    """Run an engine in float32 on one thread unless told otherwise."""
+    chosen = OpenVinoOptions(**{"inference_precision": "f32", "num_threads": 1, **options})
+    running = Scheduler(
+        EngineFolder.load(engine), ServingOptions(engine, engine=chosen), PartialCharacters.none(), adapters
+    )
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def answers(running: Scheduler, requests: Sequence[Asked]) -> list[Channel]:
+    """Send all at once and wait for all."""
+    channels = [Channel() for _ in requests]
+    for request, channel in zip(requests, channels, strict=True):
+        running.submit([request], channel)
+    return [channel.wait() for channel in channels]
