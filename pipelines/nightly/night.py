@@ -135,7 +135,7 @@ def _begin(settings: Settings, cells: Sequence[Cell], history: History, host: st
 
 
 def fresh_store(root: Path, run: str) -> Path:
-    """An empty store for one run inside the usual one, sharing its downloads; the one of the run before is removed."""
+    """An empty store for one run inside the usual one, sharing what is slow and proven; the run before's is removed."""
     import shutil
 
     parent = root / ".nightly"
@@ -145,7 +145,7 @@ def fresh_store(root: Path, run: str) -> Path:
             if old != store:
                 shutil.rmtree(old)  # links inside are removed, not followed
     store.mkdir(parents=True, exist_ok=True)
-    for shared in ("download", ".locks", ".drafts"):
+    for shared in ("download", ".locks", ".drafts", ".timing_caches"):
         (root / shared).mkdir(exist_ok=True)
         if not (store / shared).is_symlink():
             (store / shared).symlink_to(root / shared)

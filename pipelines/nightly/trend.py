@@ -91,7 +91,7 @@ def _tonight(verdict: Verdict) -> list[Block]:
     lines = {(line.cell, line.metric): line for line in verdict.series}
     worse = {found.cell for found in verdict.regressions}
     columns = (
-        Column("cell"), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
+        Column("cell", right=LEFT), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
         Column("%", "accuracy"), Column("loss %", "accuracy"),
         Column("now", "output tokens/s"), Column("change %", "output tokens/s"),
         Column("now", "TTFT p50, ms"), Column("change %", "TTFT p50, ms"),
@@ -164,7 +164,7 @@ def _trends(verdict: Verdict) -> list[Block]:
 
 def _not_measured(verdict: Verdict) -> list[Block]:
     rows = [(r.cell, r.status, r.reason) for r in verdict.records if r.status != "done"]
-    columns = (Column("cell"), Column("", right=LEFT), Column("reason", right=LEFT))
+    columns = (Column("cell", right=LEFT), Column("", right=LEFT), Column("reason", right=LEFT))
     blocks: list[Block] = (
         [Table("Cells without a result", "recorded", columns[:2], tuple(r[:2] for r in rows))] if rows else []
     )
@@ -173,7 +173,7 @@ def _not_measured(verdict: Verdict) -> list[Block]:
 
 def _judged(verdict: Verdict) -> list[Block]:
     columns = (
-        Column("cell"), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
+        Column("cell", right=LEFT), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
         Column("limit"), Column("", right=LEFT),
     )  # fmt: skip
     rows = tuple(

@@ -1,0 +1,84 @@
+"""The trend report: what it says first, its pictures, and that the same history gives the same bytes."""
+
+import re
+
+import pytest
+
+from pipelines.nightly.history import History
+from pipelines.nightly.trend import trend_document
+from pipelines.nightly.verdict import judge
+from pipelines.report.html import render_html
+from pipelines.report.write import write_document
+from tests.support.nights import load, night, nightly_settings
+
+SETTINGS = nightly_settings()
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    """Nine nights of two cells, the last of one slower; a third is refused."""
+    history = History(tmp_path_factory.mktemp("history"))
+    for number in range(9):
+        wobble = 1 + 0.002 * (-1) ** number * (number % 3)
+        history.append(night(number, 1000.0 * wobble * (0.8 if number == 8 else 1)))
+        history.append(night(number, 900.0 * wobble, cell="tiny_gemma none fixed", precision="none"))
+        refused = {"status": "not possible", "reason": "nvfp4 <b>needs</b> Blackwell"}
+        history.append(night(number, cell="tiny_gemma nvfp4 fixed", measurements=[], **refused))
+    read = history.read()
+    verdict = judge(read.records, read.records[-1].run, SETTINGS)
+    return trend_document(history, read, verdict, SETTINGS)
+
+
+def test_a_regression_is_the_first_thing_said(document):
+    assert [(card.title, card.value) for card in document.cards][:2] == [
+        ("Regressions", "1"), ("Cells measured", "2 of 3"),
+    ]  # fmt: skip
+    assert document.lead[0].kind == "warning"
+    assert document.lead[0].text.startswith("tiny_gemma fp8 fixed: output_tokens_per_s at concurrency 8 1,000/s before")
+
+
+def test_the_cell_that_got_worse_has_its_picture_in_the_open(document):
+    trends = next(section for section in document.sections if section.id == "trends")
+    assert trends.blocks[0].title == "tiny_gemma fp8 fixed"
+    assert "precision fp8; ISL 128; OSL 64; concurrency 8; TP 1" in trends.blocks[0].caption
+
+
+def test_every_number_of_tonight_stands_in_one_table(document):
+    table = next(section for section in document.sections if section.id == "tonight").blocks[0]
+    rows = {row[0]: row for row in table.rows}
+    assert rows["tiny_gemma fp8 fixed"][1:9] == (
+        "worse",
+        "128",
+        "64",
+        "concurrency 8",
+        "100.00",
+        "0.00",
+        "803",
+        "-19.7",
+    )
+    assert rows["tiny_gemma none fixed"][1] == ""
+
+
+def test_the_page_escapes_and_fetches_nothing(document):
+    page = render_html(document)
+    assert "nvfp4 &lt;b&gt;needs&lt;/b&gt; Blackwell" in page
+    assert "<script" not in page
+    assert "http://" not in re.sub(r'"http://www\.w3\.org/[^"]*"', "", page)
+    assert "<title>Nightly test: nightly report</title>" in page
+
+
+def test_written_twice_it_is_the_same(document, tmp_path):
+    first, second = write_document(document, tmp_path / "1"), write_document(document, tmp_path / "2")
+    assert first.html.read_bytes() == second.html.read_bytes()
+    assert first.markdown.read_bytes() == second.markdown.read_bytes()
+    assert {path.name for path in first.plots} == {"trend-1.svg", "trend-2.svg"}
+
+
+def test_a_first_night_is_no_more_than_a_beginning(tmp_path):
+    history = History(tmp_path)
+    history.append(night(0, measurements=[[load(client_limited=True)]]))
+    read = history.read()
+    made = trend_document(history, read, judge(read.records, read.records[-1].run, SETTINGS), SETTINGS)
+    assert made.lead[0].kind == "good"
+    assert "still too short to know their noise" in made.lead[0].text
+    assert render_html(made)
