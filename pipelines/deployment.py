@@ -23,6 +23,7 @@ def deployment(
         label=settings.model.label,
         shape=shape,
         qformat=settings.quant.qformat,
+        dtype=settings.quant.dtype,
         kv_format=settings.kv_cache.dtype,
         group_size=settings.quant.group_size,
         sparsity=settings.sparsity.method,

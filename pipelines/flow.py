@@ -242,6 +242,7 @@ class _Flow:
 
     def repository(self, settings: Settings) -> None:
         """Lay out the engine for tritonserver."""
+        adapters = [name for name in self.given if name.startswith("lora.")]
         stage = Repository(
             self.flavour.name,
             settings.triton,
@@ -252,8 +253,9 @@ class _Flow:
             self.variant(settings),
             *self._ranks(settings),
             num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
+            lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
         )
-        beside = [name for name in self.given if name == "draft_engine" or name.startswith("lora.")]
+        beside = [*(["draft_engine"] if "draft_engine" in self.given else []), *adapters]
         inputs = {"engine": "engine", "model": "model", **{name: name for name in beside}}
         self.add("repository", stage, self.label(settings), inputs)
         self.given["repository"] = "repository"

@@ -106,6 +106,17 @@ def _features(settings: Settings) -> Iterator[Fault]:
             f"engine={settings.engine.name} has no triton.decoding_mode={mode}: it belongs to TensorRT engines.",
             todo="Leave it out, or take engine=tensorrt_llm.",
         )
+    beside = {
+        "lora": (bool(settings.lora.adapters), "its Triton model has no LoRA inputs"),
+        "multimodal": (settings.multimodal.model_type != "none", "its Triton model has no image inputs"),
+        "speculative": (settings.speculative.mode != "none", "drafts are configured for engines only"),
+    }
+    for group, (wanted, why) in beside.items():
+        if wanted:
+            yield Fault(
+                f"engine={settings.engine.name} has no {group}: {why}.",
+                todo=f"Set {group}=none, or engine=tensorrt_llm.",
+            )
     if settings.triton.lora_prefetch_dir is not None:
         yield Fault(
             f"engine={settings.engine.name} has no triton.lora_prefetch_dir='{settings.triton.lora_prefetch_dir}': "

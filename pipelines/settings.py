@@ -26,9 +26,14 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 class QuantSettings(Group):
-    """Weights and activations."""
+    """Weights and activations.
+
+    Attributes:
+        dtype: of everything that is not quantized; `auto` is the model's own 16-bit type.
+    """
 
     qformat: QFormat
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     group_size: Literal[16, 32, 64, 128, 256] = 128
     smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -26,6 +26,7 @@ def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
         *_logits_faults(configs, limits),
         *_decoupled_faults(configs),
         *_rank_faults(configs, limits),
+        *_node_faults(configs, limits),
     ]
 
 
@@ -111,15 +112,39 @@ def _decoupled_faults(configs: Configs) -> Iterator[Fault]:
         )
 
 
+def _node_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
+    """Ranks are spread evenly; several nodes are leader mode, in which every rank is a server of its own.
+
+    Source: `scripts/launch_triton_server.py` and `docs/model_config.md` of TensorRT-LLM's Triton backend.
+    """
+    nodes = parameter(configs[TENSORRT_LLM], "num_nodes") if TENSORRT_LLM in configs else ""
+    if not nodes.isdigit() or int(nodes) == 1:
+        return
+    if limits.world_size % int(nodes):
+        yield Fault(
+            f"{TENSORRT_LLM} has num_nodes={nodes}; the engine has {limits.world_size} rank(s).",
+            "Every node has the same number of ranks.",
+            "Set triton.num_nodes to a divisor, or build with other build.tp_size and build.pp_size.",
+        )
+    if given := parameter(configs[TENSORRT_LLM], "participant_ids"):
+        yield Fault(
+            f"{TENSORRT_LLM} has num_nodes={nodes} and participant_ids='{given}'.",
+            "Several nodes run in leader mode, which names no ranks.",
+            "Leave out triton.participant_ids.",
+        )
+
+
 def _rank_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Every instance needs one GPU and one MPI rank per rank of the engine."""
+    """Every instance needs one MPI rank per rank of the engine, and one GPU for each; nodes number theirs alike."""
     config = configs.get(TENSORRT_LLM)
     if config is None:
         return
+    several_nodes = parameter(config, "num_nodes") not in ("", "1")
     for key in ("gpu_device_ids", "participant_ids"):
         for group in filter(None, parameter(config, key).split(";")):
             ids = [part.strip() for part in group.split(",")]
-            if len(ids) != limits.world_size or len(set(ids)) != len(ids) or not all(part.isdigit() for part in ids):
+            twice = len(set(ids)) != len(ids) and not several_nodes
+            if len(ids) != limits.world_size or twice or not all(part.isdigit() for part in ids):
                 yield Fault(
                     f"{TENSORRT_LLM} has {key}='{group}'; the engine has {limits.world_size} rank(s).",
                     f"It must name {limits.world_size} different number(s) per instance.",

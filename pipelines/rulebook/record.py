@@ -46,6 +46,7 @@ class Deployment:
         label: name of the model, for messages.
         shape: sizes of the model.
         qformat: of weights and activations.
+        dtype: of what is not quantized; "auto" is the model's own.
         kv_format: of the KV cache.
         group_size: input channels per scale.
         sparsity: "none", "magnitude" or "sparsegpt".
@@ -66,6 +67,7 @@ class Deployment:
     label: str = "the model"
     shape: ModelShape | None = None
     qformat: QFormat = QFormat.NONE
+    dtype: str = "auto"
     kv_format: KvFormat = KvFormat.AUTO
     group_size: int = 128
     sparsity: str = "none"

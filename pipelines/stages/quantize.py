@@ -58,6 +58,8 @@ class Quantize:
             "pp_size": self.pp_size,
             "device": self.device,  # the two round differently
         }
+        if self.quant.dtype != "auto":
+            identity["dtype"] = self.quant.dtype
         if self.layout != "tensorrt_llm":
             identity["layout"] = self.layout
         if spec.grouped:
@@ -90,6 +92,7 @@ class Quantize:
             calibration_of(self.calibration),
             tp_size=self.tp_size,
             pp_size=self.pp_size,
+            dtype=self.quant.dtype,
             device=self.device,
             layout=self.layout,
             progress=progress,

@@ -50,6 +50,7 @@ MUST_RERUN = {
     "model.path": (Path("/elsewhere/tiny_gemma"), NOTHING),  # the place does not matter, the content does
     "model.shape": (None, NOTHING),
     "quant.qformat": ("fp8", QUANTIZE),
+    "quant.dtype": ("float16", QUANTIZE),
     "quant.group_size": (64, QUANTIZE),
     "quant.smoothquant_alpha": (0.7, NOTHING),  # not read by int4_awq
     "quant.awq_alpha_step": (0.25, QUANTIZE),

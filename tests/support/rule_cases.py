@@ -437,6 +437,14 @@ CASES = {
         "max_rank=128 .*lora_cache_max_adapter_size=64",
         {"triton": {"lora_cache_max_adapter_size": 128}},
     ),
+    "adapters-have-the-engines-type": Case(
+        {"adapters": {7: ADAPTER}, "build": SERVED, "dtype": "bfloat16"}, r"quant\.dtype=bfloat16", {"dtype": "float16"}
+    ),
+    "adapters-want-float16": Case(
+        {"adapters": {7: ADAPTER}, "build": SERVED},
+        r"quant\.dtype=auto: only an engine of float16",
+        {"dtype": "float16"},
+    ),
     "adapters-with-speculation-are-untested": Case(
         {"build": SERVED, "speculation": "lookahead"},
         "speculative=lookahead is listed as untested",

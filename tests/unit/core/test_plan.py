@@ -140,6 +140,7 @@ def test_one_checkpoint_serves_every_split_of_the_llm_api(tmp_path, model):
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
         (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on b200_sxm \(SM 10\)"),
         (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
+        (["speculative=draft_target"], "build", r"has no speculative: drafts are configured"),
         (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
         (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
         ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),

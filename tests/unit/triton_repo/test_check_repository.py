@@ -109,6 +109,23 @@ def test_ranks_and_gpus_that_do_not_match(repo, ids):
     refused(repo, rf"gpu_device_ids='{ids}'; the engine has 2 rank\(s\)")
 
 
+def test_nodes_that_share_the_ranks_unevenly(repo):
+    change(repo, "tensorrt_llm", parameter("num_nodes", "3"))
+    refused(repo, r"num_nodes=3; the engine has 2 rank\(s\)")
+
+
+def test_several_nodes_name_no_participants(repo):
+    change(repo, "tensorrt_llm", parameter("num_nodes", "2"))
+    change(repo, "tensorrt_llm", parameter("participant_ids", "1,2"))
+    refused(repo, "num_nodes=2 and participant_ids='1,2'")
+
+
+def test_every_node_numbers_its_gpus_alike(repo):
+    change(repo, "tensorrt_llm", parameter("num_nodes", "2"))
+    change(repo, "tensorrt_llm", parameter("gpu_device_ids", "0,0"))
+    assert check_repository(repo) == []
+
+
 def test_participants_that_do_not_match(repo):
     change(repo, "tensorrt_llm", parameter("participant_ids", "1,2;3"))
     refused(repo, r"participant_ids='3'; the engine has 2 rank\(s\)")
