@@ -76,6 +76,7 @@ def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, sou
         "BASE_TAG": settings.base_gpu if flavour == "gpu" else settings.base_cpu,
         **({"BASE_DIGEST": settings.digest} if settings.digest else {}),
         **({"TORCH_INDEX": settings.torch_index} if flavour == "cpu" else {}),
+        **({"DEV": "1"} if settings.dev else {}),
         "UID": str(settings.uid),
         "GID": str(settings.gid),
         "VERSION": __version__,

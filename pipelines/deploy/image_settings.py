@@ -30,6 +30,7 @@ class ImageSettings(Group):
         gid: its group.
         torch_index: where the CPU image takes torch without CUDA from.
         pip_config: a pip.conf (a private index with its password); a secret of one build step, in no layer.
+        dev: the tests' tools as well, for `make test-gpu` in the shell.
         no_cache: build every step again.
         ipc_host: share the host's /dev/shm instead of an own one of `shm_size`.
         shm_size: of /dev/shm; NCCL and Triton's python backend exchange tensors there.
@@ -46,6 +47,7 @@ class ImageSettings(Group):
     gid: UserId = 1000
     torch_index: str = "https://download.pytorch.org/whl/cpu"
     pip_config: Path | None = None
+    dev: bool = False
     no_cache: bool = False
     ipc_host: bool = False
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")] = "8g"

@@ -15,7 +15,7 @@ def workload(deployed: Deployment, template: Object) -> Object:
     spec = {
         **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
         "revisionHistoryLimit": 3,
-        "progressDeadlineSeconds": deployed.sizes.startup_s + 300,
+        "progressDeadlineSeconds": deployed.sizes.startup_limit_s + 300,
         # The new server is ready before an old one ends: a cold start costs minutes.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": {"matchLabels": deployed.labels("server")},

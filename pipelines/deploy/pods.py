@@ -26,7 +26,7 @@ def serve_arguments(deployed: Deployment) -> list[str]:
         "repository": REPOSITORY,
         "host": "0.0.0.0",
         **deployed.ports,
-        "startup_timeout_s": deployed.sizes.startup_s,
+        "startup_timeout_s": deployed.sizes.startup_limit_s,
         "drain_timeout_s": deployed.sizes.drain_s,
         "log_verbose": serving.log_verbose,
         "show_log": "true",
@@ -43,7 +43,7 @@ def server_container(deployed: Deployment) -> Object:
     return {
         **container(deployed, "server"),
         "ports": ports,
-        "startupProbe": _probe(READY, PROBE_S, failures=deployed.sizes.startup_s // PROBE_S),
+        "startupProbe": _probe(READY, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
         "readinessProbe": _probe(READY, 5, failures=3),
         "livenessProbe": _probe(LIVE, PROBE_S, failures=6),
         # Proxies learn of the end while the server still accepts; only then SIGTERM drains it.

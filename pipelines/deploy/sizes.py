@@ -34,7 +34,8 @@ class Sizes:
         cpus: cores asked for; there is no upper limit, since the engine's threads are not cut to one.
         memory_mib: memory, asked for and limited, with /dev/shm.
         shm_mib: of that, /dev/shm.
-        startup_s: from start to ready at most.
+        startup_s: from start to ready, as far as sizes tell; what the HPA reckons with.
+        startup_limit_s: when a start counts as failed: serving.startup_timeout_s, or longer where sizes ask for it.
         drain_s: how long running requests may take when it ends.
         grace_s: from SIGTERM to SIGKILL.
         claim_gib: of the claim that holds the repository.
@@ -44,6 +45,7 @@ class Sizes:
     memory_mib: int
     shm_mib: int
     startup_s: int
+    startup_limit_s: int
     drain_s: int
     grace_s: int
     claim_gib: int
@@ -76,12 +78,15 @@ def sizes(served: Served, settings: ManifestSettings, serving: ServingSettings) 
     startup = START_BASE_S + math.ceil(served.size_bytes / (settings.read_mib_per_s * MIB))
     if settings.fetch.words is not None:
         startup *= 2  # not of the same container, but the HPA waits for both
+    startup = math.ceil(startup / PROBE_S) * PROBE_S
+    limit = max(startup, math.ceil(serving.startup_timeout_s / PROBE_S) * PROBE_S)
     drain = serving.drain_timeout_s
     return Sizes(
         cpus=settings.cpus or served.threads or (4 + 2 * gpus if gpus else 4),
         memory_mib=math.ceil(memory / MIB),
         shm_mib=math.ceil(shm / MIB),
-        startup_s=math.ceil(startup / PROBE_S) * PROBE_S,
+        startup_s=startup,
+        startup_limit_s=limit,
         drain_s=drain,
         grace_s=settings.pre_stop_s + drain + math.ceil(EXIT_GRACE_S) + 5,
         claim_gib=math.ceil(1.2 * served.size_bytes / GIB),

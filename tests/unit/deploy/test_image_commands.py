@@ -38,13 +38,14 @@ def test_everything_that_can_be_set_reaches_the_builder(tmp_path):
     pip.write_text("[global]\n")
     settings = ImageSettings(
         name="registry.example.com:5000/team/llm", tag="v1", digest=DIGEST, uid=2000, gid=3000, pip_config=pip,
-        no_cache=True, torch_index="https://mirror.example.com/cpu", base_cpu="python:3.12-slim",
+        no_cache=True, dev=True, torch_index="https://mirror.example.com/cpu", base_cpu="python:3.12-slim",
     )  # fmt: skip
     assert build_command("podman", settings, "cpu", Source(Path("/src"))) == (
         "podman", "build", "--file=/src/docker/Dockerfile.cpu", "--tag=registry.example.com:5000/team/llm:v1",
         "--format=docker", "--no-cache",
         "--build-arg=BASE_TAG=python:3.12-slim", f"--build-arg=BASE_DIGEST={DIGEST}",
-        "--build-arg=TORCH_INDEX=https://mirror.example.com/cpu", "--build-arg=UID=2000", "--build-arg=GID=3000",
+        "--build-arg=TORCH_INDEX=https://mirror.example.com/cpu", "--build-arg=DEV=1",
+        "--build-arg=UID=2000", "--build-arg=GID=3000",
         f"--build-arg=VERSION={__version__}", "--build-arg=REVISION=unknown", f"--secret=id=pip,src={pip}", "/src",
     )  # fmt: skip
 

@@ -177,7 +177,7 @@ def served(gpu: bool, size: float, **changes) -> Served:
 def test_sizes_follow_from_the_repository_on_gpus():
     """8 + 8.5 + 1 = 17.5 GiB = 17920 MiB; 120 s + 8.5 GiB at 200 MiB/s (44 s) -> 170 s; 5 + 30 + 10 + 5 s of grace."""
     assert sizes(served(True, 8.5), ManifestSettings(), ServingSettings()) == Sizes(
-        cpus=6, memory_mib=17920, shm_mib=1024, startup_s=170, drain_s=30, grace_s=50, claim_gib=11
+        cpus=6, memory_mib=17920, shm_mib=1024, startup_s=170, startup_limit_s=600, drain_s=30, grace_s=50, claim_gib=11
     )
 
 
@@ -201,8 +201,9 @@ def test_what_is_given_is_not_computed():
 
 
 def test_the_server_may_take_as_long_to_start_as_the_probe_waits(tmp_path):
-    one = container(templates(built(tmp_path, "gpu", read_mib_per_s=1))["server"])
+    one = container(templates(built(tmp_path, "gpu", {"startup_timeout_s": 1234}))["server"])
     probe = one["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] == 1240
     assert probe["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
     assert one["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
     assert one["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
@@ -241,16 +242,16 @@ def test_the_hpa_scales_what_was_written_on_metrics_that_the_adapter_makes(tmp_p
 
 
 def test_a_second_server_is_not_added_before_the_first_can_help(tmp_path):
-    behaviour = by_kind(built(tmp_path, "gpu", read_mib_per_s=1), "HorizontalPodAutoscaler")["spec"]["behavior"]
-    probe = container(templates(built(tmp_path / "b", "gpu", read_mib_per_s=1))["server"])["startupProbe"]
-    cold_start = probe["failureThreshold"] * probe["periodSeconds"]
+    made = deployed(tmp_path, "gpu")
+    behaviour = by_kind(build(write(made, tmp_path / "out")), "HorizontalPodAutoscaler")["spec"]["behavior"]
+    cold_start = made.sizes.startup_s
     assert behaviour["scaleUp"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": cold_start}]
     assert behaviour["scaleDown"]["stabilizationWindowSeconds"] >= 2 * cold_start
 
 
 def test_an_hour_of_cold_start_stays_within_what_kubernetes_allows():
     made = sizes(served(True, 2000), ManifestSettings(), ServingSettings())
-    assert made.startup_s > 3600
+    assert made.startup_limit_s == made.startup_s > 3600
     assert (made.scale_up_s, made.scale_down_s) == (1800, 3600)
 
 
