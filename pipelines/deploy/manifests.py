@@ -102,9 +102,8 @@ def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
     pods = f"{served.num_nodes} nodes, each " if served.num_nodes > 1 else ""
     shm = f"{sizes.shm_mib} MiB of it /dev/shm"
     say(f"one server: {pods}{gpus}{sizes.cpus} CPUs, {show_bytes(sizes.memory_mib * 2**20)} of memory, {shm}")
-    say(
-        f"            about {show_seconds(sizes.startup_s)} to start, {show_seconds(sizes.startup_limit_s)} at most, up to {show_seconds(sizes.drain_s)} to drain"
-    )
+    start = f"about {show_seconds(sizes.startup_s)} to start, {show_seconds(sizes.startup_limit_s)} at most"
+    say(f"            {start}; up to {show_seconds(sizes.drain_s)} to drain")
     if served.gpu and deployed.compute_capability is None:
         say("note: add hardware=... to select nodes with the GPU that the engine was built for")
     say(f"\n{'written' if changed else 'unchanged'}: {relative_to_cwd(overlay.parent.parent)}")
