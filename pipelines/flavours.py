@@ -45,16 +45,14 @@ def choose(wanted: str, machine: Machine) -> Flavour:
     return Flavour("openvino", reason, ("openvino",), ("openvino", "openvino-genai"), ("openvino", "openvino_genai"))
 
 
-def why_not_here(machine: Machine, ranks: int) -> list[str]:
-    """What this machine lacks to build a TensorRT engine and to run `ranks` of it; empty where it lacks nothing.
+def why_not_here(machine: Machine) -> list[str]:
+    """What this machine lacks to build a TensorRT engine and to run it; empty where it lacks nothing.
 
     Source: TensorRT-LLM `commands/build.py`: trtllm-build uses at least one CUDA GPU.
     """
     lacks = []
     if not machine.gpus:
         lacks.append(f"there is no NVIDIA GPU ({machine.no_gpu_reason})")
-    elif len(machine.gpus) < ranks:
-        lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
     if shutil.which("trtllm-build") is None:
         lacks.append("trtllm-build is not on PATH")
     if not machine.has_tensorrt_llm:

@@ -94,7 +94,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    not_here = rules.check_gpu(flavour, machine, todo, settings.build.tp_size * settings.build.pp_size)
+    not_here = rules.check_gpu(flavour, machine, todo)
     findings = (checked.notes, checked.warnings, tuple(not_here))
     return Plan(settings, target, machine, flavour, shape, steps, *findings)
 

@@ -93,12 +93,10 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage], ranks: int) -> list[Fault]:
+def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
     """What keeps a TensorRT engine from being built and evaluated on this machine; `plan` describes it all the same."""
-    users = [stage.name for stage in stages if stage.name in ("build", "evaluate")]
-    if flavour.name != "tensorrt_llm" or not users:
-        return []
-    lacks = why_not_here(machine, ranks if "evaluate" in users else 1)
+    used = any(stage.name in ("build", "evaluate") for stage in stages)
+    lacks = why_not_here(machine) if flavour.name == "tensorrt_llm" and used else []
     if not lacks:
         return []
     return [

@@ -33,9 +33,11 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "pipelines", words[0], f"paths.store={self.folder}/store", *words[1:]]
+
     def run(self, *words: str) -> str:
-        command = [sys.executable, "-m", "pipelines", words[0], f"paths.store={self.folder}/store", *words[1:]]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=1800)
+        done = subprocess.run(self.command(*words), cwd=self.folder, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -1,5 +1,6 @@
 """The cache key covers what changes bytes and nothing else: every setting is changed, one at a time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,12 @@ from hypothesis import strategies as st
 
 from pipelines.build_settings import DECIDED
 from pipelines.commands import load
+from pipelines.engines.tensorrt_llm.command import NO_BYTES
 from pipelines.engines.tensorrt_llm.options import options
 from pipelines.flavours import choose
 from pipelines.flow import nodes
 from pipelines.group import Group
-from pipelines.machine import Machine
+from pipelines.machine import GpuFacts, Machine
 from pipelines.plan import node_key
 from pipelines.settings import Settings
 from pipelines.sources import Source
@@ -139,11 +141,11 @@ def start() -> Settings:
     return load(START)
 
 
-def keys(configured: Settings, digests=None) -> dict[str, str]:
+def keys(configured: Settings, digests=None, machine=MACHINE) -> dict[str, str]:
     """Key of every stage; a stage counts as changed when anything before it is."""
     sources = {name: Source(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()}
     found: dict[str, str] = {}
-    for node in nodes(configured, "all", choose(configured.engine.name, MACHINE), sources, None, MACHINE):
+    for node in nodes(configured, "all", choose(configured.engine.name, machine), sources, None, machine):
         if node.stage.measures:
             continue
         inputs = {name: src.digest if isinstance(src, Source) else found[src] for name, src in node.inputs.items()}
@@ -287,6 +289,29 @@ def test_a_changed_library_reruns_exactly_these_stages(start, library, expected,
     real = machine._version
     monkeypatch.setattr(machine, "_version", lambda name: "99" if name == library else real(name))
     assert changed(before, keys(start)) == expected
+
+
+@pytest.fixture(scope="module")
+def start_on_gpu() -> Settings:
+    return load(["quant=int8_wo", "engine=tensorrt_llm"])
+
+
+ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", has_tensorrt_llm=True, platform="test")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
+def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, option):
+    after = change(start_on_gpu, f"build.{option.key}", another_value(option))
+    expected = NOTHING if option.key in NO_BYTES else BUILD
+    if option.key == "weight_sparsity":  # the baseline is not sparse
+        expected = BUILD - BASE
+    assert changed(keys(start_on_gpu, machine=ON_GPU), keys(after, machine=ON_GPU)) == expected
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [(("NVIDIA A40", 8.6), NOTHING), (("NVIDIA L4", 8.9), BUILD)])
+def test_another_compute_capability_is_another_engine(start_on_gpu, gpu, expected):
+    other = replace(ON_GPU, gpus=(GpuFacts(*gpu, 23028 * 2**20),))
+    assert changed(keys(start_on_gpu, machine=ON_GPU), keys(start_on_gpu, machine=other)) == expected
 
 
 @pytest.mark.parametrize("key", ["smoothquant_alpha"])

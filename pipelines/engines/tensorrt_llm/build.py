@@ -119,7 +119,7 @@ def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
 
 def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exception:
     """Why it failed, for a person, with the log kept."""
-    reason = log.failure()
+    reason = log.failure() or "it said nothing"
     if "No space left on device" in reason:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out_dir))
     kept = _keep_log(out_dir, on_gpu)

@@ -1,0 +1,76 @@
+"""engine=tensorrt_llm for real: build, read back, generate, score and evaluate; what cannot be proven without a GPU."""
+
+import json
+import subprocess
+
+import pytest
+
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.port import SamplingLimits
+from pipelines.engines.registry import open_engine
+from pipelines.engines.tensorrt_llm.options import help_differences
+
+WORDS = ["model=tiny_llama", "engine=tensorrt_llm", "build.max_batch_size=64"]
+
+
+def only(cli, stage, label):
+    (found,) = (cli.folder / "store" / stage).glob(f"{label}-*")
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(cli):
+    cli.run("build", *WORDS, "quant=none")
+    return next(path.parent for path in (cli.folder / "store" / "build").glob("tiny_llama-none-*/rank0.engine"))
+
+
+def test_the_programs_help_is_our_option_table():
+    done = subprocess.run(["trtllm-build", "--help"], capture_output=True, text=True, check=True)
+    assert [str(fault) for fault in help_differences(done.stdout)] == []
+
+
+def test_the_log_tells_the_facts(built):
+    facts = json.loads((built / "manifest.json").read_text())["facts"]
+    assert {"weights_bytes", "activation_bytes", "peak_host_bytes", "rank_seconds", "build_seconds"} <= facts.keys()
+    assert facts["weights_bytes"] > 2**20
+    assert facts["sm"] > 0
+    assert "emulated" not in json.loads((built / "config.json").read_text())
+
+
+def test_the_timing_cache_is_reused(cli, built):
+    """Another limit is another engine of the same layers."""
+    cli.run("build", *WORDS, "quant=none", "build.max_num_tokens=4096")
+    folders = (cli.folder / "store" / "build").glob("tiny_llama-none-*")
+    facts = [json.loads((folder / "manifest.json").read_text())["facts"] for folder in folders]
+    assert sorted(one["timing_cache_reused"] for one in facts if one.get("flavour") == "tensorrt_llm") == [False, True]
+
+
+def test_the_cpu_engine_says_the_same(cli, built):
+    """One checkpoint, two engines: greedy tokens and scores agree as far as 16 bits do."""
+    cli.run("build", "model=tiny_llama", "engine=openvino", "quant=none")
+    folders = (cli.folder / "store" / "build").glob("tiny_llama-none-*")
+    cpu_dir = next(folder for folder in folders if (folder / "openvino_model.xml").is_file())
+    prompts, limits = [[1, 30, 40, 50], [1, 60, 70]], SamplingLimits(8)
+    pairs = [([1, 30, 40], [50]), ([1, 30, 40], [51, 52]), ([1, 60], [70])]
+    with open_engine("openvino").open(cpu_dir) as cpu, open_engine("tensorrt_llm").open(built) as gpu:
+        theirs = gpu.generate(prompts, limits, SilentProgress())
+        ours = cpu.generate(prompts, limits, SilentProgress())
+        assert [one.token_ids[:2] for one in theirs] == [one.token_ids[:2] for one in ours]
+        scores = gpu.loglikelihood(pairs, SilentProgress())
+        expected = cpu.loglikelihood(pairs, SilentProgress())
+    assert [score for score, _ in scores] == pytest.approx([score for score, _ in expected], abs=0.05)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
+
+
+@pytest.mark.parametrize("quant", ["int8_wo", "int4_wo", "fp8", "int4_awq", "int8_sq"])
+def test_every_format_is_built_and_evaluated(cli, quant):
+    """Formats the GPU lacks are refused in words."""
+    done = subprocess.run(
+        cli.command("evaluate", *WORDS, f"quant={quant}"), cwd=cli.folder, capture_output=True, text=True, timeout=1800
+    )
+    if done.returncode == 2:
+        assert quant in done.stderr
+        pytest.skip(done.stderr.strip().splitlines()[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((only(cli, "evaluate", f"tiny_llama-{quant}") / "manifest.json").read_text())["facts"]
+    assert result["accuracy"] > 0.5  # of four choices; chance is 0.25
