@@ -156,8 +156,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: bool(d.adapters) and d.dtype == "bfloat16",
-        failed="lora.adapters with quant.dtype={d.dtype}: an adapter must have the engine's type, and its .npy file cannot"
-        " be of that type.",
+        failed="lora.adapters with quant.dtype={d.dtype}: an adapter must have the engine's type, and its .npy file"
+        " cannot be of that type.",
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
@@ -167,8 +167,8 @@ RULES = (
         severity=Severity.WARN,
         engines=GPU,
         when=lambda d: bool(d.adapters) and d.dtype == "auto",
-        failed="lora.adapters with quant.dtype={d.dtype}: only an engine of float16 (or float32) serves adapters, and many"
-        " models are bfloat16.",
+        failed="lora.adapters with quant.dtype={d.dtype}: only an engine of float16 (or float32) serves adapters, and"
+        " many models are bfloat16.",
         todo="Set quant.dtype=float16.",
         source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
     ),
