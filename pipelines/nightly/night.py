@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from pipelines.settings import Settings, validate
 
 GRACE_S = 90
 """How long a cell that is stopped may take to drain its server."""
+RESUMED = timedelta(hours=18)
+"""A run that began longer ago is not gone on with: tonight's results would be of two nights."""
 
 
 @dataclass(frozen=True)
@@ -120,32 +122,35 @@ def _begin(settings: Settings, cells: Sequence[Cell], history: History, host: st
         state: dict[str, Any] = json.loads(place.read_text())
     except (OSError, ValueError):
         state = {}
-    if state.get("plan") != plan:
-        now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(UTC).replace(microsecond=0)
+    if state.get("plan") != plan or now - datetime.fromisoformat(state["since"]) > RESUMED:
         if state:
-            say(f"run {state['run']} was stopped and had other cells, another commit or machine: it stays as it is")
+            say(f"run {state['run']} was stopped and is not gone on with: other cells, commit or machine, or too old")
         state = {"plan": plan, "run": f"{now:%Y%m%dT%H%M%SZ}-{host}-{os.getpid()}", "since": now.isoformat()}
         write_json(place, state)
     root = settings.paths.store.absolute()
-    store = fresh_store(root, state["run"]) if settings.nightly.rebuild else root
+    store = fresh_store(root / ".nightly" / host / state["run"], root) if settings.nightly.rebuild else root
     logs = settings.paths.runs.absolute() / "nightly" / state["run"]
     logs.mkdir(parents=True, exist_ok=True)
     since = datetime.fromisoformat(state["since"])
     return Night(state["run"], since, settings, history, machine, kind, commit, store, logs)
 
 
-def fresh_store(root: Path, run: str) -> Path:
-    """An empty store for one run inside the usual one, sharing what is slow and proven; the run before's is removed."""
+def fresh_store(store: Path, root: Path) -> Path:
+    """An empty store of one run beside those of the runs before on this host, which are removed.
+
+    Args:
+        store: where it goes; when it is there the run goes on.
+        root: the usual store; downloads and timing caches are shared with it.
+    """
     import shutil
 
-    parent = root / ".nightly"
-    store = parent / run
-    if parent.is_dir():
-        for old in parent.iterdir():
+    if store.parent.is_dir():
+        for old in store.parent.iterdir():
             if old != store:
                 shutil.rmtree(old)  # links inside are removed, not followed
     store.mkdir(parents=True, exist_ok=True)
-    for shared in ("download", ".locks", ".drafts", ".timing_caches"):
+    for shared in ("download", ".locks", ".timing_caches"):
         (root / shared).mkdir(exist_ok=True)
         if not (store / shared).is_symlink():
             (store / shared).symlink_to(root / shared)
