@@ -2,10 +2,13 @@
 
 import pytest
 
+from pipelines.artifacts import Store
 from pipelines.commands import load
 from pipelines.domain.errors import UserError
+from pipelines.machine import GpuFacts, Machine
 from pipelines.nightly.facts import LOADS, protocol
 from pipelines.nightly.matrix import cells, own_overrides
+from pipelines.plan import make_plan
 from tests.support.nights import nightly_settings
 
 
@@ -78,3 +81,17 @@ def test_the_protocol_is_the_question_without_its_loads():
     asked = protocol(load(["benchmark.concurrency=[3]"]))
     assert asked["workload.isl.mean"] == 128
     assert not set(LOADS) & set(asked)
+
+
+def test_an_h100_runs_the_whole_gpu_matrix_but_nvfp4(tmp_path):
+    """The rules know before the night which cells cannot be; packages that only the container has do not count here."""
+    gpu = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 80 * 2**30)
+    machine = Machine(32, 2**38, (gpu,), "", has_tensorrt_llm=True, platform="test")
+    refused = set()
+    for cell in cells(load(["nightly=gpu"]).nightly, ["workload=fixed", f"paths.store={tmp_path}"]):
+        try:
+            make_plan(load(cell.overrides), "all", Store(tmp_path), machine)
+        except UserError as error:
+            if any("Python package" not in str(fault) for fault in error.faults):
+                refused.add(cell.name)
+    assert refused == {"gemma_2b nvfp4 fixed", "llama_3_1_8b nvfp4 fixed"}
