@@ -36,6 +36,7 @@ def deployment(
         speculation=guess.mode,
         draft=found.draft or draft,
         same_vocabulary=found.same_vocabulary,
+        pickled_heads=found.pickled_heads,
         adapters=found.adapters,
         images=(
             Images(images.model_type, images.visual_tokens, images.images_per_request)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.port import OnGpu
+from pipelines.feature_settings import HEADS
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine, library_versions
 from pipelines.settings import Settings
@@ -21,6 +22,7 @@ from pipelines.stages.evaluate import Evaluate
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.repository import Repository
+from pipelines.stages.script import build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
@@ -97,6 +99,7 @@ def nodes(
         flow.accuracy(settings, "")
     if target == "build" or target in SERVED:
         flow.draft(settings)
+        flow.vision(settings)
     if target in SERVED:
         flow.repository(settings)
     if target in MEASURED:
@@ -148,6 +151,9 @@ class _Flow:
         if self.flavour.name == "llmapi":
             self.llm_api(settings)
             return
+        if settings.speculative.mode in HEADS:
+            self.heads(settings, prefix)
+            return
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"
@@ -164,6 +170,26 @@ class _Flow:
         )
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
+
+    def heads(self, settings: Settings, prefix: str) -> None:
+        """Convert a model with its trained heads -> build."""
+        label = f"{self.label(settings)}-{settings.speculative.mode}"
+        scripts = settings.paths.trtllm_examples
+        convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
+        self.add(prefix + "convert", convert, label, {"model": "model", "heads": "heads"})
+        self.given["converted"] = prefix + "convert"
+        stage = Build(
+            self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages, self._on_gpu()
+        )
+        self.add(prefix + "build", stage, label, {"converted": "converted"})
+        self.given["engine"] = prefix + "build"
+
+    def vision(self, settings: Settings) -> None:
+        """The engine of the vision encoder, beside the language model's."""
+        if self.built is not None or settings.multimodal.model_type == "none":
+            return
+        script = build_vision(settings.multimodal, settings.build.max_batch_size, settings.paths.trtllm_examples)
+        self.add("vision", script, f"{settings.model.label}-{settings.multimodal.model_type}", {"vision": "vision"})
 
     def llm_api(self, settings: Settings) -> None:
         """Quantize to a Hugging Face checkpoint -> configure the LLM API; one checkpoint serves every split."""

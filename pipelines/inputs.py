@@ -15,7 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.flow import EVALUATED, Target, is_elsewhere
 from pipelines.model_settings import ZOO
 from pipelines.settings import PROJECT_ROOT, Settings
-from pipelines.sources import BuiltEngine, Source, engine_source, files_source, model_source
+from pipelines.sources import PICKLES, BuiltEngine, Source, engine_source, files_source, model_source
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Found:
         built: facts of the engine given with engine.path.
         draft: shape of the draft model.
         same_vocabulary: draft and target have the same tokens; None where one of them is not on disk.
+        pickled_heads: names of files with pickled weights in speculative.heads_path.
         adapters: by task id.
     """
 
@@ -36,6 +37,7 @@ class Found:
     built: BuiltEngine | None = None
     draft: ModelShape | None = None
     same_vocabulary: bool | None = None
+    pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
 
 
@@ -70,7 +72,13 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     if faults:
         raise UserError.of(faults)
-    return Found(sources, shape, built, draft, same, adapters)
+    return Found(sources, shape, built, draft, same, _pickles(settings.speculative.heads_path), adapters)
+
+
+def _pickles(heads: Path | None) -> tuple[str, ...]:
+    """Names of pickled weights among trained heads; NVIDIA's scripts load them."""
+    folder = heads.expanduser() if heads else None
+    return tuple(sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))) if folder else ()
 
 
 def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:

@@ -95,7 +95,7 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
 
 def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
     """What keeps a TensorRT engine from being built and evaluated on this machine; `plan` describes it all the same."""
-    used = any(stage.name in ("build", "evaluate") for stage in stages)
+    used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
     lacks = why_not_here(machine) if flavour.name == "tensorrt_llm" and used else []
     if not lacks:
         return []

@@ -132,10 +132,11 @@ class HardwareSettings(Group):
 
 
 class PathSettings(Group):
-    """Where things are kept, relative to the current folder."""
+    """Where things are kept, relative to the current folder, and where TensorRT-LLM's example scripts are."""
 
     store: Path
     runs: Path
+    trtllm_examples: Path
 
 
 class VerifySettings(Group):

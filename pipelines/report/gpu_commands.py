@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from collections.abc import Sequence
 from dataclasses import fields
 
 from pipelines.artifacts import KEY_LENGTH
@@ -14,6 +15,7 @@ from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.plan import Plan, Step
 from pipelines.stages.build import Build
 from pipelines.stages.repository import Repository
+from pipelines.stages.script import Script
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
 
@@ -25,7 +27,9 @@ def gpu_commands(plan: Plan) -> list[str]:
     """Lines for people; none for another engine, or when nothing is left to build or to serve."""
     if plan.flavour.name != "tensorrt_llm":
         return []
-    blocks = [_build(plan, step) for step in plan.steps if isinstance(step.node.stage, Build) and not step.artifact]
+    todo = [step for step in plan.steps if not step.artifact]
+    blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]
+    blocks += [_build(plan, step) for step in todo if isinstance(step.node.stage, Build)]
     blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, Repository)]
     if not blocks:
         return []
@@ -43,9 +47,26 @@ def _build(plan: Plan, step: Step) -> list[str]:
     values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
     if values["max_seq_len"] is None and plan.shape is not None:
         values["max_seq_len"] = plan.shape.max_position_embeddings
-    before = next(s for s in plan.steps if s.node.id == step.node.inputs["checkpoint"])
+    inputs = step.node.inputs
+    before = next(s for s in plan.steps if s.node.id == inputs.get("checkpoint", inputs.get("converted")))
     places = Places(_place(plan, before), _place(plan, step), *_timing(plan, stage))
     parts = command(stage.build, BuildLimits(**values), places)
+    return _shown(step, parts)
+
+
+def _script(plan: Plan, step: Step) -> list[str]:
+    """One of TensorRT-LLM's own scripts."""
+    stage = step.node.stage
+    assert isinstance(stage, Script)
+    places = {}
+    for name, given in step.node.inputs.items():
+        before = [s for s in plan.steps if s.node.id == given]
+        places[name] = _place(plan, before[0]) if before else str(getattr(given, "path", given))
+    return _shown(step, stage.command(places, _place(plan, step)))
+
+
+def _shown(step: Step, parts: Sequence[Sequence[str]]) -> list[str]:
+    """A command with one option per line."""
     lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
     first, *middle, last = lines
     return [

@@ -59,6 +59,7 @@ class Deployment:
         speculation: how tokens are guessed ahead.
         draft: sizes of the draft model.
         same_vocabulary: draft and target have the same tokens.
+        pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
         images: vision, where there is one.
     """
@@ -80,6 +81,7 @@ class Deployment:
     speculation: Mode = "none"
     draft: ModelShape | None = None
     same_vocabulary: bool | None = None
+    pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     images: Images | None = None
 

@@ -117,13 +117,17 @@ RULES = (
         source=REUSE,
     ),
     Rule(
-        name="images-in-triton-are-deprecated",
+        name="images-need-their-triton-models",
         topic=IMAGES,
         severity=Severity.WARN,
         engines=GPU,
         needs=("images",),
         when=lambda d: d.images is not None,
-        failed="multimodal={d.images.model_type}: the Triton models for images are deprecated in TensorRT-LLM 1.x.",
+        failed="multimodal={d.images.model_type}: both engines are built, and the repository serves the language"
+        " model; the"
+        " models before it, multimodal_encoders and its preprocessing, are TensorRT-LLM's own templates (deprecated in"
+        " 1.x).",
+        todo="Add them from triton_backend/all_models/multimodal, with the engine that `vision` wrote.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
     ),
     Rule(

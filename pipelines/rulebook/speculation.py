@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
-from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, draft, shape
+from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
 from pipelines.rulebook.sources import (
     BACKEND,
     BUILDER,
@@ -214,6 +214,18 @@ RULES = (
         failed="speculative={d.speculation} accepts tokens greedily: temperature, top_k and top_p of a request have no"
         " effect.",
         source=f"{MEDUSA}; {EAGLE}",
+    ),
+    Rule(
+        name="pickled-heads-can-run-code",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: bool(d.pickled_heads) and [{"names": listed(d.pickled_heads)}],
+        failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
+        " loads"
+        " them.",
+        todo="Give heads that you trust.",
+        source=f"{MEDUSA}; pickle module of Python: security",
     ),
     Rule(
         name="eagle-bounds",

@@ -21,6 +21,8 @@ _LIMITS = {field.name for field in fields(BuildLimits)}
 class Build:
     """Checkpoint in, engine folder (`config.json` and the engine's own files) out.
 
+    Its input is `checkpoint`, verified tensor by tensor, or `converted`, which TensorRT-LLM's own script wrote.
+
     Attributes:
         engine: flavour by name, see `pipelines.engines.registry`.
         build: what the engine is built for; the ranks are the checkpoint's.
@@ -53,11 +55,12 @@ class Build:
         from pipelines.domain.errors import UserError
         from pipelines.engines.registry import open_engine
 
-        if faults := verify(inputs["checkpoint"]):
+        checkpoint = inputs.get("converted") or inputs["checkpoint"]
+        if "checkpoint" in inputs and (faults := verify(checkpoint)):
             raise UserError.of(faults)
-        limits = limits_for(self.build, CheckpointConfig.load(inputs["checkpoint"]))
+        limits = limits_for(self.build, CheckpointConfig.load(checkpoint))
         options = {} if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
-        facts = open_engine(self.engine, **options).build(inputs["checkpoint"], limits, out_dir, progress)
+        facts = open_engine(self.engine, **options).build(checkpoint, limits, out_dir, progress)
         return {"engine_bytes": facts.engine_bytes, **facts.details}
 
 

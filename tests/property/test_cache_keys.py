@@ -115,6 +115,7 @@ MUST_RERUN = {
     "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
+    "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
     "verify.path": (Path("/checkpoint"), NOTHING),
 }
 

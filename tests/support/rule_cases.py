@@ -364,6 +364,9 @@ CASES = {
     "heads-answer-greedily": Case(
         {"speculation": "eagle"}, "speculative=eagle accepts tokens greedily", {"speculation": "redrafter"}
     ),
+    "pickled-heads-can-run-code": Case(
+        {"pickled_heads": ("heads.pt",)}, r"pickled weights \(heads\.pt\)", {"pickled_heads": ()}
+    ),
     "eagle-bounds": Case(
         {"build": {**EAGLE, "max_batch_size": 513}},
         "at most 512 .*max_batch_size=513",
@@ -491,7 +494,9 @@ CASES = {
         {"images": LLAVA, "shape": GEMMA}, "multimodal=llava has a Llama .*GemmaForCausalLM", {"shape": LLAMA}
     ),
     "images-are-reused-by-id-only": Case(kv(images=LLAVA), "enable_block_reuse=True with images", {"kv_reuse": False}),
-    "images-in-triton-are-deprecated": Case({"images": LLAVA}, "multimodal=llava: .*deprecated", {"images": None}),
+    "images-need-their-triton-models": Case(
+        {"images": LLAVA}, "multimodal=llava: both engines .*deprecated", {"images": None}
+    ),
     "the-cpu-engine-sees-no-images": Case(
         {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
     ),

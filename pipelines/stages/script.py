@@ -1,0 +1,151 @@
+"""Script: runs one of TensorRT-LLM's own example scripts, exactly as its guide says, and looks at what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.feature_settings import MultimodalSettings, SpeculativeSettings
+
+LOG = "script.log"
+HEADS_OPTION = {"medusa": "--medusa_model_dir", "redrafter": "--drafter_model_dir", "eagle": "--eagle_model_dir"}
+ARCHITECTURE = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForCausalLM", "eagle": "EagleForCausalLM"}
+
+
+@dataclass(frozen=True)
+class Script:
+    """Folders in, what the script writes out.
+
+    Attributes:
+        name: of the stage: "convert" or "vision".
+        script: below the examples folder of TensorRT-LLM 1.2.
+        examples: that folder.
+        options: its words, without places.
+        places: option -> input whose folder it takes.
+        output: option that takes the folder it writes.
+        architecture: of the checkpoint it writes; None when it writes none.
+        ranks: of that checkpoint.
+    """
+
+    name: str
+    script: str
+    examples: Path
+    options: tuple[str, ...]
+    places: tuple[tuple[str, str], ...]
+    output: str
+    architecture: str | None = None
+    ranks: int = 1
+    version = "1"
+    measures = False
+    libraries: tuple[str, ...] = ("tensorrt-llm",)
+    needs: tuple[str, ...] = ()  # TensorRT-LLM, which only its own rules may ask for: a plan describes it anywhere
+
+    def identity(self) -> dict[str, Any]:
+        """The script and its words."""
+        return {"script": self.script, "options": list(self.options)}
+
+    def command(self, places: Mapping[str, str], out_dir: str) -> list[tuple[str, ...]]:
+        """The command as its parts, one option each."""
+        options = [tuple(option.split("=", 1)) for option in self.options]
+        given = [(option, places[name]) for option, name in self.places]
+        return [("python3", str(self.examples / self.script)), *given, (self.output, out_dir), *options]
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Run it to the end and hold what it wrote against what was asked for.
+
+        Raises:
+            UserError: the script is not here or failed, or wrote something else.
+        """
+        program = self.examples / self.script
+        if not program.is_file():
+            raise UserError(
+                f"paths.trtllm_examples='{self.examples}' has no {self.script}.",
+                allowed="It is the examples folder of TensorRT-LLM's branch release/1.2.",
+                todo="Run inside NVIDIA's container (make shell), or give the folder of a checkout.",
+            )
+        parts = self.command({name: str(path) for name, path in inputs.items()}, str(out_dir))
+        self._finish([sys.executable, *[word for part in parts for word in part][1:]], out_dir, progress)
+        if self.architecture is not None:
+            self._read_back(out_dir)
+        return {"script": self.script, "options": list(self.options)}
+
+    def _finish(self, words: list[str], out_dir: Path, progress: Progress) -> None:
+        from pipelines.serving.kept import KeptProcess, describe_exit
+
+        out_dir.mkdir(parents=True, exist_ok=True)
+        log = out_dir / LOG
+        with progress.task(self.script, None):
+            process = KeptProcess(words, env=dict(os.environ), cwd=out_dir, log_file=log)
+            try:
+                code = process.wait()
+            except BaseException:
+                process.stop(10.0)
+                raise
+        if code:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise UserError(
+                f"{self.script} failed ({describe_exit(code)}): {lines[-1] if lines else 'it said nothing'}.",
+                todo="Its last words: " + " | ".join(lines[-5:]),
+            )
+
+    def _read_back(self, out_dir: Path) -> None:
+        config = out_dir / "config.json"
+        found = json.loads(config.read_text()).get("architecture") if config.is_file() else None
+        missing = [rank for rank in range(self.ranks) if not (out_dir / f"rank{rank}.safetensors").is_file()]
+        if found != self.architecture or missing:
+            raise UserError(
+                f"{self.script} wrote architecture={found} and lacks ranks {missing}.",
+                allowed=f"Asked for: {self.architecture} with {self.ranks} rank(s).",
+                todo="This TensorRT-LLM differs from 1.2; take the container's own version.",
+            )
+
+
+def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> Script:
+    """A model and trained heads -> one TensorRT-LLM checkpoint, in 16 bit.
+
+    Source: examples/{medusa@063e02f,redrafter@0e8b948,eagle@04a2cac}/convert_checkpoint.py of TensorRT-LLM.
+    """
+    own = {
+        "medusa": (
+            f"--num_medusa_heads={guess.num_heads}",
+            f"--num_medusa_layers={guess.num_layers}",
+            f"--max_medusa_token_len={guess.num_draft_tokens}",
+        ),
+        "redrafter": (
+            f"--redrafter_num_beams={guess.num_beams}",
+            f"--redrafter_draft_len_per_beam={guess.draft_len_per_beam}",
+        ),
+        "eagle": (f"--max_draft_len={guess.num_draft_tokens}", f"--num_eagle_layers={guess.num_layers}"),
+    }[guess.mode]
+    return Script(
+        name="convert",
+        script=f"{guess.mode}/convert_checkpoint.py",
+        examples=examples,
+        options=("--dtype=float16", f"--tp_size={tp_size}", f"--workers={tp_size}", *own),
+        places=(("--model_dir", "model"), (HEADS_OPTION[guess.mode], "heads")),
+        output="--output_dir",
+        architecture=ARCHITECTURE[guess.mode],
+        ranks=tp_size,
+    )
+
+
+def build_vision(images: MultimodalSettings, batch: int, examples: Path) -> Script:
+    """A model with images -> the engine of its vision encoder.
+
+    Source: examples/models/core/multimodal/README.md@89fd9b7 of TensorRT-LLM.
+    """
+    return Script(
+        name="vision",
+        script="models/core/multimodal/build_multimodal_engine.py",
+        examples=examples,
+        options=(f"--model_type={images.model_type}", f"--max_batch_size={batch}"),
+        places=(("--model_path", "vision"),),
+        output="--output_dir",
+    )
