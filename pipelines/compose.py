@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.model_settings import ZOO
 from pipelines.rulebook.speculation import lookahead_draft_len
 from pipelines.settings import PROJECT_ROOT
 
@@ -37,6 +38,7 @@ def compose_config(overrides: Sequence[str]) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    OmegaConf.register_new_resolver("zoo", lambda place: str(ZOO / place), replace=True)
     OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
     OmegaConf.register_new_resolver("lookahead_draft_len", lookahead_draft_len, replace=True)
     try:

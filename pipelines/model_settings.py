@@ -38,7 +38,7 @@ class ModelSettings(Group):
     name: str
     hub_id: str | None
     revision: str | None
-    bundled: Literal["tiny_gemma", "tiny_llama"] | None
+    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_gemma_draft", "tiny_llama_draft"] | None
     path: Path | None
     shape: ShapeSettings | None
 

@@ -11,8 +11,8 @@ from pipelines.rulebook.sources import COMBINATIONS, COMMAND, LORA, MODEL_CONFIG
 
 TOPIC = "LoRA"
 MANAGER = "tensorrt_llm/lora_manager.py"
-SCALED = (QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
-"""Formats that scale the activations before a linear."""
+ON_CPU = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
+"""Formats whose products see the activation as it is; the others scale or round it first, which would reach A."""
 
 
 def _each(d: Deployment) -> Iterator[tuple[dict[str, object], Adapter]]:
@@ -186,11 +186,11 @@ RULES = (
         name="cpu-adapters-see-scaled-activations",
         topic="CPU engine",
         engines=CPU,
-        when=lambda d: d.qformat in SCALED and bool(d.adapters),
-        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales the"
-        " activations, and an adapter would see the scaled ones.",
-        allowed="Adapters work with quant=none, fp8, int8_wo and int4_wo.",
+        when=lambda d: d.qformat not in ON_CPU and bool(d.adapters),
+        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
+        " rounds the activations, and an adapter would see what comes of it.",
+        allowed="Adapters work there with quant=none, int8_wo and int4_wo.",
         todo="Choose one of these, or engine=tensorrt_llm.",
-        source="openvinotoolkit/openvino.genai lora_adapter.cpp adds to the input of the matrix product (2026.4)",
+        source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
+from pipelines.rulebook.builder import longest
 from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
 from pipelines.rulebook.sources import (
     BACKEND,
@@ -149,6 +150,17 @@ RULES = (
         when=lambda d: draft(d).vocab_size != shape(d).vocab_size,
         failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
+        source=DRAFT_TARGET,
+    ),
+    Rule(
+        name="a-draft-reaches-as-far",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("draft", "shape"),
+        when=lambda d: (longest(d) or 0) > draft(d).max_position_embeddings and [{"longest": longest(d)}],
+        failed="speculative.draft was made for {d.draft.max_position_embeddings} tokens; {d.label} is built for"
+        " {longest}.",
+        todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
     ),
     Rule(

@@ -6,7 +6,7 @@ from pipelines.build_settings import BuildSettings
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rulebook import attention, builder, gpu, lora, serving, speculation, split
+from pipelines.rulebook import attention, builder, cpu, gpu, lora, serving, speculation, split
 from pipelines.rulebook.record import Deployment, Finding, Rule, Severity, judge
 
 RULES: tuple[Rule, ...] = (
@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     *speculation.RULES,
     *lora.RULES,
     *serving.RULES,
+    *cpu.RULES,
 )
 
 

@@ -340,6 +340,11 @@ CASES = {
     "draft-and-target-have-as-many-tokens": Case(
         {"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256", {"draft": SMALL_LLAMA}
     ),
+    "a-draft-reaches-as-far": Case(
+        {"shape": LLAMA, "draft": replace(SMALL_LLAMA, max_position_embeddings=8192)},
+        "made for 8192 tokens; the model is built for 131072",
+        {"build": {"max_seq_len": 8192}},
+    ),
     "a-draft-is-smaller": Case(
         {"shape": LLAMA, "draft": LLAMA}, "has 8,030,261,248 parameters", {"draft": SMALL_LLAMA}
     ),
@@ -456,7 +461,7 @@ CASES = {
     "cpu-adapters-see-scaled-activations": Case(
         {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
         "quant=int4_awq cannot be had",
-        {"qformat": FP8},
+        {"qformat": QFormat.INT8_WO},
     ),
     # serving
     "batches-fit-the-engine": Case(
@@ -504,5 +509,26 @@ CASES = {
         {"engine": "openvino", "build": {"weight_streaming": True}},
         "weight_streaming=True cannot be had",
         {"build": {"weight_streaming": False}},
+    ),
+    # the CPU engine's window: sinks fill a block, one block is the last, one lies between them: 96 tokens
+    "cpu-windows-are-whole-blocks": Case(
+        {"engine": "openvino", "triton": {"max_attention_window_size": (100,)}},
+        r"size=100 with sink_token_length=None .*at least 96.*\[96\]",
+        {"triton": {"max_attention_window_size": (96,)}},
+    ),
+    "cpu-layers-share-a-window": Case(
+        {"engine": "openvino", "triton": {"max_attention_window_size": (128, 256)}},
+        r"size=\[128, 256\] cannot be had",
+        {"triton": {"max_attention_window_size": (256, 256)}},
+    ),
+    "cpu-windows-exclude-reuse": Case(
+        kv(engine="openvino", triton={"max_attention_window_size": (128,)}),
+        r"size=\[128\] with KV-cache reuse cannot",
+        {"kv_reuse": False},
+    ),
+    "cpu-windows-exclude-drafts": Case(
+        {"engine": "openvino", "speculation": "draft_target", "triton": {"max_attention_window_size": (128,)}},
+        r"size=\[128\] with speculative=draft_target",
+        {"speculation": "none"},
     ),
 }
