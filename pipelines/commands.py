@@ -240,6 +240,21 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
     return step.artifact.path
 
 
+def doctor(overrides: Sequence[str]) -> int:
+    """Say what this machine has and what will work on it."""
+    import json
+    import os
+
+    from pipelines.doctor.examine import examine
+    from pipelines.doctor.text import render
+
+    settings = load(overrides)
+    found = examine(settings, gather(), os.environ)
+    text = json.dumps(found.to_json(), indent=2) + "\n" if settings.doctor.format == "json" else render(found)
+    sys.stdout.write(text)
+    return 1 if found.broken else 0
+
+
 COMMANDS = {
     "all": Command("everything: engine, accuracy, repository, server, benchmark, report", run_all),
     "build": Command("model -> quantized TensorRT-LLM checkpoint -> engine", build),
@@ -251,6 +266,7 @@ COMMANDS = {
     "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
     "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
+    "doctor": Command("what this machine has, and what will work on it", doctor),
     "plan": Command("what would run, what is cached and why; writes nothing", plan),
     "config": Command("print the resolved configuration", config),
     "verify": Command("read a checkpoint back and check every tensor", verify),

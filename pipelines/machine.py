@@ -9,9 +9,14 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from pipelines.domain.units import MIB
+
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60
+"""Version 1 writes a number of this size for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,12 @@ class Machine:
 
     Attributes:
         cpu_count: processors this process may use.
-        memory_bytes: RAM.
+        memory_bytes: RAM, or a container's share of it.
         gpus: NVIDIA GPUs; empty when there is none.
         no_gpu_reason: why `gpus` is empty, for people.
         has_tensorrt_llm: the Python package is installed.
         platform: system and Python, for manifests.
+        memory_limited: `memory_bytes` is the limit of a container.
     """
 
     cpu_count: int
@@ -43,6 +49,7 @@ class Machine:
     no_gpu_reason: str
     has_tensorrt_llm: bool
     platform: str
+    memory_limited: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For manifests."""
@@ -52,14 +59,43 @@ class Machine:
 def gather() -> Machine:
     """Look at this machine; starts nothing heavier than nvidia-smi."""
     gpus, reason = _gpus()
+    ram, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit(CGROUP)
     return Machine(
         cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=min(ram, limit or ram),
         gpus=gpus,
         no_gpu_reason=reason,
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
         platform=f"{platform.system()} {platform.machine()} Python {platform.python_version()}",
+        memory_limited=limit is not None and limit < ram,
     )
+
+
+def memory_limit(cgroup: Path) -> int | None:
+    """Bytes of memory a container may use, by its control group (version 2, then 1); None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        text = _control(cgroup / name)
+        if text.isdigit() and int(text) < UNLIMITED:
+            return int(text)
+    return None
+
+
+def cpu_quota(cgroup: Path) -> float | None:
+    """Processors a container may use, by its control group (version 2, then 1); None without a limit."""
+    words = _control(cgroup / "cpu.max").split() or [
+        _control(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+    ]
+    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+        return int(words[0]) / int(words[1])
+    return None
+
+
+def _control(file: Path) -> str:
+    """A line of a control group; empty where there is none."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _gpus() -> tuple[tuple[GpuFacts, ...], str]:

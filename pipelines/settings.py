@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from pipelines.build_settings import BuildSettings
 from pipelines.deploy.image_settings import ImageSettings
 from pipelines.deploy.manifest_settings import ManifestSettings
+from pipelines.doctor.settings import DoctorSettings
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.feature_settings import LoraSettings, MultimodalSettings, SpeculativeSettings
@@ -171,6 +172,7 @@ class Settings(Group):
     nightly: NightlySettings
     paths: PathSettings
     verify: VerifySettings
+    doctor: DoctorSettings
 
     @property
     def variant(self) -> str:

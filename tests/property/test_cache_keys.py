@@ -117,6 +117,8 @@ MUST_RERUN = {
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
     "verify.path": (Path("/checkpoint"), NOTHING),
+    "doctor.format": ("json", NOTHING),
+    "doctor.timeout_s": (0.5, NOTHING),
 }
 
 OPTIONS = [option for option in options() if option.key not in DECIDED and f"build.{option.key}" not in MUST_RERUN]

@@ -1,0 +1,51 @@
+"""Folders that are written: whether they can be, and how much room they have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.doctor.record import Finding
+from pipelines.domain.units import GIB, show_bytes
+
+LEAST_BYTES = GIB
+"""Below this the bundled models themselves do not get through, with their logs."""
+ROOM_BYTES = 20 * GIB
+"""Below this a model of some billion parameters does not fit with its copies."""
+
+
+def look(store: Path, runs: Path, environment: Mapping[str, str]) -> list[Finding]:
+    """Describe store, runs and the Hub's cache."""
+    cache = environment.get("HF_HUB_CACHE") or Path(hub_home(environment)) / "hub"
+    return [
+        _place("store", store, f"paths.store={store}"),
+        _place("runs", runs, f"paths.runs={runs}"),
+        _place("HF cache", Path(cache).expanduser(), "HF_HOME"),
+    ]
+
+
+def hub_home(environment: Mapping[str, str]) -> str:
+    """Where huggingface_hub keeps what it has."""
+    shared = environment.get("XDG_CACHE_HOME", "~/.cache")
+    return str(Path(environment.get("HF_HOME") or f"{shared}/huggingface").expanduser())
+
+
+def _place(name: str, folder: Path, setting: str) -> Finding:
+    folder = folder.expanduser().absolute()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir():
+        return Finding(name, f"{folder} cannot be made: {parent} is a file", "bad", f"Set another folder: {setting}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return Finding(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
+    try:
+        free = shutil.disk_usage(parent).free
+    except OSError as error:
+        return Finding(name, f"{folder}: free space unknown, {error.strerror}", "note")
+    text = f"{folder}, {show_bytes(free)} free"
+    if free < LEAST_BYTES:
+        return Finding(name, text, "bad", f"Free at least {show_bytes(LEAST_BYTES)}, or move it: {setting}")
+    if free < ROOM_BYTES:
+        return Finding(name, text, "note", "Enough for the bundled models; large ones need tens of GiB.")
+    return Finding(name, text)

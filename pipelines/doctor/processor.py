@@ -1,0 +1,83 @@
+"""Processor and memory: what there is, and what a container leaves of it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from pipelines.doctor.record import Finding
+from pipelines.domain.units import GIB, show_bytes
+from pipelines.machine import CGROUP, Machine, cpu_quota
+
+FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx512_vnni": "VNNI",
+    "avx512_bf16": "BF16",
+    "amx_bf16": "AMX-BF16",
+    "amx_int8": "AMX-INT8",
+    "bf16": "BF16",
+    "i8mm": "I8MM",
+}
+"""Flags of /proc/cpuinfo that decide what the CPU engine computes with -> how people call them."""
+
+
+def look(machine: Machine, *, cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Path = CGROUP) -> list[Finding]:
+    """Describe processor and memory.
+
+    Args:
+        machine: cores and memory.
+        cpuinfo: where Linux tells the features.
+        cgroup: where it tells a container's limits.
+    """
+    return [_cores(machine, cpuinfo, cgroup), _features(cpuinfo), _memory(machine), _python()]
+
+
+def _cores(machine: Machine, cpuinfo: Path, cgroup: Path) -> Finding:
+    fields = _read(cpuinfo)
+    model = fields.get("model name") or platform.machine()
+    quota = cpu_quota(cgroup)
+    if quota is not None and quota < machine.cpu_count:
+        return Finding(
+            "processor",
+            f"{model}, {machine.cpu_count} cores, of which this container may use {quota:g}",
+            "note",
+            "Set engine.openvino.num_threads to that, or give the container more.",
+        )
+    return Finding("processor", f"{model}, {machine.cpu_count} cores")
+
+
+def _features(cpuinfo: Path) -> Finding:
+    fields = _read(cpuinfo)
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    if not flags:
+        return Finding("features", f"{cpuinfo} does not tell", "note")
+    found = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
+    native = any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+    computes = "the CPU engine computes in bf16" if native else "no native bf16: the CPU engine computes in f32"
+    if platform.machine() == "x86_64" and "avx2" not in flags:
+        return Finding("features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails; take another machine.")
+    return Finding("features", f"{', '.join(found) or 'none of note'}; {computes}")
+
+
+def _memory(machine: Machine) -> Finding:
+    text = show_bytes(machine.memory_bytes)
+    if machine.memory_limited:
+        text += " (limit of this container)"
+    if machine.memory_bytes < 4 * GIB:
+        return Finding("memory", text, "note", "The libraries alone take 2 GiB while quantizing.")
+    return Finding("memory", text)
+
+
+def _python() -> Finding:
+    return Finding("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}")
+
+
+def _read(cpuinfo: Path) -> dict[str, str]:
+    """The first processor's fields; empty where there is no such file."""
+    try:
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,100 @@
+"""A diagnosis for a terminal of 60 columns or more."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from itertools import groupby
+
+from pipelines.doctor.record import Diagnosis, Finding, Verdict
+
+MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
+COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
+SHORT = {
+    "none": ("16", "bit"),
+    "fp8": ("fp8", ""),
+    "int8_sq": ("int8", "sq"),
+    "int4_awq": ("int4", "awq"),
+    "w4a8_awq": ("w4a8", "awq"),
+    "nvfp4": ("nv", "fp4"),
+    "int8_wo": ("int8", "wo"),
+    "int4_wo": ("int4", "wo"),
+}
+"""Heads of the table's columns, in two lines."""
+
+
+def render(diagnosis: Diagnosis) -> str:
+    """The whole page."""
+    width = max(56, min(100, shutil.get_terminal_size((80, 24)).columns - 1))
+    colour = sys.stdout.isatty()
+    lines: list[str] = []
+    for title, findings in diagnosis.sections.items():
+        lines += [title, *_findings(findings, width, colour=colour), ""]
+    for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
+        lines += [f"engine={engine}", *_verdicts(list(judged), width), ""]
+    return "\n".join(lines + _end(diagnosis, width)) + "\n"
+
+
+def _findings(findings: list[Finding], width: int, *, colour: bool) -> list[str]:
+    column = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        mark = MARKS[finding.status]
+        mark = f"{COLOURS[finding.status]}{mark}\033[0m" if colour else mark
+        indent = " " * (column + 7)
+        first = _wrap(finding.value, width, indent)
+        lines += [f"  {mark} {finding.name:<{column}}  {first[0].strip()}", *first[1:]]
+        lines += _wrap(f"-> {finding.todo}", width, indent) if finding.todo else []
+    return lines
+
+
+def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
+    """A table of models by formats, and every reason once below it."""
+    reasons: dict[tuple[str, str], str] = {}
+    if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
+        return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
+    quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
+    column = max(len(verdict.model) for verdict in verdicts)
+    lines = [
+        f"  {'':<{column}} " + " ".join(f"{SHORT.get(quant, (quant, ''))[line]:>4}" for quant in quants).rstrip()
+        for line in (0, 1)
+    ]
+    for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
+        marks = [_mark(verdict, reasons) for verdict in judged]
+        lines.append(f"  {model:<{column}} " + " ".join(f"{mark:>4}" for mark in marks))
+    for (reason, todo), letter in reasons.items():
+        lines += _wrap(f"{letter}: {reason} {todo}", width, "  ", hang=3)
+    return lines
+
+
+def _mark(verdict: Verdict, reasons: dict[tuple[str, str], str]) -> str:
+    if verdict.works:
+        return "yes"
+    return reasons.setdefault((verdict.reason, verdict.todo), _letter(len(reasons)))
+
+
+def _letter(index: int) -> str:
+    """A, b, ..., z, aa, ab."""
+    first, second = divmod(index, 26)
+    return (chr(ord("a") + first - 1) if first else "") + chr(ord("a") + second)
+
+
+def _end(diagnosis: Diagnosis, width: int) -> list[str]:
+    if not diagnosis.broken:
+        return _wrap("The configured pipeline runs here: make all", width, "")
+    lines = ["The configured pipeline does not run here:"]
+    for finding in diagnosis.broken:
+        lines += _wrap(f"!! {finding.name}: {finding.value} {finding.todo}", width, "  ", hang=3)
+    return lines
+
+
+def _wrap(text: str, width: int, indent: str, *, hang: int = 0) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,86 @@
+"""What will work here: every model in every format on every engine, judged by the rules of `make plan`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+from pipelines import rules
+from pipelines.compose import CONF, choices
+from pipelines.doctor.record import Verdict
+from pipelines.domain.errors import UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.registry import ENGINES
+from pipelines.flavours import choose
+from pipelines.machine import Machine
+from pipelines.settings import EngineSettings, ModelSettings, QuantSettings, Settings
+
+
+def look(settings: Settings, machine: Machine) -> list[Verdict]:
+    """Judge all of them with the rest of the configuration as it is."""
+    engines = [name for name in get_args(EngineSettings.model_fields["name"].annotation) if name != "auto"]
+    found = []
+    for model in _models():
+        shape = _shape(model)
+        for engine in engines:
+            found += [_judge(settings, machine, engine, model, shape, quant) for quant in _quants()]
+    return found
+
+
+def _judge(
+    settings: Settings, machine: Machine, engine: str, model: ModelSettings, shape: ModelShape | None, quant: Any
+) -> Verdict:
+    asked = settings.model_copy(
+        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine})}
+    )
+    name = quant.qformat.value
+    if reason := _missing(engine, machine):
+        return Verdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
+    try:
+        faults = rules.check(asked, shape, choose(engine, machine), machine, "build").faults
+    except UserError as error:
+        faults = list(error.faults)
+    if not faults:
+        return Verdict(engine, model.name, name, works=True)
+    first = faults[0]
+    todo = f"{first.allowed} {first.todo}".strip()
+    return Verdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
+
+
+def _missing(engine: str, machine: Machine) -> tuple[str, str] | None:
+    """What an engine needs of the machine whatever the model is: (reason, what to do)."""
+    if engine == "openvino":
+        return None
+    here = "Take engine=openvino here, or run on a GPU machine in NVIDIA's container: make shell"
+    if not machine.gpus:
+        return f"no NVIDIA GPU here ({machine.no_gpu_reason})", here
+    if not machine.has_tensorrt_llm:
+        return "the Python package tensorrt_llm is not installed", "Run in NVIDIA's container: make shell"
+    if engine not in ENGINES and engine != "tensorrt_llm_llmapi":
+        return "this version does not build it", here
+    return None
+
+
+def _models() -> list[ModelSettings]:
+    return [ModelSettings.model_validate(_file("model", name)) for name in choices("model") if name != "hub"]
+
+
+def _quants() -> list[QuantSettings]:
+    return [QuantSettings.model_validate(_file("quant", name)) for name in choices("quant")]
+
+
+def _file(group: str, name: str) -> dict[str, Any]:
+    """One file under conf/, without those it builds upon, whose values have defaults of their own."""
+    import yaml
+
+    raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    raw.pop("defaults", None)
+    return raw
+
+
+def _shape(model: ModelSettings) -> ModelShape | None:
+    if model.shape is not None:
+        return model.shape.to_shape()
+    if model.folder is None:
+        return None
+    return ModelShape.from_hf_config(json.loads((model.folder / "config.json").read_text(encoding="utf-8")))

@@ -1,0 +1,173 @@
+"""Resident memory of the CPU engine's process at full load, before it is built (modelled).
+
+    process + weights + KV pool + activations
+
+What counts is what the kernel calls resident (RSS) of the process that holds the engine once it has run iterations of
+max_num_tokens and has filled its KV pool; both stay resident from then on. Pages of the engine file that are mapped
+count too, although the kernel may drop them.
+
+The constants are measured (OpenVINO 2026.4.1, x86-64, one to two threads; the number of threads does not matter) on
+random Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats
+that were not measured have no row, and nothing is said of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB, MIB
+
+Precision = Literal["f32", "bf16"]
+
+KV_BLOCK_TOKENS = 32
+"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
+USUAL_REQUESTS = 32
+"""Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
+ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
+U8_SCALE_BYTES = 8
+"""One float32 scale and zero point per token and head."""
+
+PROCESS = 123 * MIB
+"""Python with OpenVINO (81 MiB), and what the first inference loads and allocates whatever the model is (42 MiB).
+Triton's python backend comes to the same within 1 MiB."""
+EMBEDDING = 2
+"""Bytes per weight of the embedding: mapped at 16 bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Bytes that one format costs in one precision.
+
+    Attributes:
+        linear: per weight of a linear, mapped, widened and packed copies together.
+        head: per weight of the output head, likewise.
+        layer: per decoder layer, for the graph itself.
+        fixed: of an iteration, whatever its length.
+        per_token: of an iteration per token and channel of (MLP, hidden state, queries, keys).
+    """
+
+    linear: float
+    head: float
+    layer: float
+    fixed: float
+    per_token: tuple[float, float, float, float]
+
+
+COSTS: dict[tuple[QFormat, Precision], _Cost] = {
+    (QFormat.NONE, "bf16"): _Cost(6.0, 6, 1.06 * MIB, 24.0 * MIB, (7.05, 10.4, 8.6, 2.3)),
+    (QFormat.FP8, "bf16"): _Cost(5.1, 6, 1.77 * MIB, 38.3 * MIB, (27.3, 1.5, 0.0, 55.4)),
+    (QFormat.INT8_SQ, "bf16"): _Cost(2.0, 6, 1.53 * MIB, 24.3 * MIB, (12.5, 5.0, 9.0, 0.0)),
+    (QFormat.INT4_AWQ, "bf16"): _Cost(1.05, 6, 1.35 * MIB, 26.5 * MIB, (9.0, 4.2, 9.4, 0.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSizes:
+    """What decides how much memory the CPU engine needs.
+
+    Attributes:
+        shape: of the model.
+        qformat: weights and activations.
+        precision: type of the arithmetic.
+        kv_precision: storage of the KV cache.
+        max_num_tokens: tokens of one iteration.
+        max_seq_len: longest prompt + output, tokens.
+        kv_cache_bytes: size of the KV pool as given, or None for the usual one.
+    """
+
+    shape: ModelShape
+    qformat: QFormat
+    precision: Precision
+    kv_precision: str
+    max_num_tokens: int
+    max_seq_len: int
+    kv_cache_bytes: int | None = None
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block of the paged KV cache."""
+        shape = self.shape
+        return kv_block_bytes(
+            shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim, precision=self.kv_precision
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMemory:
+    """Where the engine process's memory goes, bytes (modelled).
+
+    Attributes:
+        process: Python, OpenVINO and its kernels.
+        weights: as the plugin holds them: mapped, widened and packed.
+        kv_pool: paged KV cache, all blocks used once.
+        activations: of an iteration of max_num_tokens.
+        kv_blocks: of the pool.
+    """
+
+    process: float
+    weights: float
+    kv_pool: float
+    activations: float
+    kv_blocks: int
+
+    @property
+    def total(self) -> float:
+        """Resident memory of the process."""
+        return self.process + self.weights + self.kv_pool + self.activations
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return self.kv_blocks * KV_BLOCK_TOKENS
+
+
+def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str) -> int:
+    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes.
+
+    Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
+    """
+    head_bytes = head_size * ELEMENT_BYTES[precision] + (U8_SCALE_BYTES if precision == "u8" else 0)
+    return 2 * layers * kv_heads * KV_BLOCK_TOKENS * head_bytes
+
+
+def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
+    """Blocks of the paged KV cache.
+
+    Args:
+        block_bytes: of one block.
+        max_seq_len: longest prompt + output, tokens.
+        given: bytes that were asked for; None is room for 32 requests of max_seq_len tokens, at most 1 GiB and at
+            least one request.
+    """
+    if given is not None:
+        return given // block_bytes
+    one_request = -(-max_seq_len // KV_BLOCK_TOKENS)
+    return max(one_request, min(USUAL_REQUESTS * one_request, GIB // block_bytes))
+
+
+def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
+    """Resident memory of the engine's process at full load; None for a format whose costs were not measured."""
+    cost = COSTS.get((sizes.qformat, sizes.precision))
+    if cost is None:
+        return None
+    shape = sizes.shape
+    table = shape.vocab_size * shape.hidden_size
+    blocks = kv_blocks(sizes.kv_block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
+    weights = cost.linear * shape.linear_params + (cost.head + EMBEDDING) * table
+    return CpuMemory(
+        process=PROCESS,
+        weights=weights + cost.layer * shape.num_hidden_layers,
+        kv_pool=blocks * sizes.kv_block_bytes,
+        activations=cost.fixed + sizes.max_num_tokens * _token_bytes(shape, cost),
+        kv_blocks=blocks,
+    )
+
+
+def _token_bytes(shape: ModelShape, cost: _Cost) -> float:
+    queries = shape.num_attention_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
+    return sum(each * count for each, count in zip(cost.per_token, channels, strict=True))
