@@ -12,7 +12,7 @@ from pipelines.domain.units import GIB, show_bytes
 
 LEAST_BYTES = GIB
 """Below this the bundled models themselves do not get through, with their logs."""
-ROOM_BYTES = 20 * GIB
+ROOM_BYTES = 10 * GIB
 """Below this a model of some billion parameters does not fit with its copies."""
 
 

@@ -1,39 +1,41 @@
-"""NVIDIA's model templates, where its container is: which parameters they have and this project does not know."""
+"""NVIDIA's model templates, where its container is: which parameters they take that this project does not know."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import triton_repo
 from pipelines.doctor.record import Finding
-from triton_repo import parameters
 
 TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
-MODELS = ("preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_bls")
-KEY = re.compile(r'parameters\s*:?\s*\{\s*key:\s*"(\w+)"')
+TABLE = Path(triton_repo.__file__).parent / "template_params.json"
+PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
+TODO = "Report it: the parameter table was made from the newest templates that are public."
 
 
 def look(folder: Path = TEMPLATES) -> list[Finding]:
-    """Hold the templates against the parameters this project writes; nothing outside of the container."""
+    """Hold the templates against the table of their parameters; nothing outside of the container."""
     if not folder.is_dir():
         return []
     found: list[Finding] = []
-    for model in MODELS:
+    for model, ours in json.loads(TABLE.read_text(encoding="utf-8")).items():
         file = folder / model / "config.pbtxt"
         try:
-            theirs = set(KEY.findall(file.read_text(encoding="utf-8")))
+            theirs = set(PLACEHOLDER.findall(file.read_text(encoding="utf-8")))
         except OSError as error:
-            found.append(Finding("templates", f"{file}: {error.strerror}", "note", "Is this NVIDIA's container?"))
+            if model != "multimodal_encoders":
+                found.append(Finding("templates", f"{file}: {error.strerror}", "note", "Is this NVIDIA's container?"))
             continue
-        found += _difference(model, theirs, set(parameters.NAMES[model]))
-    return found or [Finding("templates", f"{folder}: the parameters are those of our table")]
+        found += _differences(model, theirs, set(ours))
+    return found or [Finding("templates", f"{folder}: their parameters are those of our table")]
 
 
-def _difference(model: str, theirs: set[str], ours: set[str]) -> list[Finding]:
-    todo = "Report it: the parameter table was made from the newest templates that are public."
-    found = []
-    if new := sorted(theirs - ours):
-        found.append(Finding("templates", f"{model} has {', '.join(new)}, which we do not know", "note", todo))
-    if gone := sorted(ours - theirs):
-        found.append(Finding("templates", f"{model} has no {', '.join(gone)} here", "note", todo))
-    return found
+def _differences(model: str, theirs: set[str], ours: set[str]) -> list[Finding]:
+    told = ((theirs - ours, "takes {names}, which we do not know"), (ours - theirs, "does not take {names} here"))
+    return [
+        Finding("templates", f"{model} " + text.format(names=", ".join(sorted(names))), "note", TODO)
+        for names, text in told
+        if names
+    ]

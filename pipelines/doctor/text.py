@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -50,8 +51,8 @@ def _findings(findings: list[Finding], width: int, *, colour: bool) -> list[str]
 
 
 def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
-    """A table of models by formats, and every reason once below it."""
-    reasons: dict[tuple[str, str], str] = {}
+    """A table of models by formats, and every kind of reason once below it, with its first case."""
+    reasons: dict[str, tuple[str, Verdict]] = {}
     if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
         return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
     quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
@@ -63,21 +64,17 @@ def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
     for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
         marks = [_mark(verdict, reasons) for verdict in judged]
         lines.append(f"  {model:<{column}} " + " ".join(f"{mark:>4}" for mark in marks))
-    for (reason, todo), letter in reasons.items():
-        lines += _wrap(f"{letter}: {reason} {todo}", width, "  ", hang=3)
+    for letter, first in reasons.values():
+        lines += _wrap(f"{letter}: {first.reason} {first.todo}", width, "  ", hang=3)
     return lines
 
 
-def _mark(verdict: Verdict, reasons: dict[tuple[str, str], str]) -> str:
+def _mark(verdict: Verdict, reasons: dict[str, tuple[str, Verdict]]) -> str:
+    """yes, or the letter under which the reason stands; reasons that differ in names and numbers only share one."""
     if verdict.works:
         return "yes"
-    return reasons.setdefault((verdict.reason, verdict.todo), _letter(len(reasons)))
-
-
-def _letter(index: int) -> str:
-    """A, b, ..., z, aa, ab."""
-    first, second = divmod(index, 26)
-    return (chr(ord("a") + first - 1) if first else "") + chr(ord("a") + second)
+    kind = re.sub(rf"{re.escape(verdict.model)}|{verdict.quant}|[\d.,]+ ?[KMG]?i?B?|\w+ForCausalLM", "", verdict.reason)
+    return reasons.setdefault(kind, (chr(ord("a") + len(reasons)), verdict))[0]
 
 
 def _end(diagnosis: Diagnosis, width: int) -> list[str]:

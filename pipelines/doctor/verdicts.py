@@ -9,35 +9,44 @@ from pipelines import rules
 from pipelines.compose import CONF, choices
 from pipelines.doctor.record import Verdict
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.registry import ENGINES
-from pipelines.flavours import choose
+from pipelines.flavours import choose, why_not_here
+from pipelines.inputs import Found
 from pipelines.machine import Machine
-from pipelines.settings import EngineSettings, ModelSettings, QuantSettings, Settings
+from pipelines.model_settings import ModelSettings
+from pipelines.settings import EngineSettings, QuantSettings, Settings
 
 
 def look(settings: Settings, machine: Machine) -> list[Verdict]:
     """Judge all of them with the rest of the configuration as it is."""
     engines = [name for name in get_args(EngineSettings.model_fields["name"].annotation) if name != "auto"]
-    found = []
-    for model in _models():
-        shape = _shape(model)
-        for engine in engines:
-            found += [_judge(settings, machine, engine, model, shape, quant) for quant in _quants()]
-    return found
+    models = [(model, _shape(model)) for model in _models()]
+    quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
+    return [
+        _judge(settings, machine, engine, model, shape, quant)
+        for engine in engines
+        for model, shape in models
+        for quant in quants
+    ]
 
 
 def _judge(
-    settings: Settings, machine: Machine, engine: str, model: ModelSettings, shape: ModelShape | None, quant: Any
+    settings: Settings,
+    machine: Machine,
+    engine: str,
+    model: ModelSettings,
+    shape: ModelShape | None,
+    quant: QuantSettings,
 ) -> Verdict:
     asked = settings.model_copy(
         update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine})}
     )
     name = quant.qformat.value
-    if reason := _missing(engine, machine):
+    if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return Verdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
-        faults = rules.check(asked, shape, choose(engine, machine), machine, "build").faults
+        faults = rules.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:
@@ -47,18 +56,15 @@ def _judge(
     return Verdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
 
 
-def _missing(engine: str, machine: Machine) -> tuple[str, str] | None:
+def _missing(engine: str, machine: Machine, ranks: int) -> tuple[str, str] | None:
     """What an engine needs of the machine whatever the model is: (reason, what to do)."""
     if engine == "openvino":
         return None
-    here = "Take engine=openvino here, or run on a GPU machine in NVIDIA's container: make shell"
-    if not machine.gpus:
-        return f"no NVIDIA GPU here ({machine.no_gpu_reason})", here
-    if not machine.has_tensorrt_llm:
-        return "the Python package tensorrt_llm is not installed", "Run in NVIDIA's container: make shell"
-    if engine not in ENGINES and engine != "tensorrt_llm_llmapi":
-        return "this version does not build it", here
-    return None
+    lacks = why_not_here(machine, ranks)
+    if engine == "tensorrt_llm_llmapi":  # it has no builder
+        lacks = [reason for reason in lacks if "trtllm-build" not in reason]
+    todo = "Take NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
+    return ("; ".join(lacks), todo) if lacks else None
 
 
 def _models() -> list[ModelSettings]:

@@ -64,7 +64,9 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
     needed = release.get(COLUMNS[name]) if release and engine != ABSENT and name in COLUMNS else None
     if needed and not _within(version, needed):
         wanted = needed if isinstance(needed, str) else f"{needed[0]} to {needed[1]}"
-        return Finding(name, f"{version}; TensorRT-LLM {engine} goes with {wanted}", "note", f"Install {name} {wanted}.")
+        return Finding(
+            name, f"{version}; TensorRT-LLM {engine} goes with {wanted}", "note", f"Install {name} {wanted}."
+        )
     return Finding(name, version)
 
 

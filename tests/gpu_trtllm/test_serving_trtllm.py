@@ -13,7 +13,7 @@ from pipelines.serving.settings import ServingSettings
 from tests.conftest import ROOT
 from tests.gpu_trtllm.conftest import MODEL, TEMPLATES
 
-REFERENCE = ROOT / "tests" / "contract" / "triton_repo" / "reference" / "triton_template_params.json"
+REFERENCE = ROOT / "triton_repo" / "template_params.json"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Runs a CPU engine at full load in a process of its own and tells what it came to.
 
-    python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS   ->  {"resident": ..., "kv_blocks": ...}
+python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS   ->  {"resident": ..., "kv_blocks": ...}
 """
 
 from __future__ import annotations

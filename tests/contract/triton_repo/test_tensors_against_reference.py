@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.doctor.templates import TABLE
 from tests.support.engine_folders import write_engine
 from triton_repo.generate import llmapi_configs, repository_configs
 from triton_repo.limits import EngineLimits
@@ -21,7 +22,7 @@ from triton_repo.spec import RepositorySpec
 REFERENCE = Path(__file__).parent / "reference"
 IO = json.loads((REFERENCE / "triton_io.json").read_text())
 STEPS = json.loads((REFERENCE / "triton_ensemble_steps.json").read_text())
-PARAMETERS = json.loads((REFERENCE / "triton_template_params.json").read_text())
+PARAMETERS = json.loads(TABLE.read_text())
 PLACEHOLDERS = {
     "${logits_datatype}": "TYPE_FP16",
     "${encoder_input_features_data_type}": "TYPE_FP16",

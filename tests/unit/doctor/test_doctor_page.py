@@ -1,0 +1,82 @@
+"""The whole diagnosis: what works here, the page, the JSON, the exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.commands import doctor, load
+from pipelines.doctor.examine import examine
+from pipelines.doctor.record import Diagnosis, Finding, Verdict
+from pipelines.doctor.text import render
+from pipelines.doctor.verdicts import look
+from tests.unit.core.test_machine import MACHINE, with_gpu
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+def judged(machine, *overrides):
+    return {(v.engine, v.model, v.quant): v for v in look(load(overrides), machine)}
+
+
+def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
+    found = judged(MACHINE)
+    assert found["openvino", "tiny_llama", "int4_awq"].works
+    refused = found["tensorrt_llm", "tiny_llama", "int4_awq"]
+    assert "there is no NVIDIA GPU (nvidia-smi is not installed)" in refused.reason
+    assert "make shell" in refused.todo
+
+
+def test_verdicts_are_those_of_the_rules(monkeypatch):
+    """The words of `make plan quant=nvfp4` on an H100, and of a model that this machine cannot hold."""
+    monkeypatch.setattr("pipelines.flavours.shutil.which", lambda name: f"/usr/bin/{name}")
+    found = judged(with_gpu(memory_bytes=2**36))
+    assert found["tensorrt_llm", "llama_3_1_8b", "fp8"].works
+    assert "needs FP4 arithmetic" in found["tensorrt_llm", "llama_3_1_8b", "nvfp4"].reason
+    assert "of memory while quantizing" in found["tensorrt_llm", "llama_3_1_70b", "fp8"].reason
+
+
+def test_the_page_fits_60_columns_and_shares_reasons(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    settings = load([f"paths.store={tmp_path}/store", f"paths.runs={tmp_path}/runs"])
+    page = render(examine(settings, MACHINE, {**OFFLINE, "HF_HOME": "/hf"}))
+    assert max(len(line) for line in page.splitlines() if "/" not in line) <= 60
+    assert page.count("of memory while") <= 1
+    assert "The configured pipeline runs here: make all" in page
+
+
+def test_a_broken_thing_is_said_last_with_what_to_do():
+    broken = Finding("store", "/data is not writable", "bad", "Give another folder than paths.store=/data.")
+    verdict = Verdict("openvino", "tiny_llama", "fp8", works=True)
+    page = render(Diagnosis({"Places": [broken]}, [verdict], [broken]))
+    assert page.splitlines()[-2].startswith("The configured pipeline does not run here:")
+    assert "!! store: /data is not writable Give another folder" in page.splitlines()[-1]
+
+
+def test_what_the_configured_pipeline_needs_decides_the_exit_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    words = [f"paths.store={tmp_path}/store", f"paths.runs={tmp_path}/runs", "doctor.format=json"]
+    assert doctor(words) == 0
+    assert json.loads(capsys.readouterr().out)["works"] is True
+    (tmp_path / "file").write_text("")
+    assert doctor([*words, f"paths.store={tmp_path}/file/store"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["schema"], said["works"]) == (1, False)
+    assert any("cannot be made" in each["value"] for each in said["broken"])
+    assert {"name", "value", "status", "todo"} == set(said["sections"]["Places"][0])
+
+
+@pytest.mark.parametrize("overrides", [["quant=nvfp4", "model=tiny_gemma"]])
+def test_a_configuration_that_no_machine_runs_is_broken(tmp_path, overrides):
+    settings = load([f"paths.store={tmp_path}/store", *overrides])
+    (broken,) = examine(settings, MACHINE, OFFLINE).broken
+    assert "nvfp4 is not supported" in broken.value
+
+
+def test_it_imports_nothing_heavy():
+    heavy = ("torch", "openvino", "transformers")
+    code = f"import sys, pipelines.doctor.examine; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
