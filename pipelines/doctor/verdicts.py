@@ -60,7 +60,9 @@ def _missing(engine: str, machine: Machine, ranks: int) -> tuple[str, str] | Non
     """What an engine needs of the machine whatever the model is: (reason, what to do)."""
     if engine == "openvino":
         return None
-    lacks = why_not_here(machine, ranks)
+    lacks = why_not_here(machine)
+    if machine.gpus and len(machine.gpus) < ranks:
+        lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
     if engine == "tensorrt_llm_llmapi":  # it has no builder
         lacks = [reason for reason in lacks if "trtllm-build" not in reason]
     todo = "Take NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
