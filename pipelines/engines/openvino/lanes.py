@@ -20,7 +20,7 @@ from pipelines.engines.openvino.requests import Asked
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
 from pipelines.engines.openvino.serving_stats import KvLedger
 from pipelines.engines.openvino.streams import Stream
-from pipelines.engines.openvino.window import blocks_of, eviction_of
+from pipelines.engines.openvino.window import blocks_of
 
 
 class Lane:
@@ -31,7 +31,7 @@ class Lane:
         self.folder, self.options = folder, options
         self.max_blocks = kv_blocks(folder, options)
         self._pipeline = open_pipeline(folder, options)
-        self._eviction = eviction_of(options, folder.limits.max_seq_len)
+        self._eviction = options.eviction(folder.limits.max_seq_len)
         self._ledger = KvLedger(self.max_blocks, reuse=options.enable_prefix_caching)
         self._guesses = options.num_draft_tokens if options.draft_dir is not None else 0
         self._reserved = 0

@@ -141,7 +141,7 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
     if config.qformat not in FORMATS:
         raise UserError(
             f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: its products see an activation"
-            " that was scaled or rounded, the adapter was trained on the plain one.",
+            " that was scaled or rounded, and the adapter was trained on the plain one.",
             allowed=f"Formats with adapters on the CPU engine: {', '.join(FORMATS)}.",
         )
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}

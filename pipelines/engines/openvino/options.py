@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.engines.openvino.window import Eviction, eviction_of
 
 PRECISIONS = ("auto", "f32", "bf16")
-KV_BLOCK_TOKENS = 32
-"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
 KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8", "u4")
 
 
@@ -28,7 +27,7 @@ class OpenVinoOptions:
         enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
         enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
         attention_window: tokens of a sequence that the KV cache keeps while it generates (TensorRT-LLM:
-            max_attention_window_size); None is all. See `window.eviction_of`.
+            max_attention_window_size); None is all. See `window`.
         sink_tokens: of them, tokens of the beginning that always stay (TensorRT-LLM: sink_token_length).
         draft_dir: engine folder of a draft model, whose guesses this engine checks; None is none.
         num_draft_tokens: guesses per iteration and sequence.
@@ -63,3 +62,17 @@ class OpenVinoOptions:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise UserError(f"engine.{name}={given} is not possible.", allowed="It must be at least 1.")
+
+    def eviction(self, max_seq_len: int) -> Eviction | None:
+        """Return what of a sequence leaves the KV cache while it generates, or None; see `window`.
+
+        Raises:
+            UserError: the window is not possible.
+        """
+        return eviction_of(
+            self.attention_window,
+            self.sink_tokens,
+            max_seq_len,
+            reuse=self.enable_prefix_caching,
+            drafting=self.draft_dir is not None,
+        )

@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.draft import check_draft, with_tokenizer
-from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
+from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     kv_block_bytes,
@@ -21,7 +21,7 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
-from pipelines.engines.openvino.window import eviction_of
+from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
@@ -69,7 +69,7 @@ def _scheduler(folder: EngineFolder, options: OpenVinoOptions, blocks: int) -> g
     scheduler.enable_prefix_caching = options.enable_prefix_caching
     # one iteration holds prompts and single tokens together, as TensorRT-LLM's in-flight batching does
     scheduler.dynamic_split_fuse = True
-    eviction = eviction_of(options, folder.limits.max_seq_len)
+    eviction = options.eviction(folder.limits.max_seq_len)
     if eviction is not None:
         scheduler.use_cache_eviction = True
         # positions stay those of the text: max_seq_len bounds them, so none is beyond what the model was trained for

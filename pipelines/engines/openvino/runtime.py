@@ -15,7 +15,8 @@ from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import GIB
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
-from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
 from pipelines.engines.port import BuildLimits
 
 USUAL_REQUESTS = 32

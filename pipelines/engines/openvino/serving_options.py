@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
+from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
     kv_block_bytes,
     kv_blocks,
     kv_precision,
 )
+from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
 
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.engines.openvino.options import KV_BLOCK_TOKENS
 from pipelines.engines.openvino.streams import Stream
+from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 

@@ -1,12 +1,13 @@
-"""A KV cache of constant size per sequence: attention sinks, a window, and what is dropped between them."""
+"""The CPU engine's KV cache of constant size: attention sinks, a window, and what is dropped between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.options import KV_BLOCK_TOKENS, OpenVinoOptions
 
+KV_BLOCK_TOKENS = 32
+"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
 LEAST_WINDOW_BLOCKS = 3
 """The engine drops blocks from between the first and the last, so that there must be one of each."""
 
@@ -36,16 +37,22 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // KV_BLOCK_TOKENS)
 
 
-def eviction_of(options: OpenVinoOptions, max_seq_len: int) -> Eviction | None:
-    """Return what the options' window means, or None when nothing is ever dropped.
+def eviction_of(window: int | None, sinks: int, max_seq_len: int, *, reuse: bool, drafting: bool) -> Eviction | None:
+    """Return what a window means, or None when nothing is ever dropped.
 
     TensorRT-LLM drops the oldest token after the sinks; openvino_genai drops whole blocks, keeps at least one block of
-    sinks, and chooses what to drop from the one block before the last ones by the attention it got.
+    sinks, and chooses between the oldest blocks after them by the attention they got.
+
+    Args:
+        window: tokens of a sequence that are kept (max_attention_window_size); None is all.
+        sinks: of them, tokens of the beginning (sink_token_length).
+        max_seq_len: of the engine.
+        reuse: whether blocks of equal prompt prefixes are shared.
+        drafting: whether a draft model guesses.
 
     Raises:
-        UserError: the engine cannot keep exactly so many tokens.
+        UserError: the engine cannot keep exactly so many tokens, or not together with the other two.
     """
-    window, sinks = options.attention_window, options.sink_tokens
     if window is None or window >= max_seq_len:
         if sinks and window is None:
             raise UserError(
@@ -61,13 +68,13 @@ def eviction_of(options: OpenVinoOptions, max_seq_len: int) -> Eviction | None:
             allowed=f"It must be a multiple of {KV_BLOCK_TOKENS}, at least {least}: whole KV blocks are dropped.",
             todo=f"Set {max(least, window // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS)}.",
         )
-    if options.enable_prefix_caching:
+    if reuse:
         raise UserError(
             f"max_attention_window_size={window} together with KV reuse is not possible on the CPU engine:"
             " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
             todo="Set kv_cache.enable_block_reuse=false (enable_kv_cache_reuse of the model tensorrt_llm).",
         )
-    if options.draft_dir is not None:
+    if drafting:
         raise UserError(
             f"max_attention_window_size={window} together with a draft model is not possible on the CPU engine.",
             todo="Leave one of the two out.",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.window import Eviction, eviction_of
 
 
-def options(**values: Any) -> OpenVinoOptions:
-    return OpenVinoOptions(**{"enable_prefix_caching": False, **values})
+def kept(window: int | None = None, sinks: int = 0, *, reuse: bool = False, drafting: bool = False) -> Eviction | None:
+    return eviction_of(window, sinks, 1024, reuse=reuse, drafting=drafting)
 
 
 def test_nothing_is_dropped_without_a_window_or_with_one_that_is_never_full() -> None:
-    assert eviction_of(options(), 1024) is None
-    assert eviction_of(options(attention_window=1024, sink_tokens=4), 1024) is None
+    assert kept() is None
+    assert kept(1024, 4, reuse=True) is None
 
 
 @pytest.mark.parametrize(
@@ -27,26 +25,26 @@ def test_nothing_is_dropped_without_a_window_or_with_one_that_is_never_full() ->
 )
 def test_sinks_and_recent_tokens_are_whole_blocks(window: int, sinks: int, expected: Eviction) -> None:
     """One block between them is what can be dropped; the sinks are at least one block."""
-    assert eviction_of(options(attention_window=window, sink_tokens=sinks), 1024) == expected
+    assert kept(window, sinks) == expected
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"attention_window": 100}, r"max_attention_window_size=100 .*multiple of 32, at least 96.*Set 96"),
-        ({"attention_window": 64}, r"max_attention_window_size=64 .*at least 96"),
-        ({"attention_window": 128, "sink_tokens": 65}, r"sink_token_length=65 .*at least 160.*Set 160"),
-        ({"sink_tokens": 4}, r"sink_token_length=4 was given without max_attention_window_size"),
+        ({"window": 100}, r"max_attention_window_size=100 .*multiple of 32, at least 96.*Set 96"),
+        ({"window": 64}, r"max_attention_window_size=64 .*at least 96"),
+        ({"window": 128, "sinks": 65}, r"sink_token_length=65 .*at least 160.*Set 160"),
+        ({"sinks": 4}, r"sink_token_length=4 was given without max_attention_window_size"),
         (
-            {"attention_window": 128, "enable_prefix_caching": True},
+            {"window": 128, "reuse": True},
             r"size=128 together with KV reuse.*block_reuse=false",
         ),
-        ({"attention_window": 128, "draft_dir": Path("draft")}, r"size=128 together with a draft model"),
+        ({"window": 128, "drafting": True}, r"size=128 together with a draft model"),
     ],
 )
 def test_what_the_engine_cannot_keep_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        eviction_of(options(**values), 1024)
+        kept(**values)
 
 
 def test_a_sequence_needs_its_prompt_and_later_only_its_window() -> None:

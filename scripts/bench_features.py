@@ -1,0 +1,217 @@
+"""What the runtime features of the CPU engine bring, on the bundled Gemma.
+
+    python -m scripts.bench_features
+
+Every number is a median of several, through the scheduler that the served repository uses; no server, no network.
+Needs the packages of `make setup` and the test helpers of this repository.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pipelines.zoo
+from pipelines.compress import CalibrationSpec, QuantSpec, quantize
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.lora import LoraAdapter
+from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes
+from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.serving_stats import resident_bytes
+from pipelines.engines.port import BuildLimits
+from pipelines.zoo.documents import corpus_texts, make_writer, text_of
+from pipelines.zoo.world import build_world
+from tests.support.scheduled import Channel, answers, asked, scheduler
+
+ZOO = Path(pipelines.zoo.__file__).parent
+REPEATS = 7
+LIMITS = {"max_batch_size": 32, "max_input_len": 1900, "max_seq_len": 2048, "max_num_tokens": 2048}
+
+
+def engine(root: Path, model: str, **limits: int) -> Path:
+    """Build a bundled model at 16 bit."""
+    name = f"{model}-{limits.get('max_num_tokens', 0)}"
+    checkpoint = root / f"checkpoint-{model}"
+    if not checkpoint.exists():
+        calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
+        quantize(ZOO / "models" / model, checkpoint, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
+    OpenVinoEngine().build(checkpoint, BuildLimits(**{**LIMITS, **limits}), root / name, SilentProgress())
+    return root / name
+
+
+def median(measure: Callable[[], float]) -> float:
+    """Of `REPEATS`, after one that does not count."""
+    measure()
+    return statistics.median(measure() for _ in range(REPEATS))
+
+
+def say(*words: object) -> None:
+    """Print a line."""
+    sys.stdout.write(" ".join(str(word) for word in words) + "\n")
+    sys.stdout.flush()
+
+
+def reuse(path: Path, tokens: list[int]) -> None:
+    """TTFT of prompts that share 1,000 tokens."""
+    found = {}
+    for on in (False, True):
+        turns = iter(range(1000))
+        with scheduler(path, enable_prefix_caching=on, num_threads=None) as running:
+            found[on] = median(
+                lambda running=running, turns=turns: (
+                    answers(running, [asked([*tokens[:1000], 300 + next(turns), 5], 2)])[0].ttft
+                )
+            )
+    say(f"reuse     TTFT, 1,000 shared tokens: {1e3 * found[False]:.1f} ms without, {1e3 * found[True]:.1f} ms with")
+
+
+def gap(running: Scheduler, prompt: list[int]) -> float:
+    """Longest pause between tokens of one request while another's prompt is computed, seconds."""
+    talking, late = Channel(), Channel()
+    running.submit([asked([2, 388, 774], 400)], talking)
+    while len(talking.moments) < 50:
+        time.sleep(0.001)
+    running.submit([asked(prompt, 2)], late)
+    late.wait()
+    began, ended = late.stamps.arrival / 1e9, late.stamps.first_token / 1e9
+    moments = np.array(talking.wait().moments)
+    return float(np.diff(moments[(moments > began - 0.05) & (moments < ended + 0.05)]).max())
+
+
+def chunks(whole: Path, pieces: Path, tokens: list[int]) -> None:
+    """Longest gap of another request while 1,800 tokens are read."""
+    found, waits = {}, {}
+    for path in (whole, pieces):
+        turns = iter(range(1000))
+        with scheduler(path, enable_prefix_caching=False, enable_chunked_context=True, num_threads=None) as running:
+            found[path] = median(lambda running=running, turns=turns: gap(running, tokens[next(turns) :][:1800]))
+            waits[path] = median(lambda running=running: answers(running, [asked(tokens[:1800], 2)])[0].ttft)
+    say(
+        f"chunks    longest gap of another request during 1,800 tokens: {1e3 * found[whole]:.1f} ms at once,"
+        f" {1e3 * found[pieces]:.1f} ms in pieces of 128; their own TTFT alone {1e3 * waits[whole]:.0f} ms and"
+        f" {1e3 * waits[pieces]:.0f} ms"
+    )
+
+
+def kv(path: Path, tokens: list[int]) -> None:
+    """Resident memory and equal answers by type of the KV cache."""
+    folder = EngineFolder.load(path)
+    prompts = [tokens[start : start + 1800] for start in range(0, 40)]
+    reference: list[list[int]] = []
+    for precision in ("f32", "f16", "u8", "u4"):
+        with scheduler(path, kv_cache_precision=precision, kv_cache_bytes=2**30, num_threads=None) as running:
+            short = answers(running, [asked(prompt[:200], 64) for prompt in prompts])
+            before = resident_bytes()
+            many = [[int(t) for t in np.random.default_rng(i).integers(300, 1900, 1800)] for i in range(32)]
+            answers(running, [asked(prompt, 1) for prompt in many])
+            used = (resident_bytes() - before) / (len(many) * 1800)
+        texts = [one.tokens for one in short]
+        reference = reference or texts
+        same = statistics.mean(
+            next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), 64) / 64
+            for x, y in zip(texts, reference, strict=True)
+        )
+        per_token = kv_block_bytes(folder.config, precision) / 32
+        say(
+            f"kv {precision:<6} {per_token:.0f} bytes/token ({used:.0f} resident), 64 greedy tokens of 40 prompts equal"
+            f" f32 for {100 * same:.0f} %"
+        )
+
+
+def speed(running: Scheduler, requests: Callable[[], list[Any]]) -> tuple[float, list[Channel]]:
+    """Output tokens per second, median, and the last answers."""
+    rates, found = [], []
+    for repeat in range(REPEATS + 1):
+        started = time.perf_counter()
+        found = answers(running, requests())
+        if repeat:
+            rates.append(sum(len(one.tokens) for one in found) / (time.perf_counter() - started))
+    return statistics.median(rates), found
+
+
+def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
+    """Tokens per second with and without a draft model."""
+    for count in (1, 4, 16):
+        requests = lambda count=count: [asked(prompt, 128, streaming=False) for prompt in prompts[:count]]  # noqa: E731
+        with scheduler(path, num_threads=None) as running:
+            plain, expected = speed(running, requests)
+        for guesses in (2, 4, 8):
+            with scheduler(path, draft_dir=draft, num_draft_tokens=guesses, num_threads=None) as running:
+                rate, found = speed(running, requests)
+            assert [one.tokens for one in found] == [one.tokens for one in expected]
+            right = sum(one.draft.accepted for one in found) / sum(one.draft.proposed for one in found)
+            say(
+                f"draft     {count:>2} requests, {guesses} guesses: {rate:,.0f} tokens/s, {plain:,.0f} without;"
+                f" {100 * right:.0f} % accepted"
+            )
+
+
+def adapters(path: Path, prompts: list[list[int]]) -> None:
+    """Memory and tokens per second with LoRA adapters."""
+    both = {i + 1: LoraAdapter.read(ZOO / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
+    for chosen, tasks in (({}, (None,)), (both, (None,)), (both, (1,)), (both, (None, 1, 2))):
+        before = resident_bytes()
+        with scheduler(path, chosen, num_threads=None) as running:
+            started = resident_bytes() - before
+            rate, _ = speed(
+                running,
+                lambda tasks=tasks: [
+                    asked(prompt, 128, streaming=False, lora_task_id=tasks[i % len(tasks)])
+                    for i, prompt in enumerate(prompts[:12])
+                ],
+            )
+        say(
+            f"lora      {len(chosen)} loaded, 12 requests for {tasks}: {rate:,.0f} tokens/s;"
+            f" {started / 2**20:.0f} MiB to load"
+        )
+
+
+def window(path: Path) -> None:
+    """Blocks and tokens per second over 1,900 tokens."""
+    for size in (None, 128, 512):
+        values = {} if size is None else {"attention_window": size, "sink_tokens": 4}
+        with scheduler(path, enable_prefix_caching=False, num_threads=None, **values) as running:
+            lane, most = running._lanes.of(asked([2], 1)), 0.0
+            channel, started = Channel(), time.perf_counter()
+            running.submit([asked([2, 388, 774], 1900)], channel)
+            while not channel.ended.wait(0.01):
+                most = max(most, lane.used_blocks)
+            seconds = time.perf_counter() - started
+        say(
+            f"window    {size or 'none':>4}: {most:.0f} KV blocks at most over 1,900 tokens,"
+            f" {1900 / seconds:,.0f} tokens/s"
+        )
+
+
+def main() -> None:
+    """Measure everything."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ZOO / "models" / "tiny_gemma")
+    world = build_world()
+    tokens = [token for text in corpus_texts(world)[:120] for token in tokenizer(text)["input_ids"]]
+    writer = make_writer(world, "bench")
+    prompts = [tokenizer(text_of(writer.passage(8)))["input_ids"][:40] for _ in range(16)]
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        whole, pieces = engine(root, "tiny_gemma"), engine(root, "tiny_gemma", max_num_tokens=128)
+        draft = engine(root, "tiny_gemma_draft")
+        reuse(whole, tokens)
+        chunks(whole, pieces, tokens)
+        kv(whole, tokens)
+        drafts(whole, draft, prompts)
+        adapters(whole, prompts)
+        window(whole)
+
+
+if __name__ == "__main__":
+    main()
