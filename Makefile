@@ -42,12 +42,14 @@ verify: $(READY) ## Read a checkpoint back and check every tensor
 	$(RUN) $@
 
 ## Containers and clusters
-.PHONY: image shell manifests
+.PHONY: image shell manifests scripts
 image: $(READY) ## Container image with docker or podman: make image engine=tensorrt_llm
 	$(RUN) $@
 shell: $(READY) ## A shell in that image; checkout, store, runs and the Hub's cache are shared
 	$(RUN) $@
 manifests: $(READY) ## Kubernetes manifests (Kustomize) for a finished repository
+	$(RUN) $@
+scripts: $(READY) ## Scripts that build and serve over several nodes: make scripts cluster=slurm engine=tensorrt_llm
 	$(RUN) $@
 
 ## Develop

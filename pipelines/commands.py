@@ -178,6 +178,14 @@ def sweep(overrides: Sequence[str]) -> int:
     return run_sweep(overrides)
 
 
+def scripts(overrides: Sequence[str]) -> int:
+    """Write scripts that build and serve on a cluster."""
+    from pipelines.deploy.cluster import write_scripts
+
+    write_scripts(load(overrides), gather(), overrides)
+    return 0
+
+
 def compare(overrides: Sequence[str]) -> int:
     """Everything for several formats, one table and one report."""
     from pipelines.sweep import compare as run_compare
@@ -272,5 +280,6 @@ COMMANDS = {
     "verify": Command("read a checkpoint back and check every tensor", verify),
     "image": Command("build the container image; engine=tensorrt_llm or engine=openvino", image),
     "manifests": Command("Kubernetes manifests (Kustomize) for a finished repository", manifests),
+    "scripts": Command("build and serve scripts for Slurm or mpirun: scripts cluster=slurm", scripts),
     "shell": Command("a shell in the container image, store and caches shared", shell),
 }

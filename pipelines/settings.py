@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pipelines.build_settings import BuildSettings
+from pipelines.deploy.cluster_settings import ClusterSettings
 from pipelines.deploy.image_settings import ImageSettings
 from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.doctor.settings import DoctorSettings
@@ -169,6 +170,7 @@ class Settings(Group):
     report: ReportSettings
     image: ImageSettings
     manifests: ManifestSettings
+    cluster: ClusterSettings
     nightly: NightlySettings
     paths: PathSettings
     verify: VerifySettings

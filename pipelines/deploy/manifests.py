@@ -42,7 +42,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
         served, settings.manifests, settings.serving, settings.image, compute_capability=settings.hardware.sm
     )
     folder = settings.manifests.folder.expanduser().absolute() / deployed.name
-    changed = write_folder(folder, files(deployed))
+    changed = write_folder(folder, files(deployed), command="make manifests", setting="manifests.folder")
     overlay = folder / "overlays" / served.kind
     _say(deployed, overlay, changed=changed)
     return overlay

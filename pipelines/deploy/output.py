@@ -15,12 +15,14 @@ INDEX = ".generated.json"
 """SHA-256 of every file as it was written; tells a file that was changed since."""
 
 
-def write_folder(folder: Path, files: Mapping[str, str]) -> bool:
+def write_folder(folder: Path, files: Mapping[str, str], *, command: str, setting: str) -> bool:
     """Make the folder hold exactly these files.
 
     Args:
         folder: made when missing.
         files: text by relative name.
+        command: what writes them, for messages.
+        setting: what names another folder, for messages.
 
     Returns:
         whether anything changed.
@@ -37,16 +39,16 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> bool:
     known = json.loads(index.read_text(encoding="utf-8")) if index else {}
     if foreign := sorted(name for name, digest in found.items() if known.get(name) != digest):
         raise UserError(
-            f"'{folder}' holds what was not written by `make manifests`, or was changed since: {', '.join(foreign)}.",
-            todo="Put changes into an overlay in another folder; to write it anew, remove these files, or give another "
-            "folder: manifests.folder=/some/folder",
+            f"'{folder}' holds what was not written by `{command}`, or was changed since: {', '.join(foreign)}.",
+            todo="Keep changes in another folder; to write it anew, remove these files, or give another folder: "
+            f"{setting}=/some/folder",
         )
     try:
         _replace(folder, {**files, INDEX: json.dumps(digests, indent=1) + "\n"})
     except OSError as error:
         raise UserError(
-            f"manifests.folder='{folder.parent}' cannot be written: {error.strerror}.",
-            todo="Give another folder: manifests.folder=/some/folder",
+            f"{setting}='{folder.parent}' cannot be written: {error.strerror}.",
+            todo=f"Give another folder: {setting}=/some/folder",
         ) from None
     return True
 

@@ -93,7 +93,8 @@ def refuse_elsewhere(repository: Repository, *, from_wheel: bool) -> None:
     if repository.launched_by_hand:
         raise UserError(
             f"'{repository.path}' was made for several machines or for ranks that are started beforehand.",
-            todo=f"Start it with the command that stands under 'start' in {repository.path / DESCRIPTION}.",
+            todo=f"`make scripts cluster=slurm serving.repository={repository.path}` writes what starts it on a "
+            f"cluster; the bare command stands under 'start' in {repository.path / DESCRIPTION}.",
         )
 
 

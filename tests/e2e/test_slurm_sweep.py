@@ -5,10 +5,14 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipelines.deploy.scripts import script_files
+from pipelines.serving.settings import ServingSettings
+from tests.support.cluster_targets import SLURM, target
 from tests.support.slurm_cluster import SlurmCluster, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -79,3 +83,35 @@ def test_a_killed_job_is_named_and_only_its_cell_runs_again(user, slurm):
     assert again.count("no measurable loss") == 3  # a row per cell, and the line that explains the word
 
     assert "2 cells, 2 finished already, 0 to run with slurm" in user.run(*SWEEP)
+
+
+@pytest.mark.parametrize("name", ["build.sbatch", "serve.sbatch"])
+def test_sbatch_takes_the_scripts_for_clusters(slurm, tmp_path, name):
+    """Two nodes of eight GPUs, as the directives ask; a ninth GPU is refused."""
+    script = tmp_path / name
+    text = script_files(target(tmp_path / "a folder"), SLURM, ServingSettings())[name]
+    script.write_text(text)
+    slurm.run("sbatch", "--test-only", str(script))
+    script.write_text(text.replace("--gpus-per-node=8", "--gpus-per-node=9"))
+    with pytest.raises(AssertionError, match="Requested node configuration is not available"):
+        slurm.run("sbatch", "--test-only", str(script))
+
+
+def test_ranks_start_on_their_nodes(slurm, tmp_path):
+    """The serve script runs over both nodes, with a recorder in tritonserver's place and srun without PMIx."""
+    server, repo = tmp_path / "tritonserver", tmp_path / "repository"
+    server.write_text(f'#!/bin/bash\necho "$SLURMD_NODENAME $*" > {tmp_path}/rank-$SLURM_PROCID\n')
+    server.chmod(0o755)
+    repo.mkdir()
+    cluster = SLURM.model_copy(update={"server": server, "srun_mpi": "none"})
+    wanted = replace(target(tmp_path / "scripts", repository=repo), world_size=4)
+    wanted.folder.mkdir()
+    wanted.runs.mkdir()
+    for name, text in script_files(wanted, cluster, ServingSettings()).items():
+        (wanted.folder / name).write_text(text)
+    slurm.run("sbatch", "--wait", str(wanted.folder / "serve.sbatch"), timeout=60)
+    said = [(tmp_path / f"rank-{rank}").read_text().split() for rank in range(4)]
+    assert [words[0] for words in said] == ["gpu1", "gpu1", "gpu2", "gpu2"]
+    assert ["--load-model=tensorrt_llm" in words for words in said] == [False, True, True, True]
+    (log,) = [path for path in wanted.runs.glob("serve-*.log") if path.stem.count("-") == 1]
+    assert "The server answers on gpu1, HTTP port 8000" in log.read_text()

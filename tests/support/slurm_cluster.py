@@ -1,8 +1,8 @@
-"""A real Slurm cluster of one node on this machine: munged, slurmctld and slurmd of Debian's slurm-wlm.
+"""A real Slurm cluster on this machine: munged, slurmctld and two slurmd of Debian's slurm-wlm.
 
-Everything is its own: key, sockets, ports, spool and state folders, all below one folder. The node says it has eight
-GPUs, which Slurm counts without looking for them, so that scripts for GPU nodes can be tried; a second node exists
-on paper only. There is no accounting, as on many small clusters. Jobs run as the user who runs the tests.
+Everything is its own: key, sockets, ports, spool and state folders, all below one folder. The nodes say they have 128
+processors and eight GPUs, which Slurm counts without looking for them, so that scripts for GPU nodes can be tried.
+There is no accounting, as on many small clusters. Jobs run as the user who runs the tests.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
-SlurmdPort={d_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={socket}
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -50,8 +49,9 @@ ReturnToService=2
 KillWait=5
 MailProg=/bin/true
 GresTypes=gpu
-NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
-NodeName=gpu2 NodeHostname=nowhere NodeAddr=127.0.0.2 CPUs=16 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
+NodeName=DEFAULT CPUs=128 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
+NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port_1}
+NodeName=gpu2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port_2}
 PartitionName=gpu Nodes=gpu[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -87,9 +87,14 @@ class SlurmCluster:
 
     def __exit__(self, *_: object) -> None:
         """End every job and daemon."""
-        if len(self._daemons) == 3:
-            subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=self._env(), check=False, timeout=20)
-            self._wait(lambda: self.run("squeue", "--noheader") == "", "jobs that do not end", fail=False)
+        try:
+            if len(self._daemons) == 4 and all(daemon.poll() is None for daemon in self._daemons):
+                self._try("scancel", "--full", f"--user={getpass.getuser()}")
+                self.wait_until_idle()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons:
@@ -115,16 +120,17 @@ class SlurmCluster:
         key, munge = self.folder / "munge.key", self._sockets / "munge"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
-        for name in ("state", "spool"):
+        for name in ("state", "spool-gpu1", "spool-gpu2"):
             (self.folder / name).mkdir()
-        ctld_port, d_port = _free_ports(2)
+        ctld_port, port_1, port_2 = _free_ports(3)
         conf = CONF.format(
             host=socket.gethostname().split(".")[0],
             user=getpass.getuser(),
             socket=munge,
             folder=self.folder,
             ctld_port=ctld_port,
-            d_port=d_port,
+            port_1=port_1,
+            port_2=port_2,
         )
         (self.folder / "slurm.conf").write_text(conf)
         for number in range(8):
@@ -134,11 +140,12 @@ class SlurmCluster:
         self._daemon("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items()))
         self._wait(munge.exists, "munged has no socket")
         self._daemon("slurmctld", "-D", "-c")
-        self._daemon("slurmd", "-D", "-c", "-N", "gpu1")
-        self._wait(lambda: "idle" in self._try("sinfo", "--noheader", "--nodes=gpu1", "--format=%t"), "no idle node")
+        for name in ("gpu1", "gpu2"):
+            self._daemon("slurmd", "-D", "-c", "-N", name)
+        self._wait(lambda: self._try("sinfo", "--noheader", "--format=%D %t") == "2 idle\n", "no idle nodes")
 
     def _daemon(self, name: str, *options: str) -> None:
-        with (self.folder / f"{name}.out").open("wb") as out:
+        with (self.folder / f"{name}{len(self._daemons)}.out").open("wb") as out:
             self._daemons.append(
                 subprocess.Popen(
                     [str(shutil.which(name, path=PATH)), *options],
@@ -153,7 +160,7 @@ class SlurmCluster:
     def _try(self, *command: str) -> str:
         return subprocess.run(command, env=self._env(), capture_output=True, text=True, check=False, timeout=30).stdout
 
-    def _wait(self, ready: object, problem: str, *, fail: bool = True) -> None:
+    def _wait(self, ready: object, problem: str) -> None:
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             if ready():  # type: ignore[operator]
@@ -161,7 +168,7 @@ class SlurmCluster:
             ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
             assert not ended, f"{ended} ended\n{self._logs()}"
             time.sleep(0.1)
-        assert not fail, f"{problem} after {START_S} s\n{self._logs()}"
+        raise AssertionError(f"{problem} after {START_S} s\n{self._logs()}")
 
     def _logs(self) -> str:
         texts = [*self.folder.glob("*.out"), *self.folder.glob("slurm*.log")]

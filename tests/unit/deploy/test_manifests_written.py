@@ -60,14 +60,14 @@ def test_what_a_person_wrote_is_never_overwritten(name, tmp_path):
     manifests(tmp_path, "cpu")
     own = tmp_path / "out" / "tiny-llama-fp8" / name
     own.write_text("mine\n")
-    with pytest.raises(UserError, match=rf"was changed since: {name}\. Put changes into an overlay"):
+    with pytest.raises(UserError, match=rf"was changed since: {name}\. Keep changes in another folder"):
         manifests(tmp_path, "cpu", "manifests.replicas=2")
     assert own.read_text() == "mine\n"
 
 
 def test_a_write_that_fails_leaves_the_old_files(tmp_path, monkeypatch):
     folder = tmp_path / "x"
-    write_folder(folder, {"a/b": "1"})
+    write_folder(folder, {"a/b": "1"}, command="make manifests", setting="manifests.folder")
     before = content(folder)
 
     def full(self, *words, **more):
@@ -75,14 +75,14 @@ def test_a_write_that_fails_leaves_the_old_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(output.Path, "write_text", full)
     with pytest.raises(UserError, match="No space left on device"):
-        write_folder(folder, {"a/b": "2"})
+        write_folder(folder, {"a/b": "2"}, command="make manifests", setting="manifests.folder")
     assert content(folder) == before
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
     folder = tmp_path / "x"
-    write_folder(folder, {"a": "1"})
+    write_folder(folder, {"a": "1"}, command="make manifests", setting="manifests.folder")
     real = Path.rename
 
     def rename(self, target):
@@ -92,7 +92,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(output.Path, "rename", rename)
     with pytest.raises(UserError, match="Input/output error"):
-        write_folder(folder, {"a": "2"})
+        write_folder(folder, {"a": "2"}, command="make manifests", setting="manifests.folder")
     assert (folder / "a").read_text() == "1"
     assert INDEX in [path.name for path in folder.iterdir()]
 

@@ -1,0 +1,25 @@
+"""Golden copies of the scripts for clusters: a person reads the diff before `make golden` makes it the new truth."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.deploy.scripts import script_files
+from pipelines.serving.settings import ServingSettings
+from tests.conftest import ROOT
+from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
+
+GOLDEN = ROOT / "tests" / "golden" / "cluster"
+KINDS = {"slurm": SLURM, "mpi": MPI, "container": CONTAINER}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_scripts_are_the_golden_ones(kind, request):
+    serving = ServingSettings(host="0.0.0.0" if kind == "container" else "127.0.0.1")
+    found = script_files(target(Path("/home/user/project/cluster/llama_3_1_70b-fp8")), KINDS[kind], serving)
+    folder = GOLDEN / kind
+    if request.config.getoption("--rewrite-golden"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            (folder / name).write_text(text)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == found
