@@ -96,16 +96,8 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> T
 
 
 def _faults(settings: Settings, target: Target) -> list[Fault]:
-    """Ranks against nodes, and what works on one node only."""
+    """What neither the plan nor the repository refuses: ranks that a server cannot hold, ways that need one node."""
     faults, serving, cluster = [], settings.serving, settings.cluster
-    if target.world_size % target.num_nodes:
-        faults.append(
-            Fault(
-                f"triton.num_nodes={target.num_nodes} does not divide the {target.world_size} ranks of "
-                "build.tp_size x build.pp_size.",
-                todo="Every node needs the same number of GPUs: change triton.num_nodes.",
-            )
-        )
     most = settings.hardware.gpus_per_server
     if most and target.ranks_per_node > most:
         faults.append(
