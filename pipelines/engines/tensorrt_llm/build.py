@@ -15,6 +15,7 @@ from pipelines.build_settings import BuildSettings
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.domain.units import MIB
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu
 from pipelines.engines.tensorrt_llm.command import PROGRAM, Places, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn, read_back
@@ -120,7 +121,8 @@ def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
 def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exception:
     """Why it failed, for a person, with the log kept."""
     reason = log.failure() or "it said nothing"
-    if "No space left on device" in reason:
+    full = shutil.disk_usage(out_dir).free < MIB  # then the log may have stopped before it could say so
+    if full or "No space left on device" in reason:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out_dir))
     kept = _keep_log(out_dir, on_gpu)
     hints = [hint for pattern, hint in HINTS if re.search(pattern, reason)]

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from pipelines import machine
-from pipelines.flavours import choose
+from pipelines.flavours import choose, why_not_here
 from pipelines.machine import GpuFacts, Machine, gather, library_versions
 
 MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
@@ -31,6 +31,20 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
     flavour = choose(wanted, here)
     assert flavour.name == name
     assert flavour.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "reason"),
+    [
+        ("1.2.1", "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
+        ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 has no TensorRT engines any more, 1.2 has"),
+        ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 has no TensorRT engines any more, 1.2 has"),
+    ],
+)
+def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
+    monkeypatch.setattr(machine, "_version", lambda _name: version)
+    assert (choose("auto", with_gpu()).name, choose("auto", with_gpu()).reason) == (name, reason)
+    assert any("no TensorRT engines" in lack for lack in why_not_here(with_gpu())) == (name == "openvino")
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch):
