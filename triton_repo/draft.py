@@ -60,8 +60,10 @@ def _same_tokens(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
 
 
 def _same_room(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
-    for name in ("max_seq_len", "max_input_len"):
-        ours, theirs = getattr(target, name), getattr(draft, name)
+    # trtllm-build adds max_draft_len to max_seq_len for the guess (builder.py); sequences are no longer for it
+    needed = {"max_seq_len": target.max_seq_len - target.max_draft_len, "max_input_len": target.max_input_len}
+    for name, ours in needed.items():
+        theirs = getattr(draft, name)
         if theirs < ours:
             yield Fault(
                 f"The draft engine has {name}={theirs}; the engine has {ours}.",

@@ -204,3 +204,18 @@ def test_a_gpu_that_lacks_the_format_is_refused_before_anything_runs(cli):
 def test_fewer_gpus_than_ranks_are_named(cli, made):
     text = on(cli, gpus=(H100,)).run("evaluate", *WORDS, code=2)
     assert "need 2 GPUs in one server; 1 is what one has" in flat(text)
+
+
+def test_a_draft_model_is_built_and_laid_out_beside_its_target(cli, made):
+    """The builder gives the target room for the guess (max_seq_len + max_draft_len); the draft needs none."""
+    draft = ["speculative=draft_target", "model@speculative.draft=tiny_llama"]
+    cli.run("repository", *WORDS, *draft)
+    (folder,) = {
+        path.parents[3] for path in (cli.store / "repository").rglob("tensorrt_llm_draft/1/engine/config.json")
+    }
+    sizes = [
+        json.loads((folder / model / "1" / "engine" / "config.json").read_text())["build_config"]["max_seq_len"]
+        for model in ("tensorrt_llm", "tensorrt_llm_draft")
+    ]
+    assert sizes == [2048 + 4, 2048]
+    assert check_repository(folder) == []

@@ -77,7 +77,7 @@ def test_every_rank_loads_both_models():
     ("given", "message"),
     [
         ({"target": {"max_draft_len": 2}}, "num_draft_tokens=4; the engine was built with max_draft_len=2"),
-        ({"draft": {"max_seq_len": 64}}, "draft engine has max_seq_len=64; the engine has 128"),
+        ({"draft": {"max_seq_len": 64}}, "draft engine has max_seq_len=64; the engine has 124"),
         ({"draft": {"plugin_config": {"use_paged_context_fmha": False}}}, "The draft engine was built with use_paged"),
         ({"spec": replace(GPU, enable_kv_cache_reuse=False)}, "enable_block_reuse=false: with a draft model"),
         ({"settings": TritonSettings()}, "kv_cache_free_gpu_mem_fraction=0.9 with a draft model on the same GPU"),
