@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.port import OnGpu
-from pipelines.feature_settings import HEADS
+from pipelines.feature_settings import HEADS, MultimodalSettings
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine, library_versions
 from pipelines.settings import Settings
@@ -24,6 +24,7 @@ from pipelines.stages.quantize import Quantize
 from pipelines.stages.repository import Repository
 from pipelines.stages.script import build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
+from triton_repo.spec import ImageSpec
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
 EVALUATED: tuple[Target, ...] = ("evaluate", "all")
@@ -186,10 +187,11 @@ class _Flow:
 
     def vision(self, settings: Settings) -> None:
         """The engine of the vision encoder, beside the language model's."""
-        if self.built is not None or settings.multimodal.model_type == "none":
+        if settings.multimodal.model_type == "none":
             return
         script = build_vision(settings.multimodal, settings.build.max_batch_size, settings.paths.trtllm_examples)
         self.add("vision", script, f"{settings.model.label}-{settings.multimodal.model_type}", {"vision": "vision"})
+        self.given["vision_engine"] = "vision"
 
     def llm_api(self, settings: Settings) -> None:
         """Quantize to a Hugging Face checkpoint -> configure the LLM API; one checkpoint serves every split."""
@@ -279,9 +281,10 @@ class _Flow:
             self.variant(settings),
             *self._ranks(settings),
             num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
+            images=_images(settings.multimodal),
             lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
         )
-        beside = [*(["draft_engine"] if "draft_engine" in self.given else []), *adapters]
+        beside = [*(name for name in ("draft_engine", "vision_engine") if name in self.given), *adapters]
         inputs = {"engine": "engine", "model": "model", **{name: name for name in beside}}
         self.add("repository", stage, self.label(settings), inputs)
         self.given["repository"] = "repository"
@@ -334,3 +337,9 @@ class _Flow:
 
 def _with_text(inputs: dict[str, str], calibrated: bool) -> dict[str, str]:
     return inputs | ({"calibration": "calibration"} if calibrated else {})
+
+
+def _images(wanted: MultimodalSettings) -> ImageSpec | None:
+    if wanted.model_type == "none":
+        return None
+    return ImageSpec(wanted.model_type, str(wanted.path), wanted.images_per_request)

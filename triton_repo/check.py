@@ -14,7 +14,8 @@ from triton_repo.draft import engine_faults
 from triton_repo.generate import parse
 from triton_repo.limits import EngineLimits
 from triton_repo.llmapi import MODEL_YAML, llmapi_faults
-from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+from triton_repo.start import OF_NVIDIA
+from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 from triton_repo.write import DESCRIPTION, VOCABULARIES
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ TOOL = {"openvino": "OpenVINO", "tensorrt_llm": "TensorRT-LLM"}
 AGAIN = "Make the repository again: make repository"
 
 
-def check_repository(folder: Path, *, running_version: str | None = None) -> list[Fault]:
+def check_repository(folder: Path, *, running_version: str | None = None, to_be_served: bool = True) -> list[Fault]:
     """Judge a repository.
 
     Args:
         folder: its root.
+        to_be_served: what comes from NVIDIA's container must be there by now.
         running_version: of the OpenVINO or TensorRT-LLM that is about to run its engine; None does not compare.
 
     Returns:
@@ -49,7 +51,8 @@ def check_repository(folder: Path, *, running_version: str | None = None) -> lis
     configs, faults = _read_configs(files)
     llmapi = (folder / TENSORRT_LLM / "1" / MODEL_YAML).is_file()
     faults += tensor_faults(configs, llmapi=llmapi)
-    faults += _missing_files(folder, configs, llmapi=llmapi)
+    faults += _missing_files(folder, configs, llmapi=llmapi, to_be_served=to_be_served)
+    faults += _ensemble_faults(folder, configs)
     if llmapi:
         return [*faults, *llmapi_faults(folder)]
     if TENSORRT_LLM not in configs:
@@ -116,18 +119,35 @@ def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fa
     return configs, faults
 
 
-def _missing_files(folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool) -> Iterator[Fault]:
-    """Version folders, code and tokenizers; llmapi's code comes with NVIDIA's container."""
+def _code_of_nvidia(name: str) -> Fault:
+    return Fault(
+        f"{name} has no '{name}/1/model.py': where there are images its code is NVIDIA's.",
+        f"It stands in {OF_NVIDIA[name]}/{name}/1 of their Triton container up to TensorRT-LLM 1.2.",
+        f"Copy it, as the commands in {DESCRIPTION} do.",
+    )
+
+
+def _missing_files(
+    folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool, to_be_served: bool
+) -> Iterator[Fault]:
+    """Version folders, code and tokenizers; with images and in llmapi some code comes with NVIDIA's container."""
     for name, config in configs.items():
         version = folder / name / "1"
         if not version.is_dir():
             yield Fault(f"{name} has no version folder '{name}/1'.", todo=AGAIN)
         elif config.backend == "python" and not (version / "model.py").is_file() and not llmapi:
-            yield Fault(f"{name} has no '{name}/1/model.py', and its backend is python.", todo=AGAIN)
+            if ENCODERS not in configs or name not in OF_NVIDIA:
+                yield Fault(f"{name} has no '{name}/1/model.py', and its backend is python.", todo=AGAIN)
+            elif to_be_served:
+                yield _code_of_nvidia(name)
         if name in (PREPROCESSING, POSTPROCESSING):
             place = parameter(config, "tokenizer_dir")
             if not any((folder / place / vocabulary).is_file() for vocabulary in VOCABULARIES):
                 yield Fault(f"{name} has tokenizer_dir='{place}', where no tokenizer is.", todo=AGAIN)
+
+
+def _ensemble_faults(folder: Path, configs: dict[str, pb.ModelConfig]) -> Iterator[Fault]:
+    """Steps of the ensemble that lead nowhere."""
     if ENSEMBLE in configs:
         for step in configs[ENSEMBLE].ensemble_scheduling.step:
             if not (folder / step.model_name / "config.pbtxt").is_file():

@@ -12,6 +12,7 @@ from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import (
     BLS,
     DRAFT,
+    ENCODERS,
     ENSEMBLE,
     INTERFACES,
     LLMAPI,
@@ -27,6 +28,8 @@ from triton_repo.wiring import STEPS
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
+MODELS = (PREPROCESSING, TENSORRT_LLM, POSTPROCESSING, ENSEMBLE, BLS)
+"""The models of every repository of the in-flight batcher layout."""
 HEADER = "# Written from conf/triton; change it there and make the repository again.\n"
 
 
@@ -36,7 +39,7 @@ def repository_configs(
     """The configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
     backend = "python" if spec.flavour == "openvino" else "tensorrtllm"
-    configs = {name: _model(name, batch, limits.logits_type) for name in INTERFACES if name != LLMAPI}
+    configs = {name: _model(name, batch, limits.logits_type) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
     configs[TENSORRT_LLM].backend = backend
@@ -48,11 +51,17 @@ def repository_configs(
     _instances(configs[POSTPROCESSING], settings.postprocessing_instance_count)
     _instances(configs[BLS], settings.bls_instance_count)
     _instances(configs[TENSORRT_LLM], _engine_instances(settings, spec))
-    _parameters(configs[PREPROCESSING], parameters.preprocessing(settings))
+    _parameters(configs[PREPROCESSING], parameters.preprocessing(settings, spec))
     _parameters(configs[POSTPROCESSING], parameters.postprocessing(settings))
     _parameters(configs[BLS], parameters.bls(settings, spec))
     _parameters(configs[TENSORRT_LLM], parameters.tensorrt_llm(settings, limits, spec))
     _ensemble(configs[ENSEMBLE])
+    if spec.images is not None:
+        configs[ENCODERS] = _model(ENCODERS, batch, limits.logits_type)
+        configs[ENCODERS].backend = "python"
+        _queue(configs[ENCODERS], batch, settings)
+        _instances(configs[ENCODERS], 1)
+        _parameters(configs[ENCODERS], parameters.encoders(spec.images))
     return configs
 
 

@@ -17,13 +17,14 @@ from pipelines import __version__
 from pipelines.domain.errors import Fault
 from triton_repo.limits import EngineLimits
 from triton_repo.settings import TritonSettings
-from triton_repo.spec import RepositorySpec
-from triton_repo.tensors import DRAFT, PREPROCESSING, TENSORRT_LLM
+from triton_repo.spec import ImageSpec, RepositorySpec
+from triton_repo.tensors import DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
 
 ENGINE_DIR = f"{TENSORRT_LLM}/1/engine"
 DRAFT_ENGINE_DIR = f"{DRAFT}/1/engine"
 CPU_DRAFT_DIR = f"{TENSORRT_LLM}/1/draft_engine"
 LORA_DIR = f"{TENSORRT_LLM}/1/lora"
+VISION_DIR = f"{ENCODERS}/1/engine"
 VOCABULARY = f"{TENSORRT_LLM}/1/xgrammar_tokenizer_info.json"
 TOKENIZER = "{model}/1/tokenizer"
 MUST_BE_THERE = ("tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
@@ -99,10 +100,19 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def preprocessing(settings: TritonSettings) -> dict[str, str]:
-    """Of the tokenizing model."""
+def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
+    """Of the tokenizing model; with images it prepares them as well."""
     folder = TOKENIZER.format(model="preprocessing")
-    return {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
+    found = {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
+    if spec.images is not None:
+        images = {"multimodal_model_path": VISION_DIR, "gpt_model_path": ENGINE_DIR}
+        found |= images | {"max_num_images": text(spec.images.max_images)}
+    return found
+
+
+def encoders(images: ImageSpec) -> dict[str, str]:
+    """Of the vision model."""
+    return {"multimodal_model_path": VISION_DIR, "hf_model_path": images.hf_model_path}
 
 
 def postprocessing(settings: TritonSettings) -> dict[str, str]:
@@ -119,6 +129,8 @@ def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     if spec.num_draft_tokens is not None:
         found["tensorrt_llm_draft_model_name"] = DRAFT
         found["exclude_input_in_output"] = text(settings.exclude_input_in_output)
+    if spec.images is not None:
+        found["multimodal_encoders_name"] = ENCODERS
     if settings.retention_tokens is not None:
         found |= _set(settings, ("retention_tokens", "retention_priority", "retention_duration_ms"))
     return found

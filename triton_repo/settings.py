@@ -19,7 +19,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
 DeviceIds = Annotated[tuple[Numbers, ...], Field(min_length=1)]
 
-ENCODER, IMAGES = "encoder-decoder models are not built here", "multimodal models are not built here"
+ENCODER, IMAGES = "encoder-decoder models are not built here", "the group multimodal"
 DECIDED_ELSEWHERE = {
     "triton_backend": "the flavour of the engine",
     "engine_dir": "the layout of the repository",

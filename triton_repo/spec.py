@@ -10,6 +10,21 @@ FlavourName = Literal["openvino", "tensorrt_llm", "llmapi"]
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """Images in prompts.
+
+    Attributes:
+        model_type: of the encoder, in the words of TensorRT-LLM's build_multimodal_engine.py.
+        hf_model_path: Hugging Face folder of the whole model, on the machine that serves.
+        max_images: in one request.
+    """
+
+    model_type: str
+    hf_model_path: str
+    max_images: int
+
+
+@dataclass(frozen=True, slots=True)
 class RepositorySpec:
     """One repository to write.
 
@@ -24,6 +39,7 @@ class RepositorySpec:
         pp_size: pipeline parallel ranks.
         num_draft_tokens: tokens that a draft model guesses at a time; None without one.
         lora_tasks: ids of the LoRA adapters in it, sorted.
+        images: what a vision encoder needs; None for text alone.
         openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
     """
 
@@ -36,6 +52,7 @@ class RepositorySpec:
     pp_size: int = 1
     num_draft_tokens: int | None = None
     lora_tasks: tuple[int, ...] = ()
+    images: ImageSpec | None = None
     openvino: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,10 +11,16 @@ from typing import Any
 
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
-from triton_repo.tensors import DRAFT, TENSORRT_LLM
+from triton_repo.tensors import BLS, DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
 
 SERVER = ("tritonserver", "--model-repository=.", "--disable-auto-complete-config")
 MPIRUN = ("mpirun", "--allow-run-as-root")
+OF_NVIDIA = {
+    PREPROCESSING: "/app/all_models/inflight_batcher_llm",
+    BLS: "/app/all_models/inflight_batcher_llm",
+    ENCODERS: "/app/all_models/multimodal",
+}
+"""Models whose code is NVIDIA's where there are images -> its place in their container."""
 LLMAPI_SOURCES = "/app/all_models/llmapi/tensorrt_llm/1"
 """Where NVIDIA's container keeps the llmapi flavour's model.py and helpers.py, which are theirs to ship."""
 
@@ -33,7 +39,14 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
         models = [TENSORRT_LLM] if spec.num_draft_tokens is None else [TENSORRT_LLM, DRAFT]
         lines = _tensorrt_llm(settings, spec.world_size, models)
         needs = "NVIDIA's Triton container with the TensorRT-LLM that built the engine."
+    if spec.images is not None:
+        lines = {name: f"{_code_of_nvidia()} && {line}" for name, line in lines.items()}
     return {"inside": "the folder of this file", "needs": needs, "commands": lines}
+
+
+def _code_of_nvidia() -> str:
+    """What must be done once, in NVIDIA's container, which has the python models that know images."""
+    return " && ".join(f"cp -r {source}/{name}/1/. {name}/1/" for name, source in OF_NVIDIA.items())
 
 
 def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) -> dict[str, str]:

@@ -19,6 +19,8 @@ PREPROCESSING, TENSORRT_LLM, POSTPROCESSING = "preprocessing", "tensorrt_llm", "
 ENSEMBLE, BLS = "ensemble", "tensorrt_llm_bls"
 DRAFT = "tensorrt_llm_draft"
 """A second `tensorrt_llm` with an engine of its own."""
+ENCODERS = "multimodal_encoders"
+"""The vision model before a language model."""
 LLMAPI = "llmapi"
 """Not a model's name: the tensors of `tensorrt_llm` in the llmapi flavour."""
 
@@ -355,6 +357,32 @@ LLMAPI_INTERFACE = Interface(
     ),
 )
 
+MULTIMODAL_INTERFACE = Interface(
+    inputs=(
+        optional("IMAGE", FP16, -1, -1, -1, -1),
+        optional("pixel_values", FP16, -1, -1, -1, -1),
+        optional("aspect_ratio_ids", INT64, -1),
+        optional("aspect_ratio_mask", INT64, -1, -1),
+        optional("cross_attention_mask", INT64, -1, -1, -1),
+        optional("max_tokens", INT32, 1),
+        optional("image_sizes", INT64, 2),
+        optional("is_video_input", BOOL, 1),
+        optional("attention_mask", INT64, -1),
+        optional("image_grid_thw", INT64, 3),
+        optional("vision_input_id", INT32, -1),
+    ),
+    outputs=(
+        tensor("OUT_PROMPT_EMBEDDING_TABLE", FP16, -1, -1),
+        tensor("OUT_PROMPT_VOCAB_SIZE", INT32, 1),
+        tensor("ENCODER_INPUT_FEATURES", FP16, -1, -1),
+        needed_scalar("ENCODER_OUTPUT_LENGTHS", INT32),
+        tensor("CROSS_ATTENTION_MASK", BOOL, -1, -1),
+        tensor("SKIP_CROSS_ATTN_BLOCKS", BOOL, 1),
+        tensor("MROPE_ROTARY_COS_SIN", FP32, -1),
+        tensor("MROPE_POSITION_DELTAS", INT64, 1),
+    ),
+)
+
 INTERFACES = {
     PREPROCESSING: PREPROCESSING_INTERFACE,
     TENSORRT_LLM: TENSORRT_LLM_INTERFACE,
@@ -362,4 +390,5 @@ INTERFACES = {
     ENSEMBLE: ENSEMBLE_INTERFACE,
     BLS: BLS_INTERFACE,
     LLMAPI: LLMAPI_INTERFACE,
+    ENCODERS: MULTIMODAL_INTERFACE,
 }

@@ -19,7 +19,7 @@ from triton_repo.generate import draft_config, repository_configs, to_text
 from triton_repo.limits import EngineLimits
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
-from triton_repo.start import start_commands
+from triton_repo.start import OF_NVIDIA, start_commands
 from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def write_repository(
     spec: RepositorySpec,
     made_from: Mapping[str, Any],
     draft_dir: Path | None = None,
+    vision_dir: Path | None = None,
     adapters: Mapping[int, Path] | None = None,
 ) -> dict[str, Any]:
     """Write a model repository.
@@ -67,6 +68,7 @@ def write_repository(
         spec: what other groups of the configuration say.
         made_from: what to remember about the origin, as JSON; stands in repository.json.
         draft_dir: engine of the model that guesses tokens, where `spec.num_draft_tokens` is set.
+        vision_dir: engine of the vision encoder, where `spec.images` is set.
         adapters: folders of peft LoRA adapters by task id; the tasks of `spec`.
 
     Returns:
@@ -88,6 +90,8 @@ def write_repository(
     _put_features(out_dir, limits, draft_dir, adapters or {})
     for name in (PREPROCESSING, POSTPROCESSING):
         link_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
+    if spec.images is not None and vision_dir is not None:
+        link_files(engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
     if parameters.writes_vocabulary(settings, spec):
         vocabulary.write(tokenizer_dir, out_dir / parameters.VOCABULARY)
     ignored = parameters.changed(settings, parameters.PLACES) if spec.flavour == "openvino" else {}
@@ -132,6 +136,12 @@ def _configs(
     """
     if faults := [*_faults(settings, limits, spec), *_adapter_faults(adapters, limits, settings, spec)]:
         raise UserError.of(faults)
+    if spec.images is not None and settings.retention_tokens is not None:
+        raise UserError(
+            f"triton.retention_tokens={settings.retention_tokens} with images: tensorrt_llm_bls then has NVIDIA's "
+            "code, which asks for no retention.",
+            todo="Leave out triton.retention_tokens.",
+        )
     draft = _draft(draft_dir, limits, settings, spec)
     configs = repository_configs(settings, limits, spec)
     if draft is not None and spec.flavour == "tensorrt_llm":
@@ -255,7 +265,8 @@ def _link(source: Path, place: Path) -> None:
 
 def _has_no_code(name: str, spec: RepositorySpec) -> bool:
     """The ensemble is wiring; TensorRT-LLM's backend is compiled."""
-    return name == ENSEMBLE or (name in (TENSORRT_LLM, DRAFT) and spec.flavour == "tensorrt_llm")
+    of_nvidia = spec.images is not None and name in OF_NVIDIA
+    return name == ENSEMBLE or of_nvidia or (name in (TENSORRT_LLM, DRAFT) and spec.flavour == "tensorrt_llm")
 
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:

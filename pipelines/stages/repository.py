@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipelines.domain.progress import Progress
 from pipelines.hashing import sha256_file
 from pipelines.settings import OpenVinoSettings
 from triton_repo.settings import TritonSettings
-from triton_repo.spec import FlavourName
+from triton_repo.spec import FlavourName, ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the python models; the repository carries copies of them."""
@@ -34,6 +34,7 @@ class Repository:
         pp_size: its pipeline stages.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.
         lora_tasks: ids of LoRA adapters; the input `lora.<id>` is the folder of each.
+        images: what a vision encoder needs, with the input `vision_engine`; None for text alone.
     """
 
     flavour: FlavourName
@@ -47,6 +48,7 @@ class Repository:
     pp_size: int
     num_draft_tokens: int | None = None
     lora_tasks: tuple[int, ...] = ()
+    images: ImageSpec | None = None
     name = "repository"
     version = "1"
     measures = False
@@ -67,6 +69,7 @@ class Repository:
             "ranks": [self.tp_size, self.pp_size],
             **({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens}),
             **({"lora_tasks": list(self.lora_tasks)} if self.lora_tasks else {}),
+            **({} if self.images is None else {"images": asdict(self.images)}),
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
@@ -91,13 +94,15 @@ class Repository:
                 enable_chunked_context=self.enable_chunked_context,
                 num_draft_tokens=self.num_draft_tokens,
                 lora_tasks=self.lora_tasks,
+                images=self.images,
                 openvino=self.options.model_dump(),
             ),
             settings=self.triton,
             made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},
             draft_dir=inputs.get("draft_engine"),
+            vision_dir=inputs.get("vision_engine"),
             adapters={task: inputs[f"lora.{task}"] for task in self.lora_tasks},
         )
-        if faults := check_repository(out_dir):
+        if faults := check_repository(out_dir, to_be_served=False):
             raise UserError.of(faults)
         return facts

@@ -17,7 +17,7 @@ from triton_repo.generate import llmapi_configs, repository_configs
 from triton_repo.limits import EngineLimits
 from triton_repo.parameters import ENGINE_DIR
 from triton_repo.settings import DECIDED_ELSEWHERE, TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.spec import ImageSpec, RepositorySpec
 
 REFERENCE = Path(__file__).parent / "reference"
 IO = json.loads((REFERENCE / "triton_io.json").read_text())
@@ -29,6 +29,9 @@ PLACEHOLDERS = {
     "${prompt_embedding_table_data_type}": "TYPE_FP16",
 }
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+
+
+WHOLE = RepositorySpec("tensorrt_llm", "m", "none", num_draft_tokens=4, images=ImageSpec("llava", "/hf", 2))
 
 
 @pytest.fixture(params=["openvino", "tensorrt_llm"])
@@ -87,6 +90,14 @@ def test_llmapi_tensors_are_those_of_the_reference():
     assert [as_reference(tensor, is_input=True) for tensor in config.input] == expected(reference["inputs"])
     assert [as_reference(tensor, is_input=False) for tensor in config.output] == expected(reference["outputs"])
     assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (0, True)
+
+
+def test_the_vision_model_has_the_tensors_of_the_reference(tmp_path):
+    limits = EngineLimits.load(write_engine(tmp_path, logits_dtype="float16"))
+    config = repository_configs(TritonSettings(), limits, WHOLE)["multimodal_encoders"]
+    reference = IO["multimodal_encoders"]
+    assert [as_reference(tensor, is_input=True) for tensor in config.input] == expected(reference["inputs"])
+    assert [as_reference(tensor, is_input=False) for tensor in config.output] == expected(reference["outputs"])
 
 
 def test_the_ensemble_is_wired_as_the_reference(configs):
@@ -158,14 +169,10 @@ def test_parameter_keys_are_those_of_the_reference(tmp_path):
         xgrammar_tokenizer_info_path="/info.json",
     )
     limits = EngineLimits.load(write_engine(tmp_path))
-    configs = repository_configs(every, limits, RepositorySpec("tensorrt_llm", "m", "none", num_draft_tokens=4))
+    configs = repository_configs(every, limits, WHOLE)
     absent = {name for name, why in DECIDED_ELSEWHERE.items() if "not built here" in why}
-    for model in ("preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_bls"):
-        keys = {
-            entry["triton_key"]
-            for name, entry in PARAMETERS[model].items()
-            if name not in absent and not (model == "preprocessing" and name == "engine_dir")  # images only
-        }
+    for model in ("preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_bls", "multimodal_encoders"):
+        keys = {entry["triton_key"] for name, entry in PARAMETERS[model].items() if name not in absent}
         keys = {
             key for key in keys if "." not in key and key not in ("backend", "max_batch_size", "(tensor data_type)")
         }

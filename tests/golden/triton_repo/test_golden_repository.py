@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.settings import TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 
 GOLDEN = Path(__file__).parent
@@ -17,6 +17,7 @@ SPECS = {
     "openvino": RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"inference_precision": "f32"}),
     "tensorrt_llm": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", enable_chunked_context=True, tp_size=2),
     "llmapi": RepositorySpec("llmapi", "llama_3_8b", "fp8"),
+    "images": RepositorySpec("tensorrt_llm", "llava", "fp8", images=ImageSpec("llava", "/models/llava-1.5-7b-hf", 1)),
     "draft_target": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", num_draft_tokens=4),
 }
 

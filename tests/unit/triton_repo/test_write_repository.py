@@ -17,7 +17,7 @@ from tests.support.engine_folders import write_engine, write_llm_folder, write_t
 from triton_repo import write
 from triton_repo.check import check_repository
 from triton_repo.settings import TritonSettings
-from triton_repo.spec import RepositorySpec
+from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 
 CPU = RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"num_threads": 2, "kv_cache_bytes": None})
@@ -261,3 +261,37 @@ def test_what_would_stop_the_llm_api_is_found(tmp_path, change, message):
     change(tmp_path / "repo/tensorrt_llm/1")
     (fault,) = check_repository(tmp_path / "repo")
     assert message in str(fault)
+
+
+def test_with_images_the_code_comes_from_nvidias_container(tmp_path):
+    """What can only come from there is named when a server is to start, with its place and the command."""
+    spec = RepositorySpec("tensorrt_llm", "llava", "fp8", images=ImageSpec("llava", "/models/llava", 2))
+    (tmp_path / "vision").mkdir()
+    (tmp_path / "vision" / "visual_encoder.engine").write_bytes(b"sees")
+    write_repository(
+        tmp_path / "repo",
+        engine_dir=write_engine(tmp_path / "engine"),
+        tokenizer_dir=write_tokenizer(tmp_path / "model"),
+        settings=TritonSettings(),
+        spec=spec,
+        made_from={},
+        vision_dir=tmp_path / "vision",
+    )
+    repo = tmp_path / "repo"
+    assert check_repository(repo, to_be_served=False) == []
+    said = "\n".join(map(str, check_repository(repo)))
+    for name, place in (("multimodal_encoders", "multimodal"), ("tensorrt_llm_bls", "inflight_batcher_llm")):
+        assert f"{name} has no '{name}/1/model.py': where there are images its code is NVIDIA's" in said
+        assert f"/app/all_models/{place}/{name}/1" in said
+    command = json.loads((repo / "repository.json").read_text())["start"]["commands"]["leader"]
+    assert "cp -r /app/all_models/multimodal/multimodal_encoders/1/. multimodal_encoders/1/ && tritonserver" in command
+    assert (repo / "multimodal_encoders/1/engine/visual_encoder.engine").read_bytes() == b"sees"
+    for name in ("multimodal_encoders", "preprocessing", "tensorrt_llm_bls"):
+        (repo / name / "1" / "model.py").write_text("")
+    assert check_repository(repo) == []
+
+
+def test_images_and_retention_are_refused_together(tmp_path):
+    spec = RepositorySpec("tensorrt_llm", "llava", "fp8", images=ImageSpec("llava", "/models/llava", 2))
+    with pytest.raises(UserError, match="retention_tokens=5 with images"):
+        make(tmp_path, spec, TritonSettings(retention_tokens=5))
