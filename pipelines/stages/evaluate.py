@@ -80,5 +80,5 @@ class Evaluate:
 
 def _longest(engine: str, limits: Mapping[str, int]) -> int:
     """Tokens of a prompt and its answer; TensorRT-LLM's runtime computes a prompt in one iteration."""
-    longest = limits["max_seq_len"]
+    longest = limits["max_seq_len"] - (limits.get("max_draft_len") or 0)
     return longest if engine == "openvino" else min(longest, limits["max_num_tokens"])

@@ -107,10 +107,14 @@ class TensorRtSession:
                 f"Token id {wrong} is not in the vocabulary of {self.limits.vocab_size}.",
                 todo="Is it another model's tokenizer?",
             )
-        for name, length in (("max_num_tokens", len(tokens)), ("max_seq_len", len(tokens) + new_tokens)):
-            if length > getattr(self.limits, name):
+        limits = self.limits  # a draft's tokens are part of max_seq_len, see builder.py
+        for name, most, length in (
+            ("max_num_tokens", limits.max_num_tokens, len(tokens)),
+            ("max_seq_len", limits.max_seq_len - limits.max_draft_len, len(tokens) + new_tokens),
+        ):
+            if length > most:
                 raise UserError(
-                    f"A request needs {length} tokens; the engine was built with {name}={getattr(self.limits, name)}.",
+                    f"A request needs {length} tokens; the engine was built with {name}={most}.",
                     todo=f"Shorten it, or build with build.{name}={length} or more.",
                 )
 
