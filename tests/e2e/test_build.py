@@ -168,3 +168,29 @@ def test_two_runs_at_once_share_the_work(cli, copy_of_llama):
     assert [process.returncode for process in processes] == [0, 0], texts
     states = [re.search(r"quantize +(made|cached)", text)[1] for text in texts]
     assert sorted(states) == ["cached", "made"]
+
+
+def test_the_llm_api_gets_a_checkpoint_and_its_arguments(cli):
+    """What TensorRT-LLM 1.3 runs is made without it: quantized, read back, configured, and carried by a repository."""
+    import yaml
+
+    words = ["engine=tensorrt_llm_llmapi", "model=tiny_llama", "quant=fp8", "kv_cache=fp8", "calibration.size=8"]
+    words += ["build.tp_size=2", "triton.kv_cache_free_gpu_mem_fraction=0.8"]
+    assert cli.run("build", *words).startswith("engine: llmapi (asked for)")
+    folder = artifact(cli, "build", "tiny_llama-fp8-kv_fp8")
+    config = json.loads((folder / "checkpoint" / "hf_quant_config.json").read_text())["quantization"]
+    assert (config["quant_algo"], config["kv_cache_quant_algo"]) == ("FP8", "FP8")
+    arguments = yaml.safe_load((folder / "extra_llm_api_options.yaml").read_text())
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["kv_cache_config"]["free_gpu_memory_fraction"] == 0.8
+    assert (folder / "checkpoint" / "tokenizer.json").is_file()
+    assert re.search(r"quantize +cached", cli.run("repository", *words))
+    repository = artifact(cli, "repository", "tiny_llama-fp8-kv_fp8")
+    content = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    assert content["model"] == "tensorrt_llm/1/checkpoint"
+    assert (repository / content["model"] / "model.safetensors").is_file()
+
+
+def test_the_llm_api_refuses_gemma(cli):
+    text = cli.run("build", "engine=tensorrt_llm_llmapi", "model=tiny_gemma", "quant=fp8", code=2)
+    assert "cannot serve GemmaForCausalLM" in text
