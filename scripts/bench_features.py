@@ -12,7 +12,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -127,52 +128,66 @@ def kv(path: Path, tokens: list[int]) -> None:
         )
 
 
-def speed(running: Scheduler, requests: Callable[[], list[Any]]) -> tuple[float, list[Channel]]:
-    """Output tokens per second, median, and the last answers."""
-    rates, found = [], []
+def speeds(cases: Sequence[tuple[Scheduler, list[Any]]]) -> list[tuple[float, list[Channel]]]:
+    """Output tokens per second of each case, medians taken in turn, and the last answers."""
+    rates: list[list[float]] = [[] for _ in cases]
+    found: list[list[Channel]] = [[] for _ in cases]
     for repeat in range(REPEATS + 1):
-        started = time.perf_counter()
-        found = answers(running, requests())
-        if repeat:
-            rates.append(sum(len(one.tokens) for one in found) / (time.perf_counter() - started))
-    return statistics.median(rates), found
+        for index, (running, requests) in enumerate(cases):
+            started = time.perf_counter()
+            found[index] = answers(running, requests)
+            if repeat:
+                seconds = time.perf_counter() - started
+                rates[index].append(sum(len(one.tokens) for one in found[index]) / seconds)
+    return [(statistics.median(rate), answer) for rate, answer in zip(rates, found, strict=True)]
 
 
 def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
     """Tokens per second with and without a draft model."""
-    for count in (1, 4, 16):
-        requests = lambda count=count: [asked(prompt, 128, streaming=False) for prompt in prompts[:count]]  # noqa: E731
-        with scheduler(path, num_threads=None) as running:
-            plain, expected = speed(running, requests)
-        for guesses in (2, 4, 8):
-            with scheduler(path, draft_dir=draft, num_draft_tokens=guesses, num_threads=None) as running:
-                rate, found = speed(running, requests)
-            assert [one.tokens for one in found] == [one.tokens for one in expected]
-            right = sum(one.draft.accepted for one in found) / sum(one.draft.proposed for one in found)
-            say(
-                f"draft     {count:>2} requests, {guesses} guesses: {rate:,.0f} tokens/s, {plain:,.0f} without;"
-                f" {100 * right:.0f} % accepted"
-            )
+    guesses = (2, 4, 8)
+    with ExitStack() as stack:
+        plain = stack.enter_context(scheduler(path, num_threads=None))
+        drafting = [
+            stack.enter_context(scheduler(path, draft_dir=draft, num_draft_tokens=count, num_threads=None))
+            for count in guesses
+        ]
+        for count in (1, 4, 16):
+            requests = [asked(prompt, 128, streaming=False) for prompt in prompts[:count]]
+            (base, expected), *others = speeds([(running, requests) for running in (plain, *drafting)])
+            for most, (rate, found) in zip(guesses, others, strict=True):
+                assert [one.tokens for one in found] == [one.tokens for one in expected]
+                right = sum(one.draft.accepted for one in found) / sum(one.draft.proposed for one in found)
+                say(
+                    f"draft     {count:>2} requests, {most} guesses: {rate:,.0f} tokens/s, {base:,.0f} without"
+                    f" ({rate / base:.2f}x); {100 * right:.0f} % accepted"
+                )
 
 
 def adapters(path: Path, prompts: list[list[int]]) -> None:
     """Memory and tokens per second with LoRA adapters."""
     both = {i + 1: LoraAdapter.read(ZOO / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
-    for chosen, tasks in (({}, (None,)), (both, (None,)), (both, (1,)), (both, (None, 1, 2))):
+    kinds: tuple[tuple[int | None, ...], ...] = ((None,), (1,), (None, 1, 2))
+    with ExitStack() as stack:
+        plain = stack.enter_context(scheduler(path, num_threads=None))
         before = resident_bytes()
-        with scheduler(path, chosen, num_threads=None) as running:
-            started = resident_bytes() - before
-            rate, _ = speed(
-                running,
-                lambda tasks=tasks: [
-                    asked(prompt, 128, streaming=False, lora_task_id=tasks[i % len(tasks)])
-                    for i, prompt in enumerate(prompts[:12])
-                ],
-            )
-        say(
-            f"lora      {len(chosen)} loaded, 12 requests for {tasks}: {rate:,.0f} tokens/s;"
-            f" {started / 2**20:.0f} MiB to load"
+        loaded = stack.enter_context(scheduler(path, both, num_threads=None))
+        each = (resident_bytes() - before) / 3
+        cases = [(plain, kinds[0]), *((loaded, tasks) for tasks in kinds)]
+        measured = speeds(
+            [
+                (
+                    running,
+                    [
+                        asked(prompt, 128, streaming=False, lora_task_id=tasks[i % len(tasks)])
+                        for i, prompt in enumerate(prompts[:12])
+                    ],
+                )
+                for running, tasks in cases
+            ]
         )
+    say(f"lora      {each / 2**20:.0f} MiB to load the model once more; {path.name}")
+    for (running, tasks), (rate, _) in zip(cases, measured, strict=True):
+        say(f"lora      {0 if running is plain else 2} loaded, 12 requests for {tasks}: {rate:,.0f} tokens/s")
 
 
 def window(path: Path) -> None:

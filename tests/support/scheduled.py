@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.requests import Asked
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.serving_options import ServingOptions

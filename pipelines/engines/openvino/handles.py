@@ -6,7 +6,7 @@ from typing import Any
 
 import openvino_genai as genai
 
-from pipelines.engines.openvino.requests import Asked
+from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.streams import News, Stream
 
 _STATUS = genai.GenerationStatus

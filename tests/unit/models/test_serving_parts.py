@@ -12,12 +12,14 @@ pytest.importorskip("openvino_genai")
 
 import pipelines.zoo
 from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.asked import Asked, Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.requests import Asked, Bounds, read_requests
+from pipelines.engines.openvino.outbox import Outbox
+from pipelines.engines.openvino.requests import read_requests
 from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import KvLedger
-from pipelines.engines.openvino.streams import News, Outbox, Piece, Reply, Stream
+from pipelines.engines.openvino.streams import News, Piece, Reply, Stream
 
 ZOO = Path(pipelines.zoo.__file__).parent / "models"
 BOUNDS = Bounds(vocab_size=10)

@@ -17,9 +17,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.asked import Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
 from pipelines.engines.openvino.lora import read_adapters
-from pipelines.engines.openvino.requests import Bounds, read_requests
+from pipelines.engines.openvino.requests import read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
 from pipelines.engines.openvino.serving_options import ServingOptions

@@ -1,0 +1,104 @@
+"""One prompt with everything that was asked for it, and what may be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Words = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt with everything that was asked for it.
+
+    Attributes:
+        prompt: token ids, int64 [T].
+        max_tokens: output tokens at most.
+        min_tokens: before so many output tokens `end_id` cannot come.
+        end_id: ends the generation and is not returned; -1 is none.
+        pad_id: fills the shorter beams of a response.
+        stop_words: token sequences that end the generation; they are returned.
+        bad_words: token sequences that are never generated.
+        temperature: divides the logits.
+        top_k: 0 is all.
+        top_p: 0 is off.
+        seed: of the sampler.
+        repetition_penalty: on tokens of prompt and output; 1 is none.
+        presence_penalty: once for every token of the output; 0 is none.
+        frequency_penalty: for every occurrence in the output; 0 is none.
+        beam_width: 1 is no beam search.
+        length_penalty: beams are ranked by log probability / length ** length_penalty.
+        early_stopping: beam search ends with beam_width finished candidates.
+        num_return_sequences: answers to the prompt; 0 is not given, which is one, or all beams.
+        bias: added to the logits, float32 [V]; None is none.
+        streaming: a response for every piece of the answer.
+        exclude_input: leave the prompt out of the answer.
+        lora_task_id: which adapter changes the model; None is none.
+        log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
+    """
+
+    prompt: Array
+    max_tokens: int
+    min_tokens: int = 0
+    end_id: int = -1
+    pad_id: int = 0
+    stop_words: Words = ()
+    bad_words: Words = ()
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    beam_width: int = 1
+    length_penalty: float = 0.0
+    early_stopping: bool = True
+    num_return_sequences: int = 0
+    bias: Array | None = None
+    streaming: bool = False
+    exclude_input: bool = False
+    lora_task_id: int | None = None
+    log_probs: bool = False
+    context_logits: bool = False
+    generation_logits: bool = False
+    perf_metrics: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn; otherwise the likeliest one is taken."""
+        return self.temperature > 0 and self.top_k != 1 and (self.top_k > 1 or self.top_p > 0)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the engine's own scheduler cannot do it, because it neither shows nor changes logits."""
+        return self.bias is not None or bool(self.bad_words) or self.context_logits or self.generation_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the model and its configuration allow.
+
+    Attributes:
+        vocab_size: token ids are below.
+        max_beam_width: of the engine.
+        exclude_input: for requests that do not say.
+        decoupled: whether several responses to one request are possible.
+        lora_tasks: ids of the LoRA adapters.
+        draft_model: whether one guesses for requests without an adapter.
+        fold_ids: take token ids beyond the vocabulary modulo its size, for load generators that send random numbers.
+    """
+
+    vocab_size: int
+    max_beam_width: int = 1
+    exclude_input: bool = False
+    decoupled: bool = True
+    lora_tasks: frozenset[int] = frozenset()
+    draft_model: bool = False
+    fold_ids: bool = False
