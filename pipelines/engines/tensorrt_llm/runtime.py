@@ -57,8 +57,8 @@ class TensorRtSession:
         """
         for prompt in prompts:
             self._check(prompt, limits.max_new_tokens)
-        params = sampling_params(limits)
-        requests = [self._runtime().generate_async(list(prompt), params) for prompt in prompts]
+        runtime, params = self._runtime(), sampling_params(limits)
+        requests = [runtime.generate_async(list(prompt), params) for prompt in prompts]
         found = []
         with progress.task("generating", len(requests), "requests") as advance:
             for request in requests:
@@ -87,8 +87,8 @@ class TensorRtSession:
     def _score(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[tuple[float, bool]]:
         """Run each distinct prefix once and look up the tokens that follow it."""
         prefixes = {prefix: None for pair in pairs for prefix in _prefixes(pair)}
-        params = next_token_params()
-        requests = {prefix: self._runtime().generate_async(list(prefix), params) for prefix in prefixes}
+        runtime, params = self._runtime(), next_token_params()
+        requests = {prefix: runtime.generate_async(list(prefix), params) for prefix in prefixes}
         logprobs = {prefix: self._logprobs(request.result().outputs[0]) for prefix, request in requests.items()}
         return [_scored(pair, logprobs) for pair in pairs]
 
@@ -121,9 +121,14 @@ class TensorRtSession:
     def _runtime(self) -> Any:
         """The engine, loaded when first used."""
         if self._llm is None:
-            from tensorrt_llm._tensorrt_engine import LLM
-            from tensorrt_llm.llmapi import KvCacheConfig
-
+            try:
+                from tensorrt_llm._tensorrt_engine import LLM
+                from tensorrt_llm.llmapi import KvCacheConfig
+            except ImportError as error:
+                raise UserError(
+                    f"The Python package tensorrt_llm cannot be imported: {error}.",
+                    todo="Run inside NVIDIA's container, where it and its libraries belong together: make shell",
+                ) from error
             self._llm = LLM(
                 model=str(self._engine_dir),
                 skip_tokenizer_init=True,

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.port import SamplingLimits
+from pipelines.engines.registry import open_engine
 from pipelines.engines.tensorrt_llm import fits
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from tests.support.emulated_trtllm import A100, H100, environment
@@ -77,3 +81,13 @@ def test_where_nothing_is_installed_nothing_is_compared(engine):
 
 def test_a_timing_cache_is_named_after_what_it_belongs_to():
     assert BUILT.file_name == "NVIDIA_H100_80GB_HBM3-sm9-tensorrt_llm1.2.1-tensorrt10.14.1.48"
+
+
+def test_a_package_that_cannot_be_imported_is_named(engine, on):
+    """TensorRT-LLM loads many libraries when it is imported; one that is missing is no fault of ours."""
+    on(gpus=(H100,))
+    with (
+        open_engine("tensorrt_llm").open(engine) as session,
+        pytest.raises(UserError, match=r"tensorrt_llm cannot be imported: tensorrt_llm is emulated\..*make shell"),
+    ):
+        session.generate([[1, 2]], SamplingLimits(1), SilentProgress())
