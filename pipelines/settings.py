@@ -223,6 +223,8 @@ def _fault(item: Mapping[str, Any]) -> Fault:
         choices = str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
         hint = did_you_mean(str(given), choices.split(", "))
         return Fault(f"{key}='{given}' is not known.", f"Choose one of {choices}.", hint)
+    if item["type"] == "tuple_type":
+        return Fault(f"{key}='{given}' is not a list.", todo=f"Write {key}=[{given}].")
     return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
 
 

@@ -78,6 +78,7 @@ def test_model_shapes_equal_the_published_table():
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
         ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
+        ("build.lora_target_modules=attn_q", r"'attn_q' is not a list\. Write build\.lora_target_modules=\[attn_q\]"),
         ("build.tp_size=two", r"build\.tp_size='two' is not valid: input should be a valid integer"),
         ("build.tp_size=0", r"build\.tp_size='0' is not valid: input should be greater than or equal to 1"),
         ("quant.qformat=fp7", r"quant\.qformat='fp7' is not known\. Choose one of none, fp8.*Did you mean 'fp8'\?"),
