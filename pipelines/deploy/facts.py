@@ -108,7 +108,7 @@ def _described(path: Path) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         missing = sorted(NEEDED - set(described))
     except (OSError, ValueError) as error:
-        described, missing = {}, [str(error)]
+        described, missing = {}, [getattr(error, "strerror", None) or str(error)]
     if missing:
         raise UserError(
             f"'{path}' does not say what it is: {DESCRIPTION}: {', '.join(missing)}.",

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 
@@ -99,6 +100,21 @@ def test_a_repository_holds_all_it_needs(copied):
 
 def test_a_second_repository_is_not_made(cli, copied):
     assert "Nothing to do: every stage is cached." in cli.run("repository", *QUICK)
+
+
+def test_a_repository_becomes_manifests_that_start_it(cli, copied):
+    """The arguments of the pod start the server here, except for the place of the repository and the address."""
+    text = cli.run("manifests", *QUICK)
+    overlay = cli.folder / re.search(r"kubectl apply -k (\S+)", text)[1]
+    template = yaml.safe_load((overlay / "deployment.yaml").read_text())["spec"]["template"]
+    command, *words = template["spec"]["containers"][0]["args"]
+    assert (command, words[0]) == ("serve", "serving.repository=/repository")
+    kept = [word for word in words[1:] if not re.match(r"serving\.(host|\w+_port)=", word)]
+    server = Served(cli, f"serving.repository={copied}", *kept)
+    assert "Started HTTPService" in server.text  # kubectl logs shows the server's own log
+    assert "Draining" in server.stop(signal.SIGTERM)
+    assert server.process.returncode == 0
+    assert "unchanged: manifests" in cli.run("manifests", *QUICK)
 
 
 def test_the_printed_lines_work_and_ctrl_c_drains(cli, copied):
