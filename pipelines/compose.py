@@ -82,13 +82,23 @@ def diagnose(overrides: Sequence[str]) -> list[Fault]:
         if name.startswith("hydra"):
             continue
         if (CONF / name).is_dir():
-            fault = _choice_fault(name, str(override.value()))
-            faults.extend([fault] if fault else [])
-            good.extend([] if fault else [text])
+            values = _values(override)
+            wrong = [fault for value in values if (fault := _choice_fault(name, value))]
+            faults += wrong
+            good += [f"{name}={values[0]}"] if values and not wrong else []
         elif not override.is_add():
             keys.append(name)
     known = _known_keys(good)
     return faults + [fault for key in keys if (fault := _key_fault(key, known))]
+
+
+def _values(override: Any) -> list[str]:
+    """What an override chooses: one word, those of a list, or none for a pattern."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    if isinstance(override.value(), ChoiceSweep):
+        return list(override.sweep_string_iterator())
+    return [] if override.is_sweep_override() else [str(override.value())]
 
 
 def choices(group: str) -> list[str]:

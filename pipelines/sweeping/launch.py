@@ -176,7 +176,7 @@ def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
     """What there is to do, and by whom."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
-    parts = [f"{len(cells)} cells"]
+    parts = [f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"]
     parts += [f"{finished} finished already"] if finished else []
     parts += [f"{len(refused)} refused"] if refused else []
     parts += [f"{len(waiting)} to run" + ("" if sweep.launcher == BASIC else f" with {sweep.launcher_word}")]

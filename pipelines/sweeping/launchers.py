@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from pipelines.compose import CONF
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.flow import MEASURED, Target
 
@@ -66,20 +69,20 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
 
 
 def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
-    """What is wrong with hydra/launcher=... where Hydra could not compose."""
-    for text in overrides:
-        key, _, word = text.partition("=")
-        if key == "hydra/launcher":
-            if word in WORDS:
-                return _package(word, WORDS[word])
-            return [
-                Fault(
-                    f"hydra/launcher={word} is not known.",
-                    f"Choose one of {', '.join(WORDS)}.",
-                    did_you_mean(word, WORDS),
-                )
-            ]
-    return []
+    """What is wrong with the launcher's words where Hydra could not compose."""
+    given = dict(text.partition("=")[::2] for text in overrides)
+    word = given.get("hydra/launcher", "basic")
+    if word not in WORDS:
+        near = did_you_mean(word, WORDS)
+        return [Fault(f"hydra/launcher={word} is not known.", f"Choose one of {', '.join(WORDS)}.", near)]
+    file = CONF / "hydra" / "launcher" / f"{word}.yaml"
+    known = yaml.safe_load(file.read_text()).keys() if file.is_file() else ()
+    keys = [key.removeprefix("hydra.launcher.") for key in given if key.startswith("hydra.launcher.")]
+    unknown = [key for key in keys if known and key.split(".")[0] not in known]
+    return _package(word, WORDS[word]) + [
+        Fault(f"hydra.launcher.{key} is no option of hydra/launcher={word}.", did_you_mean(key, known), f"See {file}.")
+        for key in unknown
+    ]
 
 
 def _sweeper(sweep: Sweep) -> list[Fault]:

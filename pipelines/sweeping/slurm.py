@@ -75,7 +75,7 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
                 )
             )
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-            said = " ".join(str(error).split()).removeprefix("sbatch: error: ")
+            said = "; ".join(line.split("error: ")[-1] for line in str(error).splitlines() if line.strip())
             raise UserError(
                 f"sbatch does not take the jobs: {said}.",
                 todo="Set what this cluster wants, e.g. hydra.launcher.partition=... hydra.launcher.account=...; "

@@ -6,7 +6,7 @@ from pipelines.compose import CONF, compose_config
 from pipelines.domain.errors import UserError
 from pipelines.sweeping import launchers
 from pipelines.sweeping.cells import cells_of
-from pipelines.sweeping.launch import expand
+from pipelines.sweeping.launch import expand, run_cells
 from pipelines.sweeping.launchers import BASIC, SLURM, check_launcher
 
 
@@ -54,12 +54,25 @@ def test_only_the_words_that_differ_are_shown(tmp_path):
         (["eval.limit=interval(1,5)"], "does not support sweep type"),
         (["quant=fp8,int8_wo", "modle=x"], r"'modle' is not a known setting\. Did you mean 'model'"),
         (["quant=fp8,"], "'quant=fp8,' is no override"),
-        (["hydra/launcher=slurm", "hydra.launcher.partitoin=x"], "partitoin"),
+        (["hydra/launcher=slurm", "hydra.launcher.partitoin=x"], r"partitoin is no option .*Did you mean 'partition'"),
     ],
 )
 def test_a_mistake_is_named(tmp_path, words, message):
     with pytest.raises(UserError, match=message):
         expand(words, tmp_path)
+
+
+def test_a_wrong_value_in_a_list_is_refused_before_anything_runs(tmp_path):
+    words = ["quant=fp8,fp9", f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"]
+    with pytest.raises(UserError, match=r"quant=fp9 is not known\. .*Did you mean 'fp8'"):
+        run_cells("evaluate", words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_of_good_values_is_no_mistake(tmp_path):
+    with pytest.raises(UserError) as caught:
+        expand(["quant=fp8,int8_wo", "model=glob(tiny*)", "modle=x,y", "hydra/launcher=slrum"], tmp_path)
+    assert [fault.message.split()[0] for fault in caught.value.faults] == ["hydra/launcher=slrum", "'modle'"]
 
 
 def test_without_slurm_the_launcher_is_refused(tmp_path, programs):
