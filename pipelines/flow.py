@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -25,6 +25,9 @@ from pipelines.stages.repository import Repository
 from pipelines.stages.script import build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
 from triton_repo.spec import ImageSpec
+
+if TYPE_CHECKING:
+    from pipelines.compress.specs import Layout
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
 EVALUATED: tuple[Target, ...] = ("evaluate", "all")
@@ -202,35 +205,47 @@ class _Flow:
             self._calibration_text()
             self.add("quantize", quantize, label, _with_text({"model": "model"}, quantize.calibrated))
             self.given["checkpoint"] = "quantize"
-        runtime = settings.runtime
-        stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, runtime.enable_chunked_context)
-        self.add("build", stage, label, {"checkpoint": "checkpoint", "model": "model"})
+        runtime, inputs = settings.runtime, {"checkpoint": "checkpoint", "model": "model"}
+        self._draft_checkpoint(settings, "hugging_face")
+        drafts = settings.speculative.num_draft_tokens if "draft_checkpoint" in self.given else None
+        stage = ConfigureLlm(settings.build, settings.triton, settings.kv_cache, runtime.enable_chunked_context, drafts)
+        self.add("build", stage, label, inputs | ({} if drafts is None else {"draft": "draft_checkpoint"}))
         self.given["engine"] = "build"
 
     def draft(self, settings: Settings) -> None:
-        """Quantize -> build for the smaller model that guesses; afterwards `given["draft_engine"]` is its engine."""
+        """Build the engine of the smaller model that guesses; afterwards `given["draft_engine"]` is it."""
         guess = settings.speculative
-        if self.built is not None or guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
+        if self.built is not None or self.flavour.name == "llmapi" or guess.mode != "draft_target":
+            return
+        assert guess.draft is not None  # the settings say so
+        self._draft_checkpoint(settings, "tensorrt_llm")
+        alone = settings.build.model_copy(update=ALONE)
+        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages, self._on_gpu())
+        label = f"{guess.draft.label}-{guess.draft_qformat}"
+        self.add("draft.build", stage, label, {"checkpoint": "draft_checkpoint"})
+        self.given["draft_engine"] = "draft.build"
+
+    def _draft_checkpoint(self, settings: Settings, layout: Layout) -> None:
+        """Quantize the smaller model; afterwards `given["draft_checkpoint"]` is it, where there is one."""
+        guess = settings.speculative
+        if guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
             return
         if "draft" not in self.given:
-            self.add(
-                "download.draft",
-                Download(str(guess.draft.hub_id), guess.draft.revision or "main", "model"),
-                "draft",
-                {},
-            )
+            stage = Download(str(guess.draft.hub_id), guess.draft.revision or "main", "model")
+            self.add("download.draft", stage, "draft", {})
             self.given["draft"] = "download.draft"
+        self.given["draft_checkpoint"] = self.given["draft"]
+        if layout == "hugging_face" and guess.draft_qformat == QFormat.NONE:
+            return
         quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
-        alone = settings.build.model_copy(update=ALONE)
         quantize, _ = self._compression(settings.model_copy(update={"quant": quant}))
+        if layout == "hugging_face":
+            quantize = replace(quantize, layout=layout, tp_size=1, pp_size=1)
         if quantize.calibrated:
             self._calibration_text()
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.quantize", quantize, label, _with_text({"model": "draft"}, quantize.calibrated))
         self.given["draft_checkpoint"] = "draft.quantize"
-        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages, self._on_gpu())
-        self.add("draft.build", stage, label, {"checkpoint": "draft_checkpoint"})
-        self.given["draft_engine"] = "draft.build"
 
     def _on_gpu(self) -> OnGpu | None:
         """The GPU a TensorRT engine is for: this machine's, or where there is none the one asked about."""

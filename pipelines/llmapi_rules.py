@@ -30,6 +30,8 @@ LIMITS = (
     "pp_size",
 )
 """What of conf/build the LLM API has a place for."""
+OF_A_DRAFT = ("speculative_decoding_mode", "max_draft_len")
+"""Options that conf/speculative/draft_target.yaml sets for engines; here max_draft_len is an argument of its own."""
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -92,24 +94,29 @@ def _model(settings: Settings, shape: ModelShape | None) -> Iterator[Fault]:
 
 
 def _features(settings: Settings) -> Iterator[Fault]:
+    mode = settings.speculative.mode
+    read = (*LIMITS, *(OF_A_DRAFT if mode == "draft_target" else ()))
     for option, field in BuildSettings.model_fields.items():
         value = getattr(settings.build, option)
-        if option not in LIMITS and value != field.default:
+        if option not in read and value != field.default:
             yield Fault(
                 f"engine={settings.engine.name} has no build.{option}={value}: it is an option of trtllm-build.",
                 f"It reads {', '.join(LIMITS)}.",
                 "Leave it out, or take engine=tensorrt_llm.",
             )
-    mode = settings.triton.decoding_mode
-    if mode in DECODING:
+    decoding = settings.triton.decoding_mode
+    if decoding in DECODING:
         yield Fault(
-            f"engine={settings.engine.name} has no triton.decoding_mode={mode}: it belongs to TensorRT engines.",
+            f"engine={settings.engine.name} has no triton.decoding_mode={decoding}: it belongs to TensorRT engines.",
             todo="Leave it out, or take engine=tensorrt_llm.",
         )
     beside = {
         "lora": (bool(settings.lora.adapters), "its Triton model has no LoRA inputs"),
         "multimodal": (settings.multimodal.model_type != "none", "its Triton model has no image inputs"),
-        "speculative": (settings.speculative.mode != "none", "drafts are configured for engines only"),
+        "speculative": (
+            mode not in ("none", "draft_target"),
+            f"of its kinds only draft_target is configured, not {mode}",
+        ),
     }
     for group, (wanted, why) in beside.items():
         if wanted:

@@ -17,8 +17,9 @@ from pipelines.group import Group, Positive
 
 Count = Annotated[int, Field(ge=0)]
 OPTIONS = "extra_llm_api_options.yaml"
-CHECKPOINT = "checkpoint"
-"""The two things in the folder that is this flavour's engine: the arguments, and a Hugging Face checkpoint."""
+CHECKPOINT, DRAFT = "checkpoint", "draft"
+"""What is in the folder that is this flavour's engine: the arguments, a Hugging Face checkpoint, perhaps another one
+that guesses tokens."""
 
 
 class KvCacheConfig(Group):

@@ -12,14 +12,14 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from triton_repo.generate import llmapi_configs, to_text
-from triton_repo.llm_args import CHECKPOINT, OPTIONS, LlmArgs
+from triton_repo.llm_args import CHECKPOINT, DRAFT, OPTIONS, LlmArgs
 from triton_repo.parameters import changed
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import TENSORRT_LLM
 from triton_repo.write import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model
 
-CHECKPOINT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}"
+CHECKPOINT_DIR, DRAFT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}", f"{TENSORRT_LLM}/1/{DRAFT}"
 MODEL_YAML = "model.yaml"
 BESIDE_THE_ARGUMENTS = ("model", "backend", "triton_config")
 AGAIN = "Make the repository again: make repository"
@@ -65,6 +65,7 @@ def write_llmapi(
     for name, config in llmapi_configs(settings).items():
         write_model(out_dir / name, to_text(config), None)
     link_files(checkpoint_files(checkpoint), checkpoint, out_dir / CHECKPOINT_DIR)
+    link_files(checkpoint_files(engine_dir / DRAFT), engine_dir / DRAFT, out_dir / DRAFT_DIR)
     target = out_dir / TENSORRT_LLM / "1" / MODEL_YAML
     target.write_text(yaml.safe_dump(model_yaml(arguments, settings), sort_keys=False), encoding="utf-8")
     description: dict[str, Any] = {
@@ -88,7 +89,10 @@ def model_yaml(arguments: LlmArgs, settings: TritonSettings) -> dict[str, Any]:
     triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
     if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
         triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
-    return {"model": CHECKPOINT_DIR, "backend": "pytorch", **arguments.as_dict(), "triton_config": triton}
+    given = arguments.as_dict()
+    if "speculative_config" in given:
+        given["speculative_config"]["speculative_model"] = DRAFT_DIR
+    return {"model": CHECKPOINT_DIR, "backend": "pytorch", **given, "triton_config": triton}
 
 
 def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
@@ -117,8 +121,15 @@ def llmapi_faults(folder: Path) -> list[Fault]:
         LlmArgs.from_yaml(yaml.safe_dump(arguments), str(path))
     except UserError as error:
         return list(error.faults)
-    checkpoint = folder / str(content.get("model", CHECKPOINT_DIR))
+    draft = (arguments.get("speculative_config") or {}).get("speculative_model")
+    places = {str(content.get("model", CHECKPOINT_DIR)): True, **({} if draft is None else {str(draft): False})}
+    return [fault for place, has_tokenizer in places.items() for fault in _missing(folder / place, has_tokenizer)]
+
+
+def _missing(checkpoint: Path, has_tokenizer: bool) -> list[Fault]:
+    """What a checkpoint lacks; a draft model speaks through the other's tokenizer."""
     missing = [] if (checkpoint / "config.json").is_file() else ["config.json"]
     missing += [] if list(checkpoint.glob("*.safetensors")) else ["*.safetensors"]
-    missing += [] if any((checkpoint / name).is_file() for name in VOCABULARIES) else ["a tokenizer"]
+    if has_tokenizer and not any((checkpoint / name).is_file() for name in VOCABULARIES):
+        missing.append("a tokenizer")
     return [Fault(f"The checkpoint '{checkpoint}' lacks {', '.join(missing)}.", todo=AGAIN)] if missing else []

@@ -195,6 +195,20 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
                     yield Fault(f"Linears that are fused when loaded differ in {leaf}: {given}.", todo=_AGAIN)
 
 
+def same_vocabulary(target: Path, draft: Path) -> list[Fault]:
+    """Whether the tokens of a draft model are those of its target; both are sound checkpoints."""
+    ours, theirs = (_load(folder)[1].vocab_size for folder in (target, draft))
+    if ours == theirs:
+        return []
+    return [
+        Fault(
+            f"The draft model has {theirs} tokens, the model {ours}.",
+            "A guess is checked token by token, so both need one vocabulary.",
+            "Take a draft model of the same family.",
+        )
+    ]
+
+
 def describe_unified(folder: Path) -> dict[str, Any]:
     """Return JSON-able facts about a sound unified checkpoint.
 

@@ -11,13 +11,21 @@ from pipelines.build_settings import BuildSettings
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.settings import KvCacheSettings
-from triton_repo.llm_args import CHECKPOINT, OPTIONS, KvCacheConfig, LlmArgs, SchedulerConfig
+from triton_repo.llm_args import (
+    CHECKPOINT,
+    DRAFT,
+    OPTIONS,
+    DraftTargetConfig,
+    KvCacheConfig,
+    LlmArgs,
+    SchedulerConfig,
+)
 from triton_repo.settings import TritonSettings
 
 
 @dataclass(frozen=True)
 class ConfigureLlm:
-    """Checkpoint and tokenizer in, a folder with both (hard links) and the arguments of `tensorrt_llm.LLM` out.
+    """Checkpoint, tokenizer and perhaps a draft in, a folder of them (hard links) and the arguments of the LLM API out.
 
     TensorRT-LLM 1.3 and later has no engines: this folder is what stands in an engine's place, and
     `trtllm-serve checkpoint --extra_llm_api_options extra_llm_api_options.yaml` runs it.
@@ -27,12 +35,14 @@ class ConfigureLlm:
         triton: KV pool, scheduler, guided decoding.
         kv_cache: element type and reuse of the KV cache.
         enable_chunked_context: split prompts longer than max_num_tokens.
+        num_draft_tokens: tokens that a draft model guesses at a time; the input `draft` is its checkpoint.
     """
 
     build: BuildSettings
     triton: TritonSettings
     kv_cache: KvCacheSettings
     enable_chunked_context: bool
+    num_draft_tokens: int | None = None
     name = "build"
     version = "1"
     measures = False
@@ -64,7 +74,14 @@ class ConfigureLlm:
                 tokens_per_block=build.tokens_per_block,
             ),
             scheduler_config=SchedulerConfig.of(triton.batch_scheduler_policy),
+            speculative_config=self._speculation,
         )
+
+    @property
+    def _speculation(self) -> DraftTargetConfig | None:
+        if self.num_draft_tokens is None:
+            return None
+        return DraftTargetConfig(max_draft_len=self.num_draft_tokens, speculative_model=DRAFT)
 
     def identity(self) -> dict[str, Any]:
         """Everything that is written."""
@@ -72,14 +89,19 @@ class ConfigureLlm:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, link it, write the arguments and read them back."""
-        from pipelines.checkpoint.unified import describe_unified, verify_unified
+        from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
         from pipelines.domain.errors import UserError
         from triton_repo.llmapi import checkpoint_files
         from triton_repo.write import link_files, tokenizer_files
 
-        source, tokenizer = inputs["checkpoint"], inputs["model"]
-        if faults := verify_unified(source):
+        source, tokenizer, draft = inputs["checkpoint"], inputs["model"], inputs.get("draft")
+        faults = [*verify_unified(source), *(verify_unified(draft) if draft else ())]
+        if not faults and draft:
+            faults = same_vocabulary(source, draft)
+        if faults:
             raise UserError.of(faults)
+        if draft:
+            link_files(checkpoint_files(draft), draft, out_dir / DRAFT)
         link_files(tokenizer_files(tokenizer), tokenizer, out_dir / CHECKPOINT)
         link_files(checkpoint_files(source), source, out_dir / CHECKPOINT)  # its own config.json wins
         path = out_dir / OPTIONS

@@ -132,6 +132,16 @@ def test_one_checkpoint_serves_every_split_of_the_llm_api(tmp_path, model):
     assert one[1].node.stage.identity() != two[1].node.stage.identity()
 
 
+def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
+    words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", "speculative=draft_target"]
+    made = plan(tmp_path, [*words, "model@speculative.draft=tiny_llama", "speculative.draft_qformat=none"], "build")
+    assert [step.node.id for step in made.steps] == ["quantize", "build"]  # the draft's own folder is its checkpoint
+    stage = made.steps[1].node.stage
+    assert stage.identity()["arguments"]["speculative_config"]["max_draft_len"] == 4
+    other = plan(tmp_path, [*words, "model@speculative.draft=tiny_llama"], "build")
+    assert [step.node.id for step in other.steps] == ["quantize", "draft.quantize", "build"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "target", "message"),
     [
@@ -140,7 +150,7 @@ def test_one_checkpoint_serves_every_split_of_the_llm_api(tmp_path, model):
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
         (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on b200_sxm \(SM 10\)"),
         (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
-        (["speculative=draft_target"], "build", r"has no speculative: drafts are configured"),
+        (["speculative=lookahead"], "build", r"only draft_target is there, not lookahead"),
         (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
         (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
         ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),

@@ -16,6 +16,7 @@ from pipelines.domain.errors import UserError
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
+from triton_repo.llm_args import DraftTargetConfig
 from triton_repo.settings import TritonSettings
 from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
@@ -295,3 +296,26 @@ def test_images_and_retention_are_refused_together(tmp_path):
     spec = RepositorySpec("tensorrt_llm", "llava", "fp8", images=ImageSpec("llava", "/models/llava", 2))
     with pytest.raises(UserError, match="retention_tokens=5 with images"):
         make(tmp_path, spec, TritonSettings(retention_tokens=5))
+
+
+def test_a_draft_checkpoint_of_the_llm_api_is_carried(tmp_path):
+    speculation = DraftTargetConfig(max_draft_len=4, speculative_model="draft")
+    engine = write_llm_folder(tmp_path / "engine", speculative_config=speculation)
+    (engine / "draft").mkdir()
+    (engine / "draft" / "config.json").write_text("{}")
+    (engine / "draft" / "model.safetensors").write_bytes(b"small")
+    write_repository(
+        tmp_path / "repo",
+        engine_dir=engine,
+        tokenizer_dir=engine / "checkpoint",
+        settings=TritonSettings(),
+        spec=RepositorySpec("llmapi", "llama", "fp8"),
+        made_from={},
+    )
+    repo = tmp_path / "repo"
+    content = yaml.safe_load((repo / "tensorrt_llm/1/model.yaml").read_text())
+    assert content["speculative_config"]["speculative_model"] == "tensorrt_llm/1/draft"
+    assert check_repository(repo) == []
+    (repo / "tensorrt_llm/1/draft/model.safetensors").unlink()
+    (fault,) = check_repository(repo)
+    assert "draft' lacks *.safetensors" in str(fault)
