@@ -2,8 +2,7 @@
 
     python -m scripts.bench_features
 
-Every number is a median of several, through the scheduler that the served repository uses; no server, no network.
-Needs the packages of `make setup` and the test helpers of this repository.
+Every number is a median of several on one thread, through the scheduler that the served repository uses. Needs the packages of `make setup` and the test helpers of this repository.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def reuse(path: Path, tokens: list[int]) -> None:
     found = {}
     for on in (False, True):
         turns = iter(range(1000))
-        with scheduler(path, enable_prefix_caching=on, num_threads=None) as running:
+        with scheduler(path, enable_prefix_caching=on) as running:
             found[on] = median(
                 lambda running=running, turns=turns: (
                     answers(running, [asked([*tokens[:1000], 300 + next(turns), 5], 2)])[0].ttft
@@ -93,7 +92,7 @@ def chunks(whole: Path, pieces: Path, tokens: list[int]) -> None:
     found, waits = {}, {}
     for path in (whole, pieces):
         turns = iter(range(1000))
-        with scheduler(path, enable_prefix_caching=False, enable_chunked_context=True, num_threads=None) as running:
+        with scheduler(path, enable_prefix_caching=False, enable_chunked_context=True) as running:
             found[path] = median(lambda running=running, turns=turns: gap(running, tokens[next(turns) :][:1800]))
             waits[path] = median(lambda running=running: answers(running, [asked(tokens[:1800], 2)])[0].ttft)
     say(
@@ -109,7 +108,7 @@ def kv(path: Path, tokens: list[int]) -> None:
     prompts = [tokens[start : start + 1800] for start in range(0, 40)]
     reference: list[list[int]] = []
     for precision in ("f32", "f16", "u8", "u4"):
-        with scheduler(path, kv_cache_precision=precision, kv_cache_bytes=2**30, num_threads=None) as running:
+        with scheduler(path, kv_cache_precision=precision, kv_cache_bytes=2**30) as running:
             short = answers(running, [asked(prompt[:200], 64) for prompt in prompts])
             before = resident_bytes()
             many = [[int(t) for t in np.random.default_rng(i).integers(300, 1900, 1800)] for i in range(32)]
@@ -146,11 +145,8 @@ def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
     """Tokens per second with and without a draft model."""
     guesses = (2, 4, 8)
     with ExitStack() as stack:
-        plain = stack.enter_context(scheduler(path, num_threads=None))
-        drafting = [
-            stack.enter_context(scheduler(path, draft_dir=draft, num_draft_tokens=count, num_threads=None))
-            for count in guesses
-        ]
+        plain = stack.enter_context(scheduler(path))
+        drafting = [stack.enter_context(scheduler(path, draft_dir=draft, num_draft_tokens=count)) for count in guesses]
         for count in (1, 4, 16):
             requests = [asked(prompt, 128, streaming=False) for prompt in prompts[:count]]
             (base, expected), *others = speeds([(running, requests) for running in (plain, *drafting)])
@@ -168,9 +164,9 @@ def adapters(path: Path, prompts: list[list[int]]) -> None:
     both = {i + 1: LoraAdapter.read(ZOO / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
     kinds: tuple[tuple[int | None, ...], ...] = ((None,), (1,), (None, 1, 2))
     with ExitStack() as stack:
-        plain = stack.enter_context(scheduler(path, num_threads=None))
+        plain = stack.enter_context(scheduler(path))
         before = resident_bytes()
-        loaded = stack.enter_context(scheduler(path, both, num_threads=None))
+        loaded = stack.enter_context(scheduler(path, both))
         each = (resident_bytes() - before) / 3
         cases = [(plain, kinds[0]), *((loaded, tasks) for tasks in kinds)]
         measured = speeds(
@@ -194,7 +190,7 @@ def window(path: Path) -> None:
     """Blocks and tokens per second over 1,900 tokens."""
     for size in (None, 128, 512):
         values = {} if size is None else {"attention_window": size, "sink_tokens": 4}
-        with scheduler(path, enable_prefix_caching=False, num_threads=None, **values) as running:
+        with scheduler(path, enable_prefix_caching=False, **values) as running:
             lane, most = running._lanes.of(asked([2], 1)), 0.0
             channel, started = Channel(), time.perf_counter()
             running.submit([asked([2, 388, 774], 1900)], channel)

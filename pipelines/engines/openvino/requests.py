@@ -165,7 +165,7 @@ def _lora_task(row: _Row, bounds: Bounds) -> int | None:
         raise UserError(
             f"LoRA task {task} not found in cache.",
             allowed=f"This server has {known}." if known else "This server has no LoRA adapters.",
-            todo="Adapters are loaded from lora_prefetch_dir when the model starts.",
+            todo="Send the lora_task_id of an adapter that stood in lora_prefetch_dir when the model started.",
         )
     return None if task is None else int(task)
 
