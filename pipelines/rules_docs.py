@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pipelines.compose import CONF, compose_config, to_raw
@@ -114,9 +115,7 @@ class Composer:
         from omegaconf import OmegaConf
 
         chosen = {group: name for feature in features for group, name in feature.files.items()}
-        layers = [OmegaConf.load(CONF / group / f"{chosen[group]}.yaml") for group in self._order if group in chosen]
-        for layer in layers:
-            layer.pop("defaults", None)
+        layers = [_layer(CONF / group / f"{chosen[group]}.yaml") for group in self._order if group in chosen]
         first = [dict(feature.values) for feature in features if not feature.files]
         last = [dict(feature.values) for feature in features if feature.files]
         return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
@@ -126,6 +125,15 @@ class Composer:
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
         return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE), NOWHERE, found)
+
+
+def _layer(file: Path) -> Any:
+    """What a feature's file sets; what its defaults add is in the base already."""
+    from omegaconf import OmegaConf
+
+    layer: Any = OmegaConf.load(file)
+    layer.pop("defaults", None)
+    return layer
 
 
 def _feature_groups() -> Iterator[str]:

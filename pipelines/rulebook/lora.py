@@ -43,14 +43,15 @@ def _unknown(d: Deployment) -> Cases:
 
 
 def _widths(d: Deployment) -> Cases:
-    """Linears of an adapter that have other sizes than the model's."""
-    ours = linear_widths(shape(d))
-    return [
-        {**words, "name": name, "given": given, "ours": ours[name]}
-        for words, adapter in _each(d)
-        for name, given in adapter.widths.items()
-        if name in ours and given != ours[name]
-    ]
+    """Adapters with linears of other sizes than the model's; each is told by its first."""
+    ours, cases = linear_widths(shape(d)), []
+    for words, adapter in _each(d):
+        wrong = [name for name, given in adapter.widths.items() if name in ours and given != ours[name]]
+        if wrong:
+            more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            sizes = {"given": adapter.widths[wrong[0]], "ours": ours[wrong[0]]}
+            cases.append({**words, **sizes, "name": wrong[0], "more": more})
+    return cases
 
 
 RULES = (
@@ -135,7 +136,7 @@ RULES = (
         needs=("shape",),
         when=_widths,
         failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
-        " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}.",
+        " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
         todo="Give an adapter of this model.",
         source=MANAGER,
     ),

@@ -1,0 +1,48 @@
+"""Every command of the features' files and of their guide is one that the configuration takes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipelines.commands import COMMANDS, load
+from pipelines.compose import CONF
+from tests.conftest import ROOT
+
+GROUPS = (
+    "runtime",
+    "reuse",
+    "window",
+    "lora",
+    "speculative",
+    "weights",
+    "guided",
+    "multimodal",
+    "parallel",
+    "sparsity",
+)
+FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+
+
+def commands(path: Path) -> list[str]:
+    """Commands of a file: after a comment's `make`, or indented in a guide."""
+    start = "    make " if path.suffix == ".md" else "# "
+    lines = [line for line in path.read_text().splitlines() if line.startswith(start) and "make " in line]
+    return [line[line.index("make ") :].split("  ")[0] for line in lines]
+
+
+ALL = sorted({line for path in (*FILES, ROOT / "docs" / "features.md") for line in commands(path)})
+
+
+@pytest.mark.parametrize("line", ALL)
+def test_the_command_composes(line: str) -> None:
+    _, target, *overrides = shlex.split(line)
+    assert target in COMMANDS
+    load(overrides)
+
+
+def test_every_group_of_features_is_in_the_guide() -> None:
+    guide = (ROOT / "docs" / "features.md").read_text()
+    assert [group for group in GROUPS if f"{group}=" not in guide] == []
