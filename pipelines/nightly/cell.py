@@ -1,7 +1,8 @@
-"""One measurement of one cell, as a process of its own: `python -m pipelines.nightly.cell RESULT key=value ...`.
+"""One measurement of one cell, a process of its own: `python -m pipelines.nightly.cell RESULT SINCE key=value ...`.
 
 A crash of native code, or the system that ends a process when memory runs out, ends this process and not the night.
-RESULT is written when the cell is done: where its artifacts lie, or why there are none.
+RESULT is written when the cell is done: what it gave ("facts", "loads"), or why there is nothing ("not possible" when
+the plan refuses the combination, else "failed"). SINCE is when the run began, an ISO time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +21,7 @@ from pipelines.artifacts import Store, write_json
 from pipelines.composed import raw_config
 from pipelines.domain.errors import UserError
 from pipelines.machine import gather
+from pipelines.nightly import facts
 from pipelines.plan import make_plan
 from pipelines.session import run_target
 from pipelines.settings import validate
@@ -30,32 +33,36 @@ def main(arguments: Sequence[str]) -> int:
     """Run everything for one cell.
 
     Returns:
-        0 when the result holds artifacts, 1 when it holds the reason why not.
+        0 when the result holds numbers, 1 when it holds the reason why not.
     """
-    result, overrides = Path(arguments[0]), list(arguments[1:])
+    result, since, overrides = Path(arguments[0]), datetime.fromisoformat(arguments[1]), list(arguments[2:])
     signal.signal(signal.SIGTERM, _terminate)
     _end_with_parent()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        found = _run(overrides)
+        found = _run(overrides, since)
     except UserError as error:
         found = {"failed": str(error)}
     except Exception as error:
         write_json(result, {"failed": f"crashed: {type(error).__name__}: {error}"})
         raise
     write_json(result, found)
-    return 1 if "failed" in found else 0
+    return 0 if "loads" in found else 1
 
 
-def _run(overrides: list[str]) -> dict[str, Any]:
+def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
     settings = validate(raw_config(overrides))
     store = Store(settings.paths.store)
-    plan = make_plan(settings, "all", store, gather())
+    try:
+        plan = make_plan(settings, "all", store, gather())
+    except UserError as error:
+        return {"not possible": str(error)}
     outcomes = run_target(plan, store, overrides)
-    facts = outcomes[-1].artifact.facts
-    if not facts["complete"]:
-        return {"failed": f"the benchmark is incomplete: {facts['reason']}"}
-    return {"artifacts": {outcome.node.id: str(outcome.artifact.path) for outcome in outcomes}}
+    measured = outcomes[-1].artifact
+    if not measured.facts["complete"]:
+        return {"failed": f"the benchmark is incomplete: {measured.facts['reason']}"}
+    artifacts = {outcome.node.id: outcome.artifact.path for outcome in outcomes}
+    return {"facts": facts.of_artifacts(artifacts, since), "loads": facts.loads(measured.path)}
 
 
 def _end_with_parent() -> None:

@@ -40,7 +40,7 @@ def run(overrides: Sequence[str]) -> int:
             )
         run_id = read.records[-1].run
     verdict = judge(read.records, run_id, settings.nightly)
-    folder = settings.report.folder / "nightly"
+    folder = settings.report.folder / f"nightly-{settings.nightly.name}"
     paths = write_document(trend_document(history, read, verdict, settings.nightly), folder)
     for note in read.notes:
         say(f"note: {note}")

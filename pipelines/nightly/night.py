@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.artifacts import Store, fingerprint, write_json
+from pipelines.artifacts import fingerprint, write_json
 from pipelines.compose import relative_to_cwd
 from pipelines.composed import raw_config
 from pipelines.domain.errors import Fault, UserError, collecting
@@ -28,7 +28,6 @@ from pipelines.nightly.history import History
 from pipelines.nightly.matrix import Cell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
-from pipelines.plan import make_plan
 from pipelines.runner import git_commit
 from pipelines.screen import say
 from pipelines.settings import Settings, validate
@@ -182,47 +181,41 @@ def _cell(night: Night, cell: Cell, own: Settings, number: int, count: int) -> R
         versions={k: v for k, v in library_versions(facts.LIBRARIES).items() if v != "absent"},
         log=relative_to_cwd(log),
     )
-    try:
-        make_plan(own, "all", Store(own.paths.store), night.machine)
-    except UserError as error:
-        return replace(record, status="not possible", reason=str(error))
-    return _at_the_end(_measured(night, cell, record, log, count))
-
-
-def _at_the_end(record: Record) -> Record:
-    return replace(record, at=datetime.now(UTC).isoformat(timespec="seconds"))
+    measured = _measured(night, cell, record, log, count)
+    return replace(measured, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _measured(night: Night, cell: Cell, record: Record, log: Path, count: int) -> Record:
-    words = [*cell.overrides, f"paths.store='{night.store}'"]
-    found = _child(words, log, night.settings.nightly.timeout_s)
+    found = _child(night, cell, log)
+    if "not possible" in found:
+        return replace(record, status="not possible", reason=found["not possible"])
     if "failed" in found:
         return replace(record, reason=found["failed"])
-    artifacts = {node: Path(path) for node, path in found["artifacts"].items()}
-    known = facts.of_artifacts(artifacts, night.since)
-    known["versions"] = {**record.versions, **known["versions"]}
-    record = replace(record, status="done", measurements=[facts.loads(artifacts["benchmark"])], **known)
+    known = found["facts"] | {"versions": {**record.versions, **found["facts"]["versions"]}}
+    record = replace(record, status="done", measurements=[found["loads"]], **known)
     before = night.history.read().records
     for _ in range(night.settings.nightly.confirmations):
         if not is_suspect(before, record, night.settings.nightly, count):
             break
         say("  looks worse than before; measured again")
-        again = _child(words, log, night.settings.nightly.timeout_s)
-        if "failed" in again:
-            return replace(record, status="failed", reason=f"measured again: {again['failed']}")
-        record = with_measurement(record, facts.loads(Path(again["artifacts"]["benchmark"])))
+        again = _child(night, cell, log)
+        if "loads" not in again:
+            return replace(record, status="failed", reason=f"measured again: {next(iter(again.values()))}")
+        record = with_measurement(record, again["loads"])
     return record
 
 
-def _child(overrides: Sequence[str], log: Path, timeout_s: float) -> dict[str, Any]:
+def _child(night: Night, cell: Cell, log: Path) -> dict[str, Any]:
     """Run one measurement as a process of its own.
 
     Returns:
-        {"artifacts": node id -> folder}, or {"failed": reason}.
+        what `pipelines.nightly.cell` found, or {"failed": reason} when it found no time to say so.
     """
+    timeout_s = night.settings.nightly.timeout_s
     result = log.with_suffix(".json")
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), *overrides]
+    words = [*cell.overrides, f"paths.store='{night.store}'"]
+    command = [sys.executable, "-m", "pipelines.nightly.cell", str(result), night.since.isoformat(), *words]
     with log.open("a") as output:
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()

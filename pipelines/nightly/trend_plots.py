@@ -93,7 +93,10 @@ def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record
         axes.plot([x for x, _ in bad], [y for _, y in bad], linestyle="", marker="x", color=theme["bad"], markersize=7)
     axes.set_title(title(base))
     axes.margins(x=0.03, y=0.15)
-    if base != "accuracy":
+    if base == "accuracy":
+        shares = [100 * value for _, values, _ in lines for value in values if value is not None]
+        axes.set_ylim(min(shares) - 1, min(max(shares) + 1, 100.2))
+    else:
         axes.set_ylim(bottom=0)
     _dates(axes, nights)
     if len(lines) > 1:

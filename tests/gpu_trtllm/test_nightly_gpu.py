@@ -12,7 +12,7 @@ WORDS = [
 def test_the_gpu_matrix_runs_twice(cli):
     for _ in range(2):
         assert "2 cells measured" in cli.run("nightly", *WORDS)
-    records = [json.loads(line) for line in (cli.folder / "nightly" / "history.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (cli.folder / "nightly" / "gpu" / "history.jsonl").read_text().splitlines()]
     assert [record["status"] for record in records] == ["done"] * 4
     assert {record["engine"] for record in records} == {"tensorrt_llm"}
     assert all(record["machine"]["gpus"] and " x " in record["machine_class"] for record in records)

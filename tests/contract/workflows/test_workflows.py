@@ -153,3 +153,12 @@ def test_scripts_that_are_called_are_there():
     for _, step in steps():
         for script in re.findall(r"scripts/\w+\.sh", step.get("run", "")):
             assert (ROOT / script).stat().st_mode & 0o100, script
+
+
+def test_what_a_job_leaves_is_where_the_next_step_looks():
+    """Folders of history and report are decided by the configuration of each matrix."""
+    for name in ("gpu", "cpu"):
+        own = load([f"nightly={name}"])
+        script = "\n".join(step.get("run", "") for step in parsed(FOLDER / "nightly.yml")["jobs"][name]["steps"])
+        assert f"get {name} {own.nightly.history}\n" in script + "\n"
+        assert f"test -f {own.report.folder}/nightly-{name}/report.md" in script
