@@ -21,7 +21,7 @@ LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
-NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests")
+NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor")
 """Groups that change no number."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """A load is part of a metric's name, so that adding one keeps the series of the others."""
