@@ -1,8 +1,8 @@
 """The unified Hugging Face checkpoint: is it what TensorRT-LLM's PyTorch backend reads, and what is in it.
 
 The layout of ModelOpt's `export_hf_checkpoint`: a Hugging Face folder whose linears carry scales beside their weights,
-and hf_quant_config.json. Names, dtypes and shapes as ModelOpt 0.47.0 exports them (measured); which scales linears
-share because they are fused when loaded: TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`.
+and hf_quant_config.json. Names, dtypes and shapes as ModelOpt 0.37.0 and 0.47.0 export them (measured); which scales
+linears share because they are fused when loaded: TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`.
 """
 
 from __future__ import annotations
