@@ -155,7 +155,7 @@ class _Flow:
         if self.flavour.name == "llmapi":
             self.llm_api(settings)
             return
-        if settings.speculative.mode in HEADS:
+        if settings.speculative.mode in HEADS and self.flavour.name == "tensorrt_llm":
             self.heads(settings, prefix)
             return
         label, weights = self.label(settings), "model"
@@ -190,7 +190,7 @@ class _Flow:
 
     def vision(self, settings: Settings) -> None:
         """The engine of the vision encoder, beside the language model's."""
-        if settings.multimodal.model_type == "none":
+        if settings.multimodal.model_type == "none" or self.flavour.name != "tensorrt_llm":
             return
         script = build_vision(settings.multimodal, settings.build.max_batch_size, settings.paths.trtllm_examples)
         self.add("vision", script, f"{settings.model.label}-{settings.multimodal.model_type}", {"vision": "vision"})
@@ -296,7 +296,7 @@ class _Flow:
             self.variant(settings),
             *self._ranks(settings),
             num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
-            images=_images(settings.multimodal),
+            images=_images(settings.multimodal) if "vision_engine" in self.given else None,
             lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
         )
         beside = [*(name for name in ("draft_engine", "vision_engine") if name in self.given), *adapters]

@@ -117,17 +117,16 @@ RULES = (
         source=REUSE,
     ),
     Rule(
-        name="images-need-their-triton-models",
+        name="images-need-nvidias-models",
         topic=IMAGES,
         severity=Severity.WARN,
         engines=GPU,
         needs=("images",),
         when=lambda d: d.images is not None,
-        failed="multimodal={d.images.model_type}: both engines are built, and the repository serves the language"
-        " model; the"
-        " models before it, multimodal_encoders and its preprocessing, are TensorRT-LLM's own templates (deprecated in"
-        " 1.x).",
-        todo="Add them from triton_backend/all_models/multimodal, with the engine that `vision` wrote.",
+        failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
+        " tensorrt_llm_bls is"
+        " NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
+        todo="Copy it in their container, as repository.json says.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
     ),
     Rule(

@@ -499,8 +499,8 @@ CASES = {
         {"images": LLAVA, "shape": GEMMA}, "multimodal=llava has a Llama .*GemmaForCausalLM", {"shape": LLAMA}
     ),
     "images-are-reused-by-id-only": Case(kv(images=LLAVA), "enable_block_reuse=True with images", {"kv_reuse": False}),
-    "images-need-their-triton-models": Case(
-        {"images": LLAVA}, "multimodal=llava: both engines .*deprecated", {"images": None}
+    "images-need-nvidias-models": Case(
+        {"images": LLAVA}, "multimodal=llava: the code of .*deprecated", {"images": None}
     ),
     "the-cpu-engine-sees-no-images": Case(
         {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
