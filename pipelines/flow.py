@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.domain.formats import QFormat
@@ -12,6 +12,7 @@ from pipelines.engines.port import OnGpu
 from pipelines.feature_settings import HEADS, MultimodalSettings
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine, library_versions
+from pipelines.memory_rules import cpu_predicted
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine, Source
 from pipelines.stages import Stage
@@ -316,10 +317,18 @@ class _Flow:
             self.machine.to_json(),
             settings.paths.runs.absolute(),
             libraries,
+            self._predicted(settings, elsewhere),
         )
         label = f"{settings.model.label}-elsewhere" if elsewhere else self.label(settings)
         inputs = {"model": "model"} if elsewhere else {"repository": "repository", "model": "model"}
         self.add("benchmark", stage, label, inputs)
+
+    def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
+        """What the CPU engine should need at full load, for the result; empty where that is not modelled."""
+        if elsewhere or self.built is not None or self.flavour.name != "openvino":
+            return {}
+        memory = cpu_predicted(settings, self.shape)
+        return {"total": memory.total, **asdict(memory)} if memory else {}
 
     def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:
         """Whose numbers these are. Of a server elsewhere nothing is known but what the user says."""

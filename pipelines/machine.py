@@ -71,6 +71,15 @@ def gather() -> Machine:
     )
 
 
+def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor multiplies in bf16 by itself (AVX512, AMX or Arm), by the flags Linux shows."""
+    try:
+        flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
+    except OSError:
+        return False
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def memory_limit(cgroup: Path) -> int | None:
     """Bytes of memory a container may use, by its control group (version 2, then 1); None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):

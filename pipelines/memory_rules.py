@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
 from pipelines.loadgen.settings import LengthSettings, WorkloadSettings
+from pipelines.machine import native_bf16
 from pipelines.settings import HardwareSettings, Settings
+from pipelines.sizing.cpu_memory import KV_BLOCK_TOKENS, CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.sizing.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 
 
@@ -133,3 +135,57 @@ def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
     if longest.requests < 1:
         return f"{text}, not one of max_seq_len={sizes.max_seq_len:,} (modelled)"
     return f"{text}, {longest.requests:,} of max_seq_len={sizes.max_seq_len:,} (modelled)"
+
+
+def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
+    """What the settings mean for the CPU engine; None with a draft model or adapters, which are not modelled."""
+    if settings.speculative.mode == "draft_target" or settings.lora.adapters:
+        return None
+    options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
+    native: Precision = "bf16" if native_bf16() else "f32"
+    precision = native if options.inference_precision == "auto" else options.inference_precision
+    kv_usual = precision if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
+    sizes = CpuSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        precision=precision,
+        kv_precision=kv_usual if options.kv_cache_precision == "auto" else options.kv_cache_precision,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        kv_cache_bytes=options.kv_cache_bytes,
+    )
+    if bound is None:
+        return sizes
+    usual = kv_blocks(sizes.block_bytes, sizes.max_seq_len, options.kv_cache_bytes)
+    blocks = min(-(-bound // KV_BLOCK_TOKENS), usual)
+    return replace(sizes, kv_cache_bytes=blocks * sizes.block_bytes)
+
+
+def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
+    """Memory of the CPU engine's process at full load; None where it is not modelled."""
+    sizes = cpu_sizes(settings, shape) if shape is not None else None
+    return cpu_memory(sizes) if sizes is not None else None
+
+
+def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
+    """Say for people what the CPU engine will need and hold."""
+    memory = cpu_predicted(settings, shape)
+    if memory is None:
+        return ()
+    tokens = request_tokens(settings.workload)
+    parts = (
+        ("process", memory.process),
+        ("weights", memory.weights),
+        ("activations", memory.activations),
+        ("KV cache", memory.kv_pool),
+        ("mapped files", memory.mapped),
+    )
+    listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
+    requests = ""
+    if tokens is not None:
+        together = memory.kv_blocks // -(-tokens // KV_BLOCK_TOKENS)
+        requests = f", {together:,} requests of {tokens:,} tokens at a time"
+    return (
+        f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",
+        f"KV cache: {memory.kv_blocks:,} blocks, {memory.kv_tokens:,} tokens{requests} (modelled)",
+    )

@@ -70,6 +70,8 @@ def check(
     if shape is not None and (flavour.name != "tensorrt_llm" or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
     _gpu_memory(settings, shape, machine, checked)
+    if shape is not None and flavour.name == "openvino":
+        checked.notes += memory_rules.cpu_note(settings, shape)
     checked.faults += served
     return checked
 

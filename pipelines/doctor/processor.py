@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.doctor.record import Finding
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.machine import CGROUP, Machine, cpu_quota
+from pipelines.machine import CGROUP, Machine, cpu_quota, native_bf16
 
 FEATURES = {
     "avx2": "AVX2",
@@ -53,8 +53,9 @@ def _features(cpuinfo: Path) -> Finding:
     if not flags:
         return Finding("features", f"{cpuinfo} does not tell", "note")
     found = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
-    native = any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-    computes = "the CPU engine computes in bf16" if native else "no native bf16: the CPU engine computes in f32"
+    computes = (
+        "the CPU engine computes in bf16" if native_bf16(cpuinfo) else "no native bf16: the CPU engine computes in f32"
+    )
     if platform.machine() == "x86_64" and "avx2" not in flags:
         return Finding("features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails; take another machine.")
     return Finding("features", f"{', '.join(found) or 'none of note'}; {computes}")

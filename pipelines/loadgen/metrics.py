@@ -11,6 +11,7 @@ from typing import Any
 _PERIOD_S = 1.0
 _FAMILIES = {
     "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block", "kv_cache_block_type"),
+    "nv_trt_llm_runtime_memory_metrics": ("memory", "memory_type"),
     "nv_trt_llm_request_metrics": ("requests", "request_type"),
     "nv_trt_llm_inflight_batcher_metrics": ("batcher", "inflight_batcher_specific_metric"),
 }

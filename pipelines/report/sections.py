@@ -14,7 +14,7 @@ from pipelines.report.blocks import Block, Callout, Card, Code, Document, Figure
 from pipelines.report.compare import Comparison, comparison, in_words, usable
 from pipelines.report.data import ReportData, Run, Workload
 from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
-from pipelines.report.tables import accuracy_table, chain_table, size_table, subject_table
+from pipelines.report.tables import accuracy_table, chain_table, memory_table, size_table, subject_table
 from pipelines.report.tables_load import comparison_table, counters_table, levels_table, percentiles_table
 from pipelines.report.words import CONVENTIONS
 
@@ -211,7 +211,12 @@ def _slo(slo: Slo) -> str:
 
 def _sizes(data: ReportData) -> Section:
     figure = plots.sizes(data.formats)
-    return Section("sizes", "Sizes and memory", (*([figure] if figure else []), size_table(data)))
+    memory = memory_table(data)
+    return Section(
+        "sizes",
+        "Sizes and memory",
+        (*([figure] if figure else []), size_table(data), *([memory] if memory else [])),
+    )
 
 
 def _made_from(data: ReportData) -> Section:

@@ -108,6 +108,47 @@ def size_table(data: ReportData) -> Table:
     )
 
 
+def memory_table(data: ReportData) -> Table | None:
+    """Memory of the engine's process: predicted before the build beside the highest observed; None without any."""
+    rows = []
+    for item in data.formats:
+        for run in item.runs:
+            predicted = run.piece.facts.get("memory_predicted") or {}
+            observed = run.piece.facts.get("memory_observed") or {}
+            if not (predicted and observed):
+                continue
+            used = observed.get("kv_blocks_used")
+            rows.append(
+                (
+                    _name(item, data),
+                    run.result.workload["name"],
+                    *(show_bytes(predicted[part]) for part in ("weights", "activations", "kv_pool", "total")),
+                    show_bytes(observed["total"]) if "total" in observed else NONE,
+                    f"{predicted['kv_blocks']:,.0f}",
+                    f"{observed['kv_blocks']:,.0f}" if "kv_blocks" in observed else NONE,
+                    NONE if used is None else f"{used:,.0f}",
+                )
+            )
+    if not rows:
+        return None
+    return Table(
+        caption="Memory of the CPU engine's process: predicted (modelled, at full load) beside observed (measured)",
+        origin="",
+        columns=(
+            Column("format", right=LEFT),
+            Column("workload", right=LEFT),
+            *groups("predicted (modelled)", ("weights", "activations", "KV cache", "total")),
+            *groups("observed (measured)", ("highest",)),
+            *groups("KV blocks", ("predicted", "observed", "used")),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Full load: iterations of max_num_tokens, and every KV block used once. A benchmark that does not reach it"
+            " stays below.",
+        ),
+    )
+
+
 def _size(piece: Piece | None, fact: str) -> str:
     return show_bytes(piece.facts[fact]) if piece and piece.facts.get(fact) else NONE
 

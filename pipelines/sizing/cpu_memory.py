@@ -3,12 +3,13 @@
     process + weights + KV pool + activations
 
 What counts is what the kernel calls resident (RSS) of the process that holds the engine once it has run iterations of
-max_num_tokens and has filled its KV pool; both stay resident from then on. Pages of the engine file that are mapped
-count too, although the kernel may drop them.
+max_num_tokens and has filled its KV pool; both stay resident from then on. Mapped pages of libraries and of the engine
+file count too, although the kernel may drop them when memory is short. Triton's python backend comes to the same as a
+process of one's own within 1 MiB; the server's other processes are not counted.
 
-The constants are measured (OpenVINO 2026.4.1, x86-64, one to two threads; the number of threads does not matter) on
-random Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats
-that were not measured have no row, and nothing is said of them.
+The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
+Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats that
+were not measured have no row, and nothing is said of them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ KV_BLOCK_TOKENS = 32
 """Tokens of one paged KV block on the CPU plugin; not configurable there."""
 USUAL_REQUESTS = 32
 """Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
-ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
-U8_SCALE_BYTES = 8
-"""One float32 scale and zero point per token and head."""
+ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
+SCALE_BYTES = 8
+"""A float32 scale and zero point: of keys per channel and block, of values per token and head."""
 
-PROCESS = 123 * MIB
-"""Python with OpenVINO (81 MiB), and what the first inference loads and allocates whatever the model is (42 MiB).
-Triton's python backend comes to the same within 1 MiB."""
-EMBEDDING = 2
-"""Bytes per weight of the embedding: mapped at 16 bit."""
+PROCESS = 45 * MIB
+"""Python with OpenVINO (34 MiB), and what the first inference allocates whatever the model is (11 MiB)."""
+LIBRARIES = 78 * MIB
+"""Mapped pages of Python, OpenVINO and its kernels."""
+HEAD, EMBEDDING = 6, 2
+"""Bytes per weight of the output head (widened and packed copies) and of the embedding (mapped at 16 bit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +44,29 @@ class _Cost:
     """Bytes that one format costs in one precision.
 
     Attributes:
-        linear: per weight of a linear, mapped, widened and packed copies together.
-        head: per weight of the output head, likewise.
+        linear: per weight of a linear, widened and packed copies together.
+        mapped: per weight of a linear that stays mapped from the engine file.
         layer: per decoder layer, for the graph itself.
         fixed: of an iteration, whatever its length.
-        per_token: of an iteration per token and channel of (MLP, hidden state, queries, keys).
+        token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
+        f32_linear: `linear` when the arithmetic is float32.
+        f32_factor: `token` is this many times as much when the arithmetic is float32.
     """
 
     linear: float
-    head: float
+    mapped: float
     layer: float
     fixed: float
-    per_token: tuple[float, float, float, float]
+    token: tuple[float, float, float, float]
+    f32_linear: float
+    f32_factor: float
 
 
-COSTS: dict[tuple[QFormat, Precision], _Cost] = {
-    (QFormat.NONE, "bf16"): _Cost(6.0, 6, 1.06 * MIB, 24.0 * MIB, (7.05, 10.4, 8.6, 2.3)),
-    (QFormat.FP8, "bf16"): _Cost(5.1, 6, 1.77 * MIB, 38.3 * MIB, (27.3, 1.5, 0.0, 55.4)),
-    (QFormat.INT8_SQ, "bf16"): _Cost(2.0, 6, 1.53 * MIB, 24.3 * MIB, (12.5, 5.0, 9.0, 0.0)),
-    (QFormat.INT4_AWQ, "bf16"): _Cost(1.05, 6, 1.35 * MIB, 26.5 * MIB, (9.0, 4.2, 9.4, 0.0)),
+COSTS = {
+    QFormat.NONE: _Cost(6.0, 0.0, 1.06 * MIB, 24.0 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+    QFormat.FP8: _Cost(4.08, 1.0, 1.77 * MIB, 38.3 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
+    QFormat.INT8_SQ: _Cost(1.02, 1.0, 1.53 * MIB, 24.3 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+    QFormat.INT4_AWQ: _Cost(0.55, 0.53, 1.35 * MIB, 26.5 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
 }
 
 
@@ -87,12 +93,11 @@ class CpuSizes:
     kv_cache_bytes: int | None = None
 
     @property
-    def kv_block_bytes(self) -> int:
+    def block_bytes(self) -> int:
         """Bytes of one block of the paged KV cache."""
         shape = self.shape
-        return kv_block_bytes(
-            shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim, precision=self.kv_precision
-        )
+        layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
+        return kv_block_bytes(layers, heads, shape.head_dim, precision=self.kv_precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,11 @@ class CpuMemory:
     """Where the engine process's memory goes, bytes (modelled).
 
     Attributes:
-        process: Python, OpenVINO and its kernels.
-        weights: as the plugin holds them: mapped, widened and packed.
+        process: Python, OpenVINO and the graph.
+        weights: copies as the plugin holds them, widened and packed.
         kv_pool: paged KV cache, all blocks used once.
         activations: of an iteration of max_num_tokens.
+        mapped: pages of libraries and of the engine file.
         kv_blocks: of the pool.
     """
 
@@ -111,12 +117,18 @@ class CpuMemory:
     weights: float
     kv_pool: float
     activations: float
+    mapped: float
     kv_blocks: int
+
+    @property
+    def own(self) -> float:
+        """What the kernel cannot take back: all but the mapped pages."""
+        return self.process + self.weights + self.kv_pool + self.activations
 
     @property
     def total(self) -> float:
         """Resident memory of the process."""
-        return self.process + self.weights + self.kv_pool + self.activations
+        return self.own + self.mapped
 
     @property
     def kv_tokens(self) -> int:
@@ -125,12 +137,14 @@ class CpuMemory:
 
 
 def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str) -> int:
-    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes.
+    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
 
     Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
     """
-    head_bytes = head_size * ELEMENT_BYTES[precision] + (U8_SCALE_BYTES if precision == "u8" else 0)
-    return 2 * layers * kv_heads * KV_BLOCK_TOKENS * head_bytes
+    head_bytes = 2 * KV_BLOCK_TOKENS * head_size * ELEMENT_BITS[precision] // 8
+    if precision in ("u8", "u4"):
+        head_bytes += SCALE_BYTES * (head_size + KV_BLOCK_TOKENS)
+    return layers * kv_heads * head_bytes
 
 
 def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
@@ -150,18 +164,19 @@ def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
 
 def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     """Resident memory of the engine's process at full load; None for a format whose costs were not measured."""
-    cost = COSTS.get((sizes.qformat, sizes.precision))
+    cost = COSTS.get(sizes.qformat)
     if cost is None:
         return None
-    shape = sizes.shape
+    shape, wide = sizes.shape, sizes.precision == "f32"
     table = shape.vocab_size * shape.hidden_size
-    blocks = kv_blocks(sizes.kv_block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
-    weights = cost.linear * shape.linear_params + (cost.head + EMBEDDING) * table
+    blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
+    per_token = _token_bytes(shape, cost) * (cost.f32_factor if wide else 1)
     return CpuMemory(
-        process=PROCESS,
-        weights=weights + cost.layer * shape.num_hidden_layers,
-        kv_pool=blocks * sizes.kv_block_bytes,
-        activations=cost.fixed + sizes.max_num_tokens * _token_bytes(shape, cost),
+        process=PROCESS + cost.layer * shape.num_hidden_layers,
+        weights=(cost.f32_linear if wide else cost.linear) * shape.linear_params + HEAD * table,
+        kv_pool=blocks * sizes.block_bytes,
+        activations=cost.fixed + sizes.max_num_tokens * per_token,
+        mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table,
         kv_blocks=blocks,
     )
 
@@ -170,4 +185,4 @@ def _token_bytes(shape: ModelShape, cost: _Cost) -> float:
     queries = shape.num_attention_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
     channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
-    return sum(each * count for each, count in zip(cost.per_token, channels, strict=True))
+    return sum(each * count for each, count in zip(cost.token, channels, strict=True))

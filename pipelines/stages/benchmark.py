@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.benchmark import Level
 from pipelines.domain.progress import Progress
 from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
 from pipelines.serving.settings import ServingSettings
@@ -27,6 +28,7 @@ class Benchmark:
         machine: facts of this machine for the result.
         logs: folder for the server's log, which outlives a failure.
         libraries: whose versions stand in the result.
+        predicted: modelled memory of the engine's process at full load, bytes by part; empty where it is not modelled.
         needs: packages.
     """
 
@@ -37,6 +39,7 @@ class Benchmark:
     machine: Mapping[str, Any]
     logs: Path
     libraries: tuple[str, ...]
+    predicted: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[str, ...] = ("tritonclient", "tokenizers")
     name = "benchmark"
     version = "1"
@@ -73,6 +76,8 @@ class Benchmark:
             "reason": result.reason,
             "best_output_tokens_per_s": best,
             "workload": self.workload.name,
+            "memory_predicted": dict(self.predicted),
+            "memory_observed": _observed(result.levels),
         }
 
     @contextmanager
@@ -87,3 +92,14 @@ class Benchmark:
         log = self.logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
         with TritonServer(inputs["repository"], self.serving, progress=progress, log_file=log) as server:
             yield server.grpc_url, server.metrics_url
+
+
+def _observed(levels: Sequence[Level]) -> dict[str, float]:
+    """Highest gauges of all levels: resident bytes of the engine's process, blocks of its KV pool and those in use."""
+    names = {"total": "memory_cpu", "kv_blocks": "kv_cache_block_max", "kv_blocks_used": "kv_cache_block_used"}
+    found = {}
+    for ours, gauge in names.items():
+        values = [level.server.get("metrics", {}).get(gauge, {}).get("max") for level in levels]
+        if known := [value for value in values if value is not None]:
+            found[ours] = max(known)
+    return found

@@ -17,25 +17,37 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes, kv_blocks, kv_precision
 from pipelines.engines.openvino.serving_stats import resident_bytes
 from pipelines.engines.port import SamplingLimits
+from pipelines.sizing.cpu_memory import KV_BLOCK_TOKENS
+
+NEW_TOKENS = 2
+TURNS = 3
+"""What one turn leaves of the pool untouched, the next ones take: finished prompts stay cached."""
 
 
-def prompts(folder: EngineFolder, blocks: int) -> list[list[int]]:
-    """Prompts that no cached prefix shortens and that fill the pool."""
-    numbers = np.random.default_rng(len(str(folder.path)))
-    length = folder.limits.max_input_len - 1
-    return [numbers.integers(5, folder.config.vocab_size, length).tolist() for _ in range(1 + 32 * blocks // length)]
+def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
+    """Prompts that no cached prefix shortens, as many as the pool holds at once."""
+    numbers = np.random.default_rng(turn)
+    length = folder.limits.max_input_len - NEW_TOKENS - 1
+    count = blocks * KV_BLOCK_TOKENS // folder.limits.max_input_len
+    return [numbers.integers(5, folder.config.vocab_size, length).tolist() for _ in range(count)]
+
+
+def own_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process that is no mapped file, which the kernel cannot drop."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
 def main(engine: Path, precision: str, blocks: int) -> None:
-    """Fill the pool twice: what the second time adds is what the first one left untouched."""
+    """Fill the pool, and tell what that came to."""
     folder = EngineFolder.load(engine)
     options = OpenVinoOptions(num_threads=1, inference_precision=precision)
     size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, options))
     options = OpenVinoOptions(num_threads=1, inference_precision=precision, kv_cache_bytes=size)
     with OpenVinoEngine(options).open(engine) as session:
-        for _ in range(2):
-            session.generate(prompts(folder, blocks), SamplingLimits(max_new_tokens=2), SilentProgress())
-        found = {"resident": resident_bytes(), "kv_blocks": kv_blocks(folder, options)}
+        for turn in range(TURNS):
+            session.generate(prompts(folder, blocks, turn), SamplingLimits(max_new_tokens=NEW_TOKENS), SilentProgress())
+        found = {"resident": resident_bytes(), "own": own_bytes(), "kv_blocks": kv_blocks(folder, options)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -12,18 +12,11 @@ import openvino as ov
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
-from pipelines.domain.units import GIB
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
 from pipelines.engines.port import BuildLimits
-
-USUAL_REQUESTS = 32
-"""Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
-
-_ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
-_SCALE_BYTES = 8  # a float32 scale and zero point: of keys per channel and block, of values per token and head
+from pipelines.sizing import cpu_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +97,15 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
 
 
 def kv_block_bytes(config: CheckpointConfig, precision: str) -> int:
-    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
-
-    Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
-    """
-    size = config.head_size
-    head_bytes = 2 * KV_BLOCK_TOKENS * size * _ELEMENT_BITS[precision] // 8
-    if precision in ("u8", "u4"):
-        head_bytes += _SCALE_BYTES * (size + KV_BLOCK_TOKENS)
-    return config.num_hidden_layers * config.num_key_value_heads * head_bytes
+    """Bytes of one block of the paged KV cache."""
+    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    return cpu_memory.kv_block_bytes(layers, heads, config.head_size, precision=precision)
 
 
 def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
     """Return how many blocks the paged KV cache has; see `OpenVinoOptions.kv_cache_bytes`."""
     size = kv_block_bytes(folder.config, kv_precision(folder.config, options))
-    if options.kv_cache_bytes is not None:
-        return options.kv_cache_bytes // size
-    one_request = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS)
-    return max(one_request, min(USUAL_REQUESTS * one_request, GIB // size))
+    return cpu_memory.kv_blocks(size, folder.limits.max_seq_len, options.kv_cache_bytes)
 
 
 def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, new_tokens: int) -> None:

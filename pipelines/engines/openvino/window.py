@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.domain.errors import UserError
+from pipelines.sizing import cpu_memory
 
-KV_BLOCK_TOKENS = 32
+KV_BLOCK_TOKENS = cpu_memory.KV_BLOCK_TOKENS
 """Tokens of one paged KV block on the CPU plugin; not configurable there."""
 LEAST_WINDOW_BLOCKS = 3
 """The engine drops blocks from between the first and the last, so that there must be one of each."""

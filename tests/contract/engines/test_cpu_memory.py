@@ -1,0 +1,124 @@
+"""Predicted beside observed memory of the CPU engine: bundled models and a larger one, as a library and served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ov = pytest.importorskip("openvino")
+pytest.importorskip("openvino_genai")
+
+from pipelines.domain.formats import QFormat  # noqa: E402 - after the skips
+from pipelines.domain.model_shape import ModelShape  # noqa: E402
+from pipelines.domain.progress import SilentProgress  # noqa: E402
+from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
+from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
+from pipelines.engines.openvino.runtime import inference_precision  # noqa: E402
+from pipelines.engines.port import BuildLimits  # noqa: E402
+from pipelines.loadgen.metrics import read_metrics  # noqa: E402
+from pipelines.serving.process import TritonServer  # noqa: E402
+from pipelines.serving.settings import ServingSettings  # noqa: E402
+from pipelines.sizing.cpu_memory import CpuSizes, cpu_memory  # noqa: E402
+from tests.contract.engines.conftest import MODELS  # noqa: E402
+from tests.support.random_checkpoint import write_checkpoint  # noqa: E402
+from tests.support.served_gemma import Client  # noqa: E402
+from triton_repo.settings import TritonSettings  # noqa: E402
+from triton_repo.spec import RepositorySpec  # noqa: E402
+from triton_repo.write import write_repository  # noqa: E402
+
+LARGE = ModelShape("LlamaForCausalLM", 12, 768, 12, 4, 64, 2048, 8192, 2048, tie_word_embeddings=False)
+"""88 M parameters: 168 MiB at 16 bit, 60 MiB in INT4."""
+LIMITS = BuildLimits(max_batch_size=32, max_input_len=1024, max_seq_len=2048, max_num_tokens=2048)
+BLOCKS = 320
+NATIVE = inference_precision(OpenVinoOptions())
+TOLERANCE = 0.1
+
+
+def predicted(shape: ModelShape, qformat: QFormat, precision: str = NATIVE):
+    sizes = CpuSizes(shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len)
+    return cpu_memory(
+        CpuSizes(shape, qformat, precision, precision, 2048, 2048, kv_cache_bytes=BLOCKS * sizes.block_bytes)
+    )
+
+
+def observed(engine: Path, precision: str = NATIVE) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.support.engine_memory", str(engine), precision, str(BLOCKS)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+
+
+def agree(memory, found) -> None:
+    """Within a tenth; mapped pages that the kernel dropped because others needed the memory are not held against it."""
+    assert found["own"] == pytest.approx(memory.own, rel=TOLERANCE)
+    assert (1 - TOLERANCE) * memory.total - memory.mapped <= found["resident"] <= (1 + TOLERANCE) * memory.total
+    assert found["kv_blocks"] == memory.kv_blocks
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Engines of the large model by format, each made once."""
+    root, made = tmp_path_factory.mktemp("large"), {}
+
+    def engine(qformat: QFormat) -> Path:
+        if qformat not in made:
+            checkpoint = write_checkpoint(root / f"{qformat}-checkpoint", LARGE, qformat)
+            OpenVinoEngine().build(checkpoint, LIMITS, root / f"{qformat}-engine", SilentProgress())
+            made[qformat] = root / f"{qformat}-engine"
+        return made[qformat]
+
+    return engine
+
+
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ])
+def test_a_model_of_a_hundred_megabytes(large, qformat):
+    agree(predicted(LARGE, qformat), observed(large(qformat)))
+
+
+def test_float32_arithmetic_holds_wider_weights(large):
+    agree(predicted(LARGE, QFormat.NONE, "f32"), observed(large(QFormat.NONE), "f32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "qformat"), [("llama", QFormat.NONE), ("llama", QFormat.FP8), ("gemma", QFormat.NONE)]
+)
+def test_the_bundled_models(workshop, tmp_path, kind, qformat):
+    shape = ModelShape.from_hf_config(json.loads((MODELS / f"tiny_{kind}" / "config.json").read_text()))
+    OpenVinoEngine().build(workshop.checkpoint(kind, qformat), LIMITS, tmp_path, SilentProgress())
+    agree(predicted(shape, qformat), observed(tmp_path))
+
+
+def test_the_served_engine_needs_the_same(large, tmp_path):
+    """The gauge that Prometheus reads is the engine's process; the pool has the predicted blocks."""
+    memory = predicted(LARGE, QFormat.INT4_AWQ)
+    write_repository(
+        tmp_path / "repository",
+        engine_dir=large(QFormat.INT4_AWQ),
+        tokenizer_dir=MODELS / "tiny_llama",
+        settings=TritonSettings(),
+        spec=RepositorySpec(
+            flavour="openvino",
+            label="large",
+            variant="int4_awq",
+            openvino={"num_threads": 1, "inference_precision": NATIVE, "kv_cache_bytes": int(memory.kv_pool)},
+        ),
+        made_from={},
+    )
+    numbers = np.random.default_rng(1)
+    with TritonServer(tmp_path / "repository", ServingSettings()) as server:
+        client = Client(server.grpc_url)
+        for turn in range(2):
+            names = [f"{turn}-{index}" for index in range(16)]
+            for name in names:
+                prompt = numbers.integers(5, LARGE.vocab_size, (1, 1000)).astype(np.int32)
+                client.send("tensorrt_llm", name, input_ids=prompt, input_lengths=1000, request_output_len=2)
+            assert not any(answer.error for answer in client.take(*names).values())
+        client.close()
+        with urllib.request.urlopen(server.metrics_url, timeout=5) as page:
+            gauges = read_metrics(page.read().decode())
+    assert (1 - TOLERANCE) * memory.total - memory.mapped <= gauges["memory_cpu"] <= (1 + TOLERANCE) * memory.total
+    assert gauges["kv_cache_block_max"] == memory.kv_blocks
