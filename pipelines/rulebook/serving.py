@@ -124,8 +124,7 @@ RULES = (
         needs=("images",),
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
-        " tensorrt_llm_bls is"
-        " NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
+        " tensorrt_llm_bls is NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
         todo="Copy it in their container, as repository.json says.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
     ),
