@@ -75,7 +75,7 @@ def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, sou
     arguments = {
         "BASE_TAG": settings.base_gpu if flavour == "gpu" else settings.base_cpu,
         **({"BASE_DIGEST": settings.digest} if settings.digest else {}),
-        **({"TORCH_INDEX": settings.torch_index} if flavour == "cpu" else {}),
+        **({"TORCH_INDEX": settings.torch_index} if flavour == "cpu" and settings.torch_index else {}),
         **({"DEV": "1"} if settings.dev else {}),
         "UID": str(settings.uid),
         "GID": str(settings.gid),

@@ -28,7 +28,8 @@ class ImageSettings(Group):
         digest: of that base, so that a tag that moves changes nothing.
         uid: of the user inside; owns the folders it writes to.
         gid: its group.
-        torch_index: where the CPU image takes torch without CUDA from.
+        torch_index: where the CPU image takes torch without CUDA from; None is pip's own index, whose torch brings CUDA
+            along (some gigabytes that the CPU image does not use).
         pip_config: a pip.conf (a private index with its password); a secret of one build step, in no layer.
         dev: the tests' tools as well, for `make test-gpu` in the shell.
         no_cache: build every step again.
@@ -45,7 +46,7 @@ class ImageSettings(Group):
     digest: Digest | None = None
     uid: UserId = 1000
     gid: UserId = 1000
-    torch_index: str = "https://download.pytorch.org/whl/cpu"
+    torch_index: str | None = None
     pip_config: Path | None = None
     dev: bool = False
     no_cache: bool = False
