@@ -12,10 +12,10 @@ from pipelines.artifacts import Store
 from pipelines.compose import compose_config, to_raw
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
-from pipelines.flow import Target, farthest
 from pipelines.machine import gather
 from pipelines.plan import Plan, make_plan
 from pipelines.settings import Settings, validate
+from pipelines.targets import Target, farthest
 
 if TYPE_CHECKING:
     from pipelines.runner import Outcome

@@ -12,10 +12,10 @@ from pipelines.artifacts import HashCache
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
-from pipelines.flow import EVALUATED, Target, is_elsewhere
 from pipelines.model_settings import ZOO
 from pipelines.settings import PROJECT_ROOT, Settings
 from pipelines.sources import PICKLES, BuiltEngine, Source, engine_source, files_source, model_source
+from pipelines.targets import EVALUATED, Target, is_elsewhere
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ from pipelines import rules
 from pipelines.artifacts import Artifact, Store, canonical, fingerprint
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engine_flow import Node
 from pipelines.flavours import Flavour, choose
-from pipelines.flow import Node, Target, nodes
+from pipelines.flow import nodes
 from pipelines.inputs import Found, look
 from pipelines.machine import Machine, library_versions
 from pipelines.settings import Settings
 from pipelines.sources import Source
+from pipelines.targets import Target
 
 
 @dataclass(frozen=True, slots=True)

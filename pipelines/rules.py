@@ -15,7 +15,6 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.flavours import Flavour, why_not_here
-from pipelines.flow import Target, is_elsewhere
 from pipelines.inputs import Found
 from pipelines.machine import Machine
 from pipelines.rulebook.gpu import formats_for
@@ -24,6 +23,7 @@ from pipelines.rulebook.table import check_checkpoint, refused, warned
 from pipelines.settings import Settings
 from pipelines.sizing.memory import checkpoint_bytes, weight_bytes
 from pipelines.stages import Stage
+from pipelines.targets import Target, is_elsewhere
 
 
 @dataclass

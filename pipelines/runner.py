@@ -21,7 +21,7 @@ from pipelines.artifacts import Artifact, Store
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.flow import Node
+from pipelines.engine_flow import Node
 from pipelines.plan import Plan, Step, node_key
 from pipelines.screen import say
 from pipelines.settings import PROJECT_ROOT

@@ -6,11 +6,11 @@ from pipelines import llmapi_rules
 from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
-from pipelines.flow import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.loadgen.settings import load_faults
 from pipelines.serving.locate import why_no_server
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine
+from pipelines.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from triton_repo.parameters import setting_faults
 
 

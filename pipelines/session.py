@@ -16,11 +16,11 @@ from pipelines import runner
 from pipelines.artifacts import Store, write_json
 from pipelines.compose import relative_to_cwd
 from pipelines.domain.errors import UserError
-from pipelines.flow import EVALUATED
 from pipelines.plan import Plan
 from pipelines.report import console
 from pipelines.screen import ScreenProgress, say
 from pipelines.settings import Settings
+from pipelines.targets import EVALUATED
 
 
 def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:

@@ -14,11 +14,11 @@ from types import FrameType
 from pipelines.artifacts import Store
 from pipelines.composed import raw_config
 from pipelines.domain.errors import UserError
-from pipelines.flow import MEASURED
 from pipelines.machine import Machine, gather
 from pipelines.plan import make_plan
 from pipelines.settings import validate
 from pipelines.sweeping.cells import Cell, read
+from pipelines.targets import MEASURED
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

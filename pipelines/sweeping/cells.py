@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.artifacts import write_json
-from pipelines.flow import Target
+from pipelines.targets import Target
 
 
 @dataclass(frozen=True, slots=True)

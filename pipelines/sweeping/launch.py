@@ -19,7 +19,6 @@ from pipelines.artifacts import Store
 from pipelines.compose import CONF, compose_config, diagnose
 from pipelines.composed import raw_config
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.flow import Target
 from pipelines.machine import Machine, gather
 from pipelines.plan import make_plan
 from pipelines.screen import say
@@ -29,6 +28,7 @@ from pipelines.sweeping.cells import Cell, cells_of
 from pipelines.sweeping.job import RunCell
 from pipelines.sweeping.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweeping.watch import Watch
+from pipelines.targets import Target
 
 
 def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:

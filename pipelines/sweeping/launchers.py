@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.compose import CONF
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.flow import MEASURED, Target
+from pipelines.targets import MEASURED, Target
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"

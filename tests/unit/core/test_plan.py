@@ -150,7 +150,7 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
         (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on b200_sxm \(SM 10\)"),
         (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
-        (["speculative=lookahead"], "build", r"only draft_target is there, not lookahead"),
+        (["speculative=lookahead"], "build", r"only draft_target is configured, not lookahead"),
         (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
         (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
         ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),

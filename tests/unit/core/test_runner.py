@@ -16,8 +16,8 @@ from pipelines.artifacts import Store
 from pipelines.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
+from pipelines.engine_flow import Node
 from pipelines.flavours import choose
-from pipelines.flow import Node
 from pipelines.plan import Plan, _resolve, explain
 from pipelines.runner import run
 from pipelines.sources import Source
