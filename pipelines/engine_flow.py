@@ -12,6 +12,7 @@ from pipelines.engines.port import OnGpu
 from pipelines.feature_settings import HEADS
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine, library_versions
+from pipelines.memory_rules import gpu_predicted
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine, Source
 from pipelines.stages import Stage
@@ -107,9 +108,9 @@ class EngineFlow:
             self.given[weights] = prefix + "sparsify"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
-        stage = Build(
-            self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages, self._on_gpu()
-        )
+        flavour, on_gpu = self.flavour, self._on_gpu()
+        predicted = gpu_predicted(settings, self.shape) if on_gpu else {}
+        stage = Build(flavour.name, settings.build, flavour.build_libraries, flavour.packages, on_gpu, predicted)
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
 

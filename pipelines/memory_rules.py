@@ -91,6 +91,14 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
     return Fit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
 
 
+def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
+    """What the build log will say of the fullest rank, bytes; empty where the shape is not known yet."""
+    if shape is None:
+        return {}
+    memory = device_memory(engine_sizes(settings, shape), 0)
+    return {"weights": memory.weights, "activations": memory.activations}
+
+
 def _no_room(settings: Settings, memory: DeviceMemory, name: str) -> str:
     what = f"{settings.model.label} in {settings.quant.qformat}"
     if memory.weights > memory.total:

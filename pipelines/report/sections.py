@@ -14,7 +14,14 @@ from pipelines.report.blocks import Block, Callout, Card, Code, Document, Figure
 from pipelines.report.compare import Comparison, comparison, in_words, usable
 from pipelines.report.data import ReportData, Run, Workload
 from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
-from pipelines.report.tables import accuracy_table, chain_table, memory_table, size_table, subject_table
+from pipelines.report.tables import (
+    accuracy_table,
+    build_memory_table,
+    chain_table,
+    memory_table,
+    size_table,
+    subject_table,
+)
 from pipelines.report.tables_load import comparison_table, counters_table, levels_table, percentiles_table
 from pipelines.report.words import CONVENTIONS
 
@@ -211,11 +218,11 @@ def _slo(slo: Slo) -> str:
 
 def _sizes(data: ReportData) -> Section:
     figure = plots.sizes(data.formats)
-    memory = memory_table(data)
+    memory = [table for table in (build_memory_table(data), memory_table(data)) if table]
     return Section(
         "sizes",
         "Sizes and memory",
-        (*([figure] if figure else []), size_table(data), *([memory] if memory else [])),
+        (*([figure] if figure else []), size_table(data), *memory),
     )
 
 

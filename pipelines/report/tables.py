@@ -108,6 +108,30 @@ def size_table(data: ReportData) -> Table:
     )
 
 
+def build_memory_table(data: ReportData) -> Table | None:
+    """Memory of TensorRT engines, fullest rank: predicted beside what trtllm-build said; None without any."""
+    rows = []
+    for item in data.formats:
+        facts = piece.facts if (piece := item.piece("build")) else {}
+        predicted = facts.get("memory_predicted")
+        if predicted and "weights_bytes" in facts:
+            said = (facts.get("weights_bytes"), facts.get("activation_bytes"), facts.get("peak_gpu_bytes"))
+            modelled = (show_bytes(predicted[part]) for part in ("weights", "activations"))
+            rows.append((_name(item, data), *modelled, *(show_bytes(size) if size else NONE for size in said)))
+    if not rows:
+        return None
+    return Table(
+        caption="Memory of the fullest rank: predicted (modelled) beside what trtllm-build logged (measured)",
+        origin="",
+        columns=(
+            Column("format", right=LEFT),
+            *groups("predicted (modelled)", ("weights", "activations")),
+            *groups("build log (measured)", ("weights", "activations", "peak while building")),
+        ),
+        rows=tuple(rows),
+    )
+
+
 def memory_table(data: ReportData) -> Table | None:
     """Memory of the engine's process: predicted before the build beside the highest observed; None without any."""
     rows = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from pipelines.engines.port import BuildLimits, OnGpu
 if TYPE_CHECKING:
     from pipelines.checkpoint.config import CheckpointConfig
 
-_LIMITS = {field.name for field in fields(BuildLimits)}
+_LIMITS = {each.name for each in fields(BuildLimits)}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Build:
         libraries: of the flavour; their versions decide the bytes.
         needs: packages of the flavour.
         on_gpu: for engine "tensorrt_llm".
+        predicted: modelled memory of its fullest rank, bytes by part, to stand beside what the build says.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Build:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     on_gpu: OnGpu | None = None
+    predicted: Mapping[str, float] = field(default_factory=dict)
     name = "build"
     version = "1"
     measures = False
@@ -61,7 +63,8 @@ class Build:
         limits = limits_for(self.build, CheckpointConfig.load(checkpoint))
         options = {} if self.on_gpu is None else {"build": self.build, "on_gpu": self.on_gpu}
         facts = open_engine(self.engine, **options).build(checkpoint, limits, out_dir, progress)
-        return {"engine_bytes": facts.engine_bytes, **facts.details}
+        predicted = {"memory_predicted": dict(self.predicted)} if self.predicted else {}
+        return {"engine_bytes": facts.engine_bytes, **predicted, **facts.details}
 
 
 def limits_for(build: BuildSettings, config: CheckpointConfig) -> BuildLimits:

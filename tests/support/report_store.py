@@ -111,7 +111,9 @@ def benchmark(
     return result, {**files, "benchmark.json": result.to_json()}
 
 
-def add_format(store: Store, variant: str, minute: int = 0, model: str = "synthetic", tp: int = 1) -> Artifact:
+def add_format(
+    store: Store, variant: str, minute: int = 0, model: str = "synthetic", tp: int = 1, **build_facts: Any
+) -> Artifact:
     """Checkpoint, engine, accuracy and repository of one variant; the repository."""
     label = f"{model}-{variant}"
     checkpoint = commit(
@@ -120,8 +122,9 @@ def add_format(store: Store, variant: str, minute: int = 0, model: str = "synthe
     )  # fmt: skip
     engine_bytes = round(8 * 2**20 / VARIANTS[variant])
     engine = commit(
-        store, "build", label, {"engine_bytes": engine_bytes}, {"checkpoint": checkpoint}, {"engine": "openvino"},
-        {"config.json": {"engine": variant, "tp": tp, "model": model}}, minute + 1, model,
+        store, "build", label, {"engine_bytes": engine_bytes, **build_facts}, {"checkpoint": checkpoint},
+        {"engine": "openvino"}, {"config.json": {"engine": variant, "tp": tp, "model": model}},
+        minute + 1, model,
     )  # fmt: skip
     result = evaluation(variant, WRONG[variant], model)
     commit(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from pipelines.artifacts import Store
 from pipelines.domain.benchmark import Distribution
 from pipelines.report.blocks import Column, Table
 from pipelines.report.collect import collect
@@ -11,8 +12,9 @@ from pipelines.report.labels import apart
 from pipelines.report.plots_requests import MAX_STEPS, steps
 from pipelines.report.settings import ReportSettings
 from pipelines.report.show import flat, lengths, loads, ms, number, settings_text, when
+from pipelines.report.tables import build_memory_table
 from pipelines.report.tables_load import levels_table
-from tests.support.report_store import benchmark
+from tests.support.report_store import add_format, benchmark
 
 
 def test_a_cumulative_curve_ends_at_all():
@@ -104,3 +106,21 @@ def test_a_loss_above_everything_is_refused():
     assert ReportSettings().max_accuracy_loss_percent == 1.0
     with pytest.raises(ValueError, match="max_accuracy_loss_percent"):
         ReportSettings(max_accuracy_loss_percent=101)
+
+
+def test_memory_of_a_tensorrt_engine_stands_beside_its_prediction(tmp_path):
+    """LLaMA-7B's weights and activations as trtllm-build logs them; a log that lacks a number leaves a dash."""
+    store = Store(tmp_path)
+    predicted = {"weights": 13476831232.0, "activations": 8.0e9}
+    add_format(store, "none", memory_predicted=predicted, weights_bytes=13476831737, activation_bytes=8791261348)
+    add_format(store, "fp8", minute=10)
+    table = build_memory_table(collect(store))
+    assert table is not None
+    (row,) = table.rows
+    assert row[-5:] == ("12.6 GiB", "7.5 GiB", "12.6 GiB", "8.2 GiB", "–")
+
+
+def test_engines_that_log_no_memory_have_no_such_table(tmp_path):
+    store = Store(tmp_path)
+    add_format(store, "none")
+    assert build_memory_table(collect(store)) is None
