@@ -9,7 +9,7 @@ reads pyproject.toml and constraints.txt beside this folder and writes two files
 
 So pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor take another
 version than the tested one for the rest. An installed package that is too old or too new ends the build with its name.
-Standard library and pip's own copy of `packaging` only: it runs before anything is installed.
+Standard library and `packaging`, or pip's own copy of it, only: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pip._vendor.packaging.requirements import Requirement
+try:
+    from packaging.requirements import Requirement
+except ModuleNotFoundError:  # a bare Python; only there, since importing pip switches setuptools' distutils off
+    from pip._vendor.packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUILD_TOOLS = ("pip", "setuptools", "wheel")
