@@ -9,6 +9,7 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingLimits
 from pipelines.engines.registry import open_engine
 from pipelines.engines.tensorrt_llm.options import help_differences
+from scripts.measure_engine import measure
 
 WORDS = ["model=tiny_llama", "engine=tensorrt_llm", "build.max_batch_size=64"]
 
@@ -60,6 +61,10 @@ def test_the_cpu_engine_says_the_same(cli, built):
         expected = cpu.loglikelihood(pairs, SilentProgress())
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in expected], abs=0.05)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
+
+
+def test_the_engine_is_measured_without_a_server(built):
+    assert all(each > 0 for each in measure(built, requests=16, isl=64, osl=32, rounds=2))
 
 
 @pytest.mark.parametrize("quant", ["int8_wo", "int4_wo", "fp8", "int4_awq", "int8_sq"])
