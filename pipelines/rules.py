@@ -120,7 +120,7 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
     return [
         Fault(
             f"{settings.model.label} needs about {show_bytes(needed)} of memory while quantizing "
-            f"(16-bit weights and their {settings.quant.qformat} copy; modelled); "
+            f"(16-bit weights and the exported copy; modelled); "
             f"this machine has {show_bytes(machine.memory_bytes)}.",
             todo="Take a smaller model, or quantize on a machine with more memory.",
         )

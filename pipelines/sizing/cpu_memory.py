@@ -47,7 +47,6 @@ class _Cost:
         linear: per weight of a linear, widened and packed copies together.
         mapped: per weight of a linear that stays mapped from the engine file.
         layer: per decoder layer, for the graph itself.
-        fixed: of an iteration, whatever its length.
         token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
         f32_linear: `linear` when the arithmetic is float32.
         f32_factor: `token` is this many times as much when the arithmetic is float32.
@@ -56,17 +55,16 @@ class _Cost:
     linear: float
     mapped: float
     layer: float
-    fixed: float
     token: tuple[float, float, float, float]
     f32_linear: float
     f32_factor: float
 
 
 COSTS = {
-    QFormat.NONE: _Cost(6.0, 0.0, 1.06 * MIB, 24.0 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
-    QFormat.FP8: _Cost(4.08, 1.0, 1.77 * MIB, 38.3 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
-    QFormat.INT8_SQ: _Cost(1.02, 1.0, 1.53 * MIB, 24.3 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
-    QFormat.INT4_AWQ: _Cost(0.55, 0.53, 1.35 * MIB, 26.5 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
+    QFormat.NONE: _Cost(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+    QFormat.FP8: _Cost(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
+    QFormat.INT8_SQ: _Cost(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+    QFormat.INT4_AWQ: _Cost(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
 }
 
 
@@ -175,7 +173,7 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         process=PROCESS + cost.layer * shape.num_hidden_layers,
         weights=(cost.f32_linear if wide else cost.linear) * shape.linear_params + HEAD * table,
         kv_pool=blocks * sizes.block_bytes,
-        activations=cost.fixed + sizes.max_num_tokens * per_token,
+        activations=sizes.max_num_tokens * per_token,
         mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table,
         kv_blocks=blocks,
     )
