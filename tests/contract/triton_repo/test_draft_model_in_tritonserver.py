@@ -163,20 +163,45 @@ def served(tmp_path_factory):
         config.backend = "python"
         (root / "repo" / name / "config.pbtxt").write_text(to_text(config))
         (root / "repo" / name / "1" / "model.py").write_text(code)
-    with TritonServer(root / "repo", SERVING) as server:
-        yield root / "repo", grpc.InferenceServerClient(server.grpc_url)
+    with Asker(root / "repo") as asker:
+        yield asker
 
 
 NUMBERS = ("max_tokens", "num_draft_tokens", "min_tokens", "end_id", "beam_width")
 
 
 class Asker:
-    """Sends one request and collects its responses."""
+    """Sends one request and collects its responses.
 
-    def __init__(self, repository: Path, client) -> None:
-        self.repository, self.client = repository, client
+    About one request in 300 never ends here: a stub of tritonserver 2.51 waits for a response of a nested call. Why is
+    not known yet. A silent server is started again and the question put once more, three times at most in all.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self.repository, self.stalls = repository, 0
+        self.start()
+
+    def start(self) -> None:
+        self.server = TritonServer(self.repository, SERVING).__enter__()
+        self.client = grpc.InferenceServerClient(self.server.grpc_url)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.__exit__(*error)
 
     def __call__(self, text="hello", **inputs):
+        try:
+            return self.once(text, **inputs)
+        except queue.Empty:
+            self.stalls += 1
+            assert self.stalls <= 3, "the server was silent more than three times"
+            self.server.__exit__(None, None, None)
+            self.start()
+            return self.once(text, **inputs)
+
+    def once(self, text, **inputs):
         for name in ("tensorrt_llm", "tensorrt_llm_draft"):
             (self.repository / f"{name}.log").unlink(missing_ok=True)
         sent = [self.tensor("text_input", [text.encode()], "BYTES")]
@@ -192,7 +217,7 @@ class Asker:
             self.client.async_stream_infer("tensorrt_llm_bls", sent, enable_empty_final_response=True)
             parts = []
             while True:
-                result, error = answers.get(timeout=30)
+                result, error = answers.get(timeout=10)
                 if error is not None:
                     raise RuntimeError(str(error))
                 if (words := result.as_numpy("text_output")) is not None:
@@ -200,7 +225,7 @@ class Asker:
                 if result.get_response().parameters["triton_final_response"].bool_param:
                     return parts
         finally:
-            self.client.stop_stream()
+            self.client.stop_stream(cancel_requests=True)
 
     def tensor(self, name, values, kind):
         dtype = {"BYTES": object, "INT32": np.int32, "BOOL": bool}[kind]
@@ -215,7 +240,7 @@ class Asker:
 
 @pytest.fixture
 def ask(served):
-    return Asker(*served)
+    return served
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 8])
