@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pipelines.build_settings import BuildSettings
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.port import OnGpu
@@ -108,9 +109,8 @@ class EngineFlow:
             self.given[weights] = prefix + "sparsify"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
-        flavour, on_gpu = self.flavour, self._on_gpu()
-        predicted = gpu_predicted(settings, self.shape) if on_gpu else {}
-        stage = Build(flavour.name, settings.build, flavour.build_libraries, flavour.packages, on_gpu, predicted)
+        predicted = gpu_predicted(settings, self.shape) if self.flavour.name == "tensorrt_llm" else {}
+        stage = self._build(settings.build, predicted)
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
 
@@ -121,10 +121,7 @@ class EngineFlow:
         convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
         self.add(prefix + "convert", convert, label, {"model": "model", "heads": "heads"})
         self.given["converted"] = prefix + "convert"
-        stage = Build(
-            self.flavour.name, settings.build, self.flavour.build_libraries, self.flavour.packages, self._on_gpu()
-        )
-        self.add(prefix + "build", stage, label, {"converted": "converted"})
+        self.add(prefix + "build", self._build(settings.build), label, {"converted": "converted"})
         self.given["engine"] = prefix + "build"
 
     def vision(self, settings: Settings) -> None:
@@ -159,9 +156,8 @@ class EngineFlow:
         assert guess.draft is not None  # the settings say so
         self._draft_checkpoint(settings, "tensorrt_llm")
         alone = settings.build.model_copy(update=ALONE)
-        stage = Build(self.flavour.name, alone, self.flavour.build_libraries, self.flavour.packages, self._on_gpu())
         label = f"{guess.draft.label}-{guess.draft_qformat}"
-        self.add("draft.build", stage, label, {"checkpoint": "draft_checkpoint"})
+        self.add("draft.build", self._build(alone), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"
 
     def _draft_checkpoint(self, settings: Settings, layout: Layout) -> None:
@@ -185,6 +181,11 @@ class EngineFlow:
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.quantize", quantize, label, _with_text({"model": "draft"}, quantize.calibrated))
         self.given["draft_checkpoint"] = "draft.quantize"
+
+    def _build(self, build: BuildSettings, predicted: Mapping[str, float] | None = None) -> Build:
+        """The stage that makes an engine of the chosen flavour."""
+        flavour = self.flavour
+        return Build(flavour.name, build, flavour.build_libraries, flavour.packages, self._on_gpu(), predicted or {})
 
     def _on_gpu(self) -> OnGpu | None:
         """The GPU a TensorRT engine is for: this machine's, or where there is none the one asked about."""
