@@ -91,7 +91,12 @@ FEATURES = (
     Feature("`parallel=tp8_pp2`", {"parallel": "tp8_pp2"}),
     Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
 )
-ENGINES: tuple[EngineName, ...] = ("tensorrt_llm", "openvino")
+ENGINES: dict[EngineName, str] = {
+    "tensorrt_llm": "tensorrt_llm",
+    "openvino": "openvino",
+    "llmapi": "tensorrt_llm_llmapi",
+}
+"""Flavour -> its word on the command line."""
 BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
 TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
 """Groups that features set."""
@@ -191,9 +196,9 @@ def _together() -> Iterator[str]:
         for column, other in enumerate(FEATURES[: row + 1])
         if one is other or not _same_question(one, other)
     }
-    for engine in ENGINES:
+    for engine, word in ENGINES.items():
         found = {place: check(replace(deployed, engine=engine)) for place, deployed in pairs.items()}
-        yield f"### `engine={engine}`"
+        yield f"### `engine={word}`"
         rows = [
             [f"{_letter(row)} {feature.title}", *(_new(found, row, column) for column in range(len(FEATURES)))]
             for row, feature in enumerate(FEATURES)

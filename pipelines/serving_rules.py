@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipelines import llmapi_rules
 from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
@@ -12,6 +11,9 @@ from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine
 from pipelines.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from triton_repo.parameters import setting_faults
+
+WITHOUT_ENGINE = ("build", "repository", "serve", "benchmark")
+"""What engine=tensorrt_llm_llmapi goes with."""
 
 
 def check(
@@ -35,11 +37,20 @@ def check(
         faults += setting_faults(settings.triton, flavour.name)
     if built is not None:
         return faults + _built(settings, built, target)
-    if flavour.name == "llmapi":
-        faults += llmapi_rules.check(settings, shape, target)
+    if flavour.name == "llmapi" and target not in WITHOUT_ENGINE:
+        faults.append(_has_no_engine(settings, target))
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
+
+
+def _has_no_engine(settings: Settings, target: Target) -> Fault:
+    """The LLM API's model runs inside TensorRT-LLM only, which is served and not evaluated here."""
+    return Fault(
+        f"engine={settings.engine.name} cannot {target}: its model runs only inside TensorRT-LLM.",
+        f"It goes with {', '.join(WITHOUT_ENGINE)}.",
+        "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
+    )
 
 
 def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:

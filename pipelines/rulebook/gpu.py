@@ -91,6 +91,7 @@ RULES = (
     Rule(
         name="no-integer-weights-on-sm100",
         topic=TOPIC,
+        engines=BUILT,
         needs=("sm",),
         when=lambda d: _lacks_integers(d.qformat, sm(d)) and _works(d),
         failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
@@ -110,6 +111,7 @@ RULES = (
     Rule(
         name="no-int8-kv-on-sm100",
         topic=TOPIC,
+        engines=BUILT,
         needs=("sm",),
         when=lambda d: _lacks_int8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
         failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",

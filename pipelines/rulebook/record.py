@@ -18,6 +18,7 @@ Mode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahea
 EngineName = Literal["openvino", "tensorrt_llm", "llmapi"]
 CPU: tuple[EngineName, ...] = ("openvino",)
 GPU: tuple[EngineName, ...] = ("tensorrt_llm",)
+LLM_API: tuple[EngineName, ...] = ("llmapi",)
 BUILT: tuple[EngineName, ...] = ("openvino", "tensorrt_llm")
 """Flavours whose engine is built from a TensorRT-LLM checkpoint."""
 

@@ -6,7 +6,7 @@ from pipelines.build_settings import BuildSettings
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rulebook import attention, builder, cpu, gpu, lora, serving, speculation, split
+from pipelines.rulebook import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
 from pipelines.rulebook.record import Deployment, Finding, Rule, Severity, judge
 
 RULES: tuple[Rule, ...] = (
@@ -18,6 +18,7 @@ RULES: tuple[Rule, ...] = (
     *lora.RULES,
     *serving.RULES,
     *cpu.RULES,
+    *llmapi.RULES,
 )
 
 

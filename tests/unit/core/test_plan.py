@@ -15,7 +15,7 @@ from pipelines.machine import GpuFacts
 from pipelines.plan import make_plan
 from pipelines.report.console import plan_text
 from pipelines.session import run_target
-from tests.unit.core.test_machine import MACHINE
+from tests.unit.core.test_machine import MACHINE, with_gpu
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -148,9 +148,9 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
         (["quant=int8_sq"], "build", r"has no quant=int8_sq: .* It takes none, fp8, nvfp4, int4_awq, w4a8_awq"),
         (["kv_cache=int8"], "build", r"has no kv_cache=int8"),
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
-        (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on b200_sxm \(SM 10\)"),
+        (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on compute capability 10\.0"),
         (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
-        (["speculative=lookahead"], "build", r"only draft_target is configured, not lookahead"),
+        (["speculative=lookahead"], "build", r"speculative=lookahead cannot be had with engine=tensorrt_llm_llmapi"),
         (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
         (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
         ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),
@@ -159,6 +159,27 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
 def test_what_the_llm_api_cannot_do_is_refused(tmp_path, model, overrides, target, message):
     with pytest.raises(UserError, match=message):
         plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", *overrides], target)
+
+
+def test_the_llm_api_is_judged_on_the_gpu_of_this_machine(tmp_path, model):
+    """hardware=auto stands for what nvidia-smi says, here a B200."""
+    here = with_gpu(gpus=(GpuFacts("NVIDIA B200", 10.0, 183359 * 2**20),))
+    words = [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=int4_awq", "hardware=auto"]
+    with pytest.raises(UserError, match=r"has no quant=int4_awq on compute capability 10\.0"):
+        plan(tmp_path, words, machine=here)
+
+
+def test_ranks_go_with_the_llm_api(tmp_path, model):
+    """conf/parallel says how many ranks trtllm-build makes at once, which is nothing to an engine that is not built."""
+    made = plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", "parallel=tp2"])
+    assert made.steps[-1].node.stage.identity()["arguments"]["tensor_parallel_size"] == 2
+
+
+def test_what_guesses_ahead_is_refused_once(tmp_path, model):
+    """The options that conf/speculative sets for engines are no faults of their own."""
+    with pytest.raises(UserError) as refused:
+        plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", "speculative=lookahead"])
+    assert len(refused.value.faults) == 1
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):

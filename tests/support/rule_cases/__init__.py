@@ -1,0 +1,20 @@
+"""For every rule: a deployment that breaks it, its message, and the nearest one that does not."""
+
+from __future__ import annotations
+
+from tests.support.rule_cases import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
+from tests.support.rule_cases.words import GEMMA, LLAMA, Case, deployment
+
+CASES: dict[str, Case] = {
+    **gpu.CASES,
+    **split.CASES,
+    **attention.CASES,
+    **builder.CASES,
+    **speculation.CASES,
+    **lora.CASES,
+    **serving.CASES,
+    **cpu.CASES,
+    **llmapi.CASES,
+}
+
+__all__ = ["CASES", "GEMMA", "LLAMA", "deployment"]

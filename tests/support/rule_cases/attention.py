@@ -1,0 +1,73 @@
+"""KV cache and attention."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import KvFormat
+from tests.support.rule_cases.words import AWQ, FP8, Case, kv
+
+CASES = {
+    "kv-format-takes-reuse-and-chunks": Case(
+        kv(chunked_context=True, qformat=AWQ, kv_format=KvFormat.FP8),
+        "kv_cache=fp8 with quant=int4_awq takes away KV-cache reuse and chunked context",
+        {"qformat": FP8},
+    ),
+    "no-context-fmha-no-reuse": Case(
+        kv(build={"context_fmha": "disable"}), "context_fmha=disable takes away KV-cache reuse", {"kv_reuse": False}
+    ),
+    "no-paged-context-no-reuse": Case(
+        {"chunked_context": True, "build": {"use_paged_context_fmha": "disable"}},
+        "use_paged_context_fmha=disable takes away chunked context",
+        {"chunked_context": False},
+    ),
+    "without-context-fmha": Case(
+        {"build": {"context_fmha": "disable"}},
+        "context_fmha=disable switches FP8",
+        {"build": {"context_fmha": "enable"}},
+    ),
+    "features-need-a-paged-kv-cache": Case(
+        {"build": {"kv_cache_type": "continuous"}},
+        "kv_cache_type=continuous has no blocks",
+        {"triton": {"batching_strategy": "V1"}},
+    ),
+    "paged-kv-cache-is-deprecated": Case(
+        {"build": {"paged_kv_cache": "disable"}},
+        "paged_kv_cache=disable is the deprecated",
+        {"build": {"paged_kv_cache": "enable"}},
+    ),
+    "in-flight-batching-packs-its-input": Case(
+        {"build": {"remove_input_padding": "disable"}},
+        "remove_input_padding=disable does not go with .*inflight_fused_batching",
+        {"triton": {"batching_strategy": "V1"}},
+    ),
+    "streamingllm-cannot-be-built": Case(
+        {"build": {"streamingllm": "enable"}}, "streamingllm=enable stops", {"engine": "openvino"}
+    ),
+    "sinks-need-streamingllm": Case(
+        {"triton": {"sink_token_length": 4, "max_attention_window_size": (64,)}},
+        "sink_token_length=4 needs an engine",
+        {"engine": "openvino"},
+    ),
+    "sinks-need-a-window": Case(
+        {"engine": "openvino", "triton": {"sink_token_length": 32}},
+        "sink_token_length=32 was given without a window",
+        {"triton": {"max_attention_window_size": (64,)}},
+    ),
+    "sinks-fit-their-window": Case(
+        {"engine": "openvino", "triton": {"sink_token_length": 64, "max_attention_window_size": (128, 64)}},
+        "sink_token_length=64 leaves no room",
+        {"triton": {"sink_token_length": 63}},
+    ),
+    "a-passed-window-ends-reuse": Case(
+        kv(triton={"max_attention_window_size": (4096, 8192)}),
+        r"size=\[4096, 8192\] with KV-cache reuse",
+        {"kv_reuse": False},
+    ),
+    "host-blocks-are-for-reuse": Case(
+        {"triton": {"kv_cache_host_memory_bytes": 1000}}, "kv_cache_host_memory_bytes=1000", {"kv_reuse": True}
+    ),
+    "prompts-fit-one-iteration": Case(
+        {"build": {"max_num_tokens": 512, "max_batch_size": 8}},
+        "max_num_tokens=512 is less than max_input_len=1024",
+        {"chunked_context": True},
+    ),
+}

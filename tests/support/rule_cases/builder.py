@@ -1,0 +1,116 @@
+"""Limits, plugins and fusions."""
+
+from __future__ import annotations
+
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, NVFP4, Case
+
+CASES = {
+    "longer-than-the-model": Case(
+        {"shape": GEMMA, "build": {"max_seq_len": 8193}},
+        "max_seq_len=8193 is more than .*8192 tokens",
+        {"build": {"max_seq_len": 8192}},
+    ),
+    "prompt-longer-than-the-sequence": Case(
+        {"build": {"max_input_len": 2000, "max_seq_len": 1500}},
+        "max_input_len=2000 is more than max_seq_len=1500",
+        {"build": {"max_seq_len": 2000}},
+    ),
+    "kv-blocks-are-powers-of-two": Case(
+        {"build": {"tokens_per_block": 48}}, "tokens_per_block=48 is not a power", {"build": {"tokens_per_block": 64}}
+    ),
+    "cpu-blocks-have-32-tokens": Case(
+        {"engine": "openvino", "build": {"tokens_per_block": 64}},
+        "tokens_per_block=64 cannot be had",
+        {"engine": "tensorrt_llm"},
+    ),
+    "profiles-or-a-tuning-point": Case(
+        {"build": {"multiple_profiles": "enable", "opt_num_tokens": 77}},
+        "opt_num_tokens=77 does not go with multiple_profiles",
+        {"build": {"opt_num_tokens": None}},
+    ),
+    "context-logits-without-drafts": Case(
+        {"build": {"gather_context_logits": True, "max_draft_len": 5}},
+        "gather_context_logits=true does not go with max_draft_len=5",
+        {"build": {"max_draft_len": 0}},
+    ),
+    "generation-logits-need-no-flag": Case(
+        {"build": {"gather_generation_logits": True}},
+        "gather_generation_logits=true is deprecated",
+        {"build": {"gather_generation_logits": False}},
+    ),
+    "fp8-plugins-need-fp8": Case(
+        {"qformat": AWQ, "build": {"low_latency_gemm_plugin": "fp8"}},
+        "low_latency_gemm_plugin=fp8 .*quant=int4_awq",
+        {"qformat": FP8},
+    ),
+    "rowwise-plugin-needs-rowwise-scales": Case(
+        {"qformat": FP8, "build": {"fp8_rowwise_gemm_plugin": "auto"}},
+        "fp8_rowwise_gemm_plugin=auto needs FP8 scales per token",
+        {"build": {"fp8_rowwise_gemm_plugin": "disable"}},
+    ),
+    "nvfp4-plugin-needs-nvfp4": Case(
+        {"qformat": FP8, "build": {"gemm_plugin": "nvfp4"}}, "gemm_plugin=nvfp4 .*quant=fp8", {"qformat": NVFP4}
+    ),
+    "fp8-is-slower-with-gemm-plugin": Case(
+        {"qformat": FP8, "build": {"gemm_plugin": "auto"}}, "gemm_plugin=auto is discouraged", {"qformat": AWQ}
+    ),
+    "reduce-fusion-would-be-ignored": Case(
+        {"shape": GEMMA, "build": {"reduce_fusion": "enable", "tp_size": 2}},
+        "reduce_fusion=enable would be ignored.*given GemmaForCausalLM",
+        {"shape": LLAMA},
+    ),
+    "reduce-fusion-is-left-off": Case(
+        {"shape": LLAMA, "build": {"tp_size": 2}}, "reduce_fusion=disable with tp_size=2", {"build": {"tp_size": 1}}
+    ),
+    "user-buffers-need-reduce-fusion": Case(
+        {"build": {"user_buffer": "enable"}},
+        "ignored with reduce_fusion=disable",
+        {"build": {"reduce_fusion": "enable"}},
+    ),
+    "user-buffers-are-for-fp8-llama": Case(
+        {"shape": LLAMA, "qformat": AWQ, "build": {"user_buffer": "enable"}},
+        "user_buffer=enable .*quant=int4_awq",
+        {"qformat": FP8},
+    ),
+    "norm-quant-fusion-would-be-ignored": Case(
+        {"shape": LLAMA, "qformat": FP8, "build": {"norm_quant_fusion": "enable"}},
+        "norm_quant_fusion=enable would be ignored.*quant=fp8",
+        {"qformat": NVFP4},
+    ),
+    "norm-quant-fusion-or-reduce-fusion": Case(
+        {"build": {"norm_quant_fusion": "enable", "reduce_fusion": "enable"}},
+        "norm_quant_fusion=enable would be ignored with reduce_fusion=enable",
+        {"build": {"reduce_fusion": "disable"}},
+    ),
+    "pp-reduce-scatter-is-for-mixtral": Case(
+        {"build": {"pp_reduce_scatter": "enable"}},
+        "pp_reduce_scatter=enable stops",
+        {"build": {"pp_reduce_scatter": "disable"}},
+    ),
+    "streaming-is-for-weights-without-plugin": Case(
+        {"build": {"weight_streaming": True, "gemm_plugin": "auto"}},
+        "weight_streaming=true needs gemm_plugin=disable, given 'auto'",
+        {"build": {"gemm_plugin": "disable"}},
+    ),
+    "weights-on-the-host-need-streaming": Case(
+        {"triton": {"gpu_weights_percent": 0.5}},
+        r"gpu_weights_percent=0\.5 needs",
+        {"build": {"weight_streaming": True, "gemm_plugin": "disable"}},
+    ),
+    "sparse-kernels-without-plugin": Case(
+        {"sparsity": "magnitude", "build": {"weight_sparsity": True}},
+        "weight_sparsity=true needs gemm_plugin=disable, given 'None'",
+        {"build": {"gemm_plugin": "disable"}},
+    ),
+    "sparse-kernels-need-sparse-weights": Case(
+        {"build": {"weight_sparsity": True}}, "weight_sparsity=true with sparsity=none", {"sparsity": "sparsegpt"}
+    ),
+    "zeros-need-sparse-kernels": Case(
+        {"sparsity": "sparsegpt"}, "weight_sparsity=false with sparsity=sparsegpt", {"build": {"weight_sparsity": True}}
+    ),
+    "sparsity-may-not-be-faster": Case(
+        {"sparsity": "magnitude", "build": {"weight_sparsity": True}},
+        "sparsity=magnitude: users measured 0 to 5 %",
+        {"sparsity": "none"},
+    ),
+}

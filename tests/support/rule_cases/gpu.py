@@ -1,0 +1,43 @@
+"""Formats against GPUs and families."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import KvFormat
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, GEMMA2, LLAMA, NVFP4, W4A8, Case
+
+CASES = {
+    "gpu-too-old": Case({"sm": 7.5}, r"capability 7\.5 is too old", {"sm": 8.0}),
+    "fp8-needs-sm89": Case(
+        {"sm": 8.6, "qformat": FP8}, r"fp8 needs FP8 .*has 8\.6.*quant=none, int8_sq, int4_awq", {"sm": 8.9}
+    ),
+    "nvfp4-needs-sm100": Case({"sm": 9.0, "qformat": NVFP4}, r"nvfp4 needs FP4 .*this GPU has 9\.0", {"sm": 10.0}),
+    "no-integer-weights-on-sm100": Case(
+        {"sm": 10.3, "qformat": AWQ}, r"int4_awq is refused .* 10\.3 .*quant=none, fp8, nvfp4", {"sm": 12.0}
+    ),
+    "fp8-kv-needs-sm89": Case(
+        {"sm": 8.0, "kv_format": KvFormat.FP8}, r"kv_cache=fp8 needs .*has 8\.0.*kv_cache=auto, int8", {"sm": 8.9}
+    ),
+    "no-int8-kv-on-sm100": Case(
+        {"sm": 10.0, "kv_format": KvFormat.INT8}, r"kv_cache=int8 is refused .*10\.0.*kv_cache=auto, fp8", {"sm": 9.0}
+    ),
+    "plugins-refused-on-sm100": Case(
+        {"sm": 10.0, "build": {"low_latency_gemm_plugin": "fp8"}},
+        "low_latency_gemm_plugin=fp8 is rejected",
+        {"sm": 9.0},
+    ),
+    "gemm-swiglu-is-for-hopper": Case(
+        {"sm": 8.9, "build": {"gemm_swiglu_plugin": "fp8"}}, r"Hopper .*this GPU has 8\.9", {"sm": 9.0}
+    ),
+    "nvfp4-is-not-for-gemma": Case(
+        {"qformat": NVFP4, "shape": GEMMA}, "nvfp4 is not supported for GemmaForCausalLM", {"shape": LLAMA}
+    ),
+    "w4a8-of-gemma-was-listed-no": Case(
+        {"qformat": W4A8, "shape": GEMMA}, "w4a8_awq of GemmaForCausalLM was listed", {"shape": LLAMA}
+    ),
+    "gemma2-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
+    "gemma-prefers-bfloat16": Case(
+        {"shape": GEMMA, "build": {"gemm_plugin": "float16"}},
+        "gemm_plugin=float16 with GemmaForCausalLM",
+        {"build": {"gemm_plugin": "bfloat16"}},
+    ),
+}

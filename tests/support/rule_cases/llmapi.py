@@ -1,0 +1,62 @@
+"""The LLM API of TensorRT-LLM 1.3 and later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.domain.formats import KvFormat
+from tests.support.rule_cases.words import ADAPTER, AWQ, FP8, GEMMA, LLAMA, LLAVA, LOOKAHEAD, NVFP4, SERVED, SQ, Case
+
+
+def llm(**given: Any) -> dict[str, Any]:
+    return {"engine": "llmapi", **given}
+
+
+LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
+CASES = {
+    "llm-api-formats": Case(
+        llm(qformat=SQ), r"has no quant=int8_sq: .*It takes none, fp8, nvfp4, int4_awq, w4a8_awq\.", {"qformat": FP8}
+    ),
+    "llm-api-awq-is-for-hopper": Case(
+        llm(qformat=AWQ, sm=10.0), r"has no quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}
+    ),
+    "llm-api-has-no-int8-kv": Case(
+        llm(kv_format=KvFormat.INT8), "has no kv_cache=int8: ModelOpt exports no", {"kv_format": KvFormat.FP8}
+    ),
+    "llm-api-has-no-sparsity": Case(llm(sparsity="magnitude"), "has no sparsity=magnitude", {"sparsity": "none"}),
+    "llm-api-has-gemma-3-only": Case(
+        llm(shape=GEMMA), "cannot serve GemmaForCausalLM: .* only Gemma 3", {"shape": LLAMA}
+    ),
+    "llm-api-builds-nothing": Case(
+        llm(build={"gemm_plugin": "auto", "workers": 8, "tp_size": 8}),
+        r"has no build\.gemm_plugin=auto: .*It reads max_batch_size,",
+        {"build": {"gemm_plugin": None}},
+    ),
+    "llm-api-drafts-with-a-model": Case(
+        llm(speculation="lookahead", build=LOOKS_AHEAD, triton={"decoding_mode": "lookahead", **LOOKAHEAD}),
+        "speculative=lookahead cannot be had with engine=tensorrt_llm_llmapi",
+        {
+            "speculation": "draft_target",
+            "build": {"speculative_decoding_mode": "draft_tokens_external"},
+            "triton": {"decoding_mode": None},
+        },
+    ),
+    "llm-api-has-no-decoding-mode": Case(
+        llm(triton={"decoding_mode": "medusa"}),
+        r"has no triton\.decoding_mode=medusa",
+        {"triton": {"decoding_mode": None}},
+    ),
+    "llm-api-serves-no-adapters": Case(
+        llm(adapters={7: ADAPTER}, build=SERVED), "lora.adapters has 7, .* no LoRA inputs", {"adapters": {}}
+    ),
+    "llm-api-prefetches-no-adapters": Case(
+        llm(triton={"lora_prefetch_dir": "/adapters"}),
+        r"has no triton\.lora_prefetch_dir='/adapters'",
+        {"triton": {"lora_prefetch_dir": None}},
+    ),
+    "llm-api-sees-no-images": Case(
+        llm(images=LLAVA, build={"max_prompt_embedding_table_size": 4608}),
+        "has no multimodal=llava: its Triton model has no image",
+        {"images": None},
+    ),
+}

@@ -1,0 +1,71 @@
+"""LoRA adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipelines.domain.formats import QFormat
+from tests.support.rule_cases.words import ADAPTER, AWQ, LLAMA, SERVED, Case
+
+CASES = {
+    "lora-plugin-and-modules-together": Case(
+        {"build": {"lora_plugin": "auto"}}, "lora_plugin=auto and build.lora_target_modules=None", {"build": SERVED}
+    ),
+    "dora-needs-the-lora-plugin": Case(
+        {"build": {"dora_plugin": "enable"}}, "lora_plugin is disable", {"build": SERVED}
+    ),
+    "adapters-need-the-lora-plugin": Case(
+        {"adapters": {7: ADAPTER}}, "lora.adapters has 7, .*lora_plugin=disable", {"build": SERVED}
+    ),
+    "only-lora-is-served": Case(
+        {"adapters": {7: replace(ADAPTER, kind="IA3")}},
+        r"adapters\.7='/a' is of the kind IA3",
+        {"adapters": {7: ADAPTER}},
+    ),
+    "dora-needs-its-plugin": Case(
+        {"adapters": {7: replace(ADAPTER, is_dora=True)}},
+        r"adapters\.7='/a' is a DoRA adapter",
+        {"build": {"dora_plugin": "enable"}},
+    ),
+    "adapter-rank-fits": Case(
+        {"adapters": {7: replace(ADAPTER, rank=65)}},
+        "has rank 65, more than lora.max_rank=64",
+        {"build": {"max_lora_rank": 65}},
+    ),
+    "adapter-modules-are-known": Case(
+        {"adapters": {7: replace(ADAPTER, modules=("lm_head",))}}, "changes lm_head.*q_proj", {"adapters": {7: ADAPTER}}
+    ),
+    "adapter-modules-are-built-in": Case(
+        {"adapters": {7: replace(ADAPTER, modules=("q_proj", "v_proj"))}, "build": SERVED},
+        "changes attn_v, and the engine is built for attn_q",
+        {"build": {"lora_target_modules": ("attn_q", "attn_v")}},
+    ),
+    "adapter-fits-the-model": Case(
+        {"shape": LLAMA, "adapters": {7: replace(ADAPTER, widths={"q_proj": (2048, 2048)})}},
+        "its q_proj has 2048 inputs and 2048 outputs, the model's has 4096 and 4096",
+        {"adapters": {7: ADAPTER}},
+    ),
+    "adapter-fits-the-cache": Case(
+        {"build": {**SERVED, "max_lora_rank": 128}},
+        "max_rank=128 .*lora_cache_max_adapter_size=64",
+        {"triton": {"lora_cache_max_adapter_size": 128}},
+    ),
+    "adapters-have-the-engines-type": Case(
+        {"adapters": {7: ADAPTER}, "build": SERVED, "dtype": "bfloat16"}, r"quant\.dtype=bfloat16", {"dtype": "float16"}
+    ),
+    "adapters-want-float16": Case(
+        {"adapters": {7: ADAPTER}, "build": SERVED},
+        r"quant\.dtype=auto: only an engine of float16",
+        {"dtype": "float16"},
+    ),
+    "adapters-with-speculation-are-untested": Case(
+        {"build": SERVED, "speculation": "lookahead"},
+        "speculative=lookahead is listed as untested",
+        {"speculation": "none"},
+    ),
+    "cpu-adapters-see-scaled-activations": Case(
+        {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
+        "quant=int4_awq cannot be had",
+        {"qformat": QFormat.INT8_WO},
+    ),
+}

@@ -1,0 +1,54 @@
+"""The served model."""
+
+from __future__ import annotations
+
+from tests.support.rule_cases.words import GEMMA, LLAMA, LLAVA, Case, kv
+
+CASES = {
+    "batches-fit-the-engine": Case(
+        {"triton": {"triton_max_batch_size": 9}, "build": {"max_batch_size": 8}},
+        "batch_size=9 is more than .*=8",
+        {"build": {"max_batch_size": 9}},
+    ),
+    "beams-fit-the-engine": Case(
+        {"triton": {"max_beam_width": 4}},
+        "max_beam_width=4 is more than .*max_beam_width=1",
+        {"build": {"max_beam_width": 4}},
+    ),
+    "static-batching-has-no-chunks": Case(
+        {"triton": {"batching_strategy": "V1"}, "chunked_context": True},
+        "batching_strategy=V1 is static",
+        {"chunked_context": False},
+    ),
+    "ranks-divide-into-nodes": Case(
+        {"build": {"tp_size": 4}, "triton": {"num_nodes": 3}},
+        "num_nodes=3 does not divide the 4 ranks",
+        {"triton": {"num_nodes": 2}},
+    ),
+    "ranks-fit-a-server": Case(
+        {"gpus_per_server": 8, "build": {"tp_size": 8, "pp_size": 2}},
+        "need 16 GPUs in one server; 8 is",
+        {"triton": {"num_nodes": 2}},
+    ),
+    # 8 requests of 576 positions are 4608
+    "visual-positions-fit-the-table": Case(
+        {"images": LLAVA, "build": {"max_batch_size": 8, "max_prompt_embedding_table_size": 4607}},
+        r"size=4607 is less than .*8 \* 576 \* 1 = 4608",
+        {"build": {"max_prompt_embedding_table_size": 4608}},
+    ),
+    "images-are-for-llama-here": Case(
+        {"images": LLAVA, "shape": GEMMA}, "multimodal=llava has a Llama .*GemmaForCausalLM", {"shape": LLAMA}
+    ),
+    "images-are-reused-by-id-only": Case(kv(images=LLAVA), "enable_block_reuse=True with images", {"kv_reuse": False}),
+    "images-need-nvidias-models": Case(
+        {"images": LLAVA}, "multimodal=llava: the code of .*deprecated", {"images": None}
+    ),
+    "the-cpu-engine-sees-no-images": Case(
+        {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
+    ),
+    "the-cpu-engine-keeps-its-weights": Case(
+        {"engine": "openvino", "build": {"weight_streaming": True}},
+        "weight_streaming=True cannot be had",
+        {"build": {"weight_streaming": False}},
+    ),
+}

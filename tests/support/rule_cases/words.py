@@ -1,0 +1,51 @@
+"""What cases are made of: models, formats, features, and how a deployment is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.build_settings import BuildSettings
+from pipelines.domain.adapter import Adapter
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.rulebook.record import Deployment, Images
+from triton_repo.settings import TritonSettings
+
+LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
+SMALL_LLAMA = replace(LLAMA, num_hidden_layers=16, hidden_size=2048, intermediate_size=8192)
+GEMMA = ModelShape("GemmaForCausalLM", 18, 2048, 8, 1, 256, 16384, 256000, 8192, True)
+GEMMA2 = replace(GEMMA, architecture="Gemma2ForCausalLM")
+FP8, NVFP4, AWQ, SQ, W4A8 = QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.INT8_SQ, QFormat.W4A8_AWQ
+LLAVA = Images("llava", 576, 1)
+ADAPTER = Adapter("/a", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
+SERVED = {"lora_plugin": "auto", "lora_target_modules": ("attn_q",)}
+EAGLE = {"speculative_decoding_mode": "eagle", "max_draft_len": 63, "max_batch_size": 64}
+LOOKAHEAD = {"lookahead_window_size": 7, "lookahead_ngram_size": 7, "lookahead_verification_set_size": 7}
+
+
+def deployment(
+    *, build: dict[str, Any] | None = None, triton: dict[str, Any] | None = None, **given: Any
+) -> Deployment:
+    """A deployment from the defaults of trtllm-build and of the repository, with some values changed."""
+    return Deployment(build=BuildSettings(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`broken` breaks the rule with `match` in its message; with `fixed` laid over it, it does not."""
+
+    broken: dict[str, Any]
+    match: str
+    fixed: dict[str, Any]
+
+    def nearest(self) -> Deployment:
+        """The nearest deployment that keeps the rule: nested groups are merged."""
+        merged = dict(self.broken)
+        for key, value in self.fixed.items():
+            merged[key] = {**merged.get(key, {}), **value} if key in ("build", "triton") else value
+        return deployment(**merged)
+
+
+def kv(reuse: bool = True, **given: Any) -> dict[str, Any]:
+    return {"kv_reuse": reuse, **given}
