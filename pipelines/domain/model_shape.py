@@ -102,10 +102,14 @@ class ModelShape:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     @property
+    def norms_per_layer(self) -> int:
+        """RMS norms of a layer."""
+        return 4 if self.family == "gemma2" else 2
+
+    @property
     def num_params(self) -> int:
         """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416."""
-        norms_per_layer = 4 if self.family == "gemma2" else 2
-        norms = self.hidden_size * (norms_per_layer * self.num_hidden_layers + 1)
+        norms = self.hidden_size * (self.norms_per_layer * self.num_hidden_layers + 1)
         return self.linear_params + self.embedding_params + norms
 
     @property

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
 
 GROUP = {QFormat.INT4_AWQ: 128, QFormat.W4A8_AWQ: 128, QFormat.NVFP4: 16}
@@ -32,22 +32,91 @@ ROPE_ENTRY_BYTES = 4
 """One entry of the table of rotary angles, max_position_embeddings x head_dim, part of the weights since 0.9."""
 
 
-def weight_bytes(shape: ModelShape, qformat: QFormat) -> float:
+class Shape(Protocol):
+    """What memory needs to know of a model: a `ModelShape`, or a `pipelines.sizing.specs.ModelSpec` of any kind."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Residual stream width."""
+        ...
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """KV heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the MLP a token goes through."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence, tokens."""
+        ...
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The output head is the embedding."""
+        ...
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of a layer."""
+        ...
+
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """[out, in] of each linear of one layer."""
+        ...
+
+    @property
+    def linear_params(self) -> int:
+        """Weights of all linears."""
+        ...
+
+    @property
+    def num_params(self) -> int:
+        """All weights."""
+        ...
+
+
+def weight_bytes(shape: Shape, qformat: QFormat) -> float:
     """Bytes of all weights, not split.
 
     Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
     stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
     x (4 + 16/128) bit = 3.60 GB + 2 x 1,050,939,392 = 5.70 GB.
     """
-    return shape.linear_params * _bits(qformat) / 8 + 2 * (shape.num_params - shape.linear_params)
+    return shape.linear_params * linear_bits(qformat) / 8 + 2 * (shape.num_params - shape.linear_params)
 
 
-def checkpoint_bytes(shape: ModelShape, qformat: QFormat) -> float:
+def checkpoint_bytes(shape: Shape, qformat: QFormat) -> float:
     """Bytes of the checkpoint on disk: as on the device, but weight-only formats still travel at 16 bit."""
     return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].at_build else qformat)
 
 
-def _bits(qformat: QFormat) -> float:
+def linear_bits(qformat: QFormat) -> float:
     """Bits per weight of a linear, scales of groups included."""
     bits = float(FORMATS[qformat].weight_bits)
     if qformat in GROUP:
@@ -77,7 +146,7 @@ class EngineSizes:
         windows: attention window per layer, repeated over the layers; empty is none.
     """
 
-    shape: ModelShape
+    shape: Shape
     qformat: QFormat
     kv_format: KvFormat = KvFormat.AUTO
     tp_size: int = 1
@@ -187,13 +256,13 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     """
     shape, tp = sizes.shape, sizes.tp_size
     linears = sum(_rank_params(name, size, sizes) for name, size in shape.linear_shapes.items())
-    norms = shape.hidden_size * (4 if shape.family == "gemma2" else 2)
+    norms = shape.hidden_size * shape.norms_per_layer
     table = 2 * shape.vocab_size * shape.hidden_size
     embedding, head = table / (tp if sizes.parallel_embedding else 1), table / tp
     held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
-    layer = linears * _bits(sizes.qformat) / 8 + 2 * norms
+    layer = linears * linear_bits(sizes.qformat) / 8 + 2 * norms
     return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
 
 
@@ -281,7 +350,7 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
         for count in (2, 4, 8, 16)
         if count > sizes.tp_size and sizes.shape.num_attention_heads % count == 0
     ]
-    lighter = [name for name in formats if _bits(name) < _bits(sizes.qformat)]
+    lighter = [name for name in formats if linear_bits(name) < linear_bits(sizes.qformat)]
     quants = [(f"quant={name}", replace(sizes, qformat=name)) for name in lighter]
     small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name)) for name in lighter]
     fitting = [

@@ -8,6 +8,7 @@ from pipelines.commands import load
 from pipelines.compose import CONF, choices, compose_config, groups
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.sizing.specs import MODELS
 from tests.conftest import REFERENCE
 
 FILES = [(group, name) for group in groups() for name in choices(group)]
@@ -58,7 +59,7 @@ def test_hardware_equals_the_data_sheet_table():
 
 def test_model_shapes_equal_the_published_table():
     """Shapes and their parameter counts are those of the reference table."""
-    rows = {row["hf_id"]: row for row in csv.DictReader((REFERENCE / "models.csv").open())}
+    rows = {row["hf_id"]: row for row in csv.DictReader(MODELS.open())}
     checked = 0
     for name in choices("model"):
         model = load([f"model={name}", *NEEDS.get(("model", name), [])]).model

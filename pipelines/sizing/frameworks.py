@@ -1,0 +1,64 @@
+"""Inference frameworks by name and version: which of them schedule and cost alike."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipelines.domain.errors import UserError
+from pipelines.simulator.interface import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One version of one framework.
+
+    Attributes:
+        name: as given, e.g. "TensorRT-LLM 0.12.0".
+        family: versions that cost alike: a label of the parameters.
+        admission: how requests get KV blocks.
+        kv_follows: the KV cache is 8 bit where the weights are FP8 or FP4.
+        chunked: prompts are processed in chunks beside decoding requests.
+    """
+
+    name: str
+    family: str
+    admission: Admission
+    kv_follows: bool
+    chunked: bool
+
+
+KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
+
+
+def framework_named(text: str) -> Framework:
+    """Read "TensorRT-LLM 1.0", "vLLM (version not stated)", "NIM 1.8.0", "TensorRT-LLM (MLPerf harness)".
+
+    Raises:
+        UserError: it is none of the known ones.
+    """
+    name = " ".join(text.split())
+    lower = name.lower()
+    if lower.startswith(("tensorrt-llm", "tensorrt_llm", "trtllm", "trt-llm")):
+        return Framework(name, _tensorrt_llm(lower), "GUARANTEED_NO_EVICT", True, False)
+    if lower.startswith("nim"):
+        return Framework(name, "nim", "GUARANTEED_NO_EVICT", True, False)
+    if lower.startswith("vllm/hf"):
+        return Framework(name, "vllm-2023", "MAX_UTILIZATION", False, False)
+    if lower.startswith("vllm"):
+        return Framework(name, "vllm", "MAX_UTILIZATION", False, True)
+    if lower.startswith("sglang"):
+        return Framework(name, "sglang", "MAX_UTILIZATION", False, True)
+    raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
+
+
+def _tensorrt_llm(lower: str) -> str:
+    if "mlperf" in lower:
+        return "trtllm-mlperf"
+    version = re.search(r"(\d+)\.(\d+)", lower)
+    if version is None:
+        return "trtllm-torch"
+    major, minor = int(version[1]), int(version[2])
+    if major >= 1:
+        return "trtllm-torch"
+    return "trtllm-static" if minor < 10 else "trtllm-cpp"

@@ -1,0 +1,109 @@
+"""The fitted parameters of the performance model: one shared value each, and offsets for what differs from it.
+
+log value = log shared + sum of the offsets of a setup's labels. A label is a level of the hierarchy and its value, such
+as `family=trtllm-torch` or `gpu=h100_sxm`. Offsets are shrunk towards 0 when they are fitted, so that a label with few
+measurements stays near the shared value; an unknown label has offset 0. The file is written by
+scripts/calibrate_performance.py and says what it was fitted on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "parameters.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is believed of a parameter before the fit.
+
+    Attributes:
+        value: shared value.
+        spread: standard deviation of its logarithm.
+        low: physical bound.
+        high: physical bound.
+        levels: what may differ from the shared value, with the standard deviation of the logarithm of the offset.
+        about: what it is.
+    """
+
+    value: float
+    spread: float
+    low: float
+    high: float
+    levels: Mapping[str, float]
+    about: str
+
+
+PRIORS: dict[str, Prior] = {
+    "e_c": Prior(0.6, 0.3, 0.05, 1.0, {"family": 0.3, "gpu": 0.2, "form": 0.2, "arch": 0.2}, "of peak FLOP/s, linears"),
+    "e_m": Prior(0.85, 0.15, 0.1, 1.0, {"family": 0.15, "gpu": 0.15, "form": 0.15}, "of memory bandwidth, weights"),
+    "e_a": Prior(0.4, 0.5, 0.02, 1.0, {"family": 0.3, "arch": 0.3}, "of peak 16-bit FLOP/s, attention of prompts"),
+    "e_k": Prior(0.8, 0.3, 0.05, 1.0, {"family": 0.3, "gpu": 0.2, "form": 0.2}, "of memory bandwidth, KV cache"),
+    "e_l": Prior(0.5, 0.4, 0.05, 1.0, {"link": 0.4, "family": 0.3}, "of the link between GPUs"),
+    "a": Prior(10e-6, 0.7, 1e-6, 100e-6, {"family": 0.5, "link": 0.5}, "seconds of latency per all-reduce"),
+    "c_act": Prior(8.0, 0.7, 0.5, 100.0, {"family": 0.4}, "times activations are read or written per layer"),
+    "knee": Prior(3.0, 0.2, 1.5, 8.0, {}, "p of the smooth maximum of compute and memory"),
+    "t0": Prior(1e-3, 1.0, 1e-5, 2e-2, {"family": 0.7, "version": 0.3}, "seconds per iteration"),
+    "t_layer": Prior(35e-6, 0.7, 1e-6, 5e-4, {"family": 0.5, "version": 0.2}, "seconds per layer and iteration"),
+    "t_seq": Prior(15e-6, 1.0, 1e-7, 5e-4, {"family": 1.0, "version": 0.4}, "seconds per request and iteration"),
+    "t_prefill": Prior(3e-4, 1.0, 1e-6, 3e-2, {"family": 0.8}, "seconds per prompt"),
+    "sparse_compute": Prior(1.25, 0.2, 1.0, 2.0, {}, "FLOP/s with 2:4 sparsity over dense ones"),
+    "overhead_s": Prior(8e-3, 1.0, 1e-4, 0.5, {"family": 1.0}, "seconds of network and tokenizer in TTFT"),
+    "client_delay": Prior(8e-3, 1.0, 1e-4, 0.5, {"family": 1.0}, "seconds from a response to the user's next request"),
+}
+"""Beliefs: the ranges that fits of published data gave, and what physics allows (no efficiency above 1)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Values of the model.
+
+    Attributes:
+        shared: by name.
+        offsets: by name and label, added to the logarithm.
+        document: the whole file: intervals, what it was fitted on, errors.
+    """
+
+    shared: Mapping[str, float]
+    offsets: Mapping[str, Mapping[str, float]]
+    document: Mapping[str, Any]
+
+    @classmethod
+    def prior(cls) -> Parameters:
+        """Nothing fitted: the beliefs alone."""
+        return cls({name: prior.value for name, prior in PRIORS.items()}, {}, {})
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Parameters:
+        """Read a file of scripts/calibrate_performance.py; None is the one that comes with the project."""
+        return _load(path or FILE)
+
+    def values(self, labels: Iterable[str]) -> dict[str, float]:
+        """Every parameter for a setup, within its bounds."""
+        names = tuple(labels)
+        found = {}
+        for name, prior in PRIORS.items():
+            offsets = self.offsets.get(name, {})
+            logarithm = math.log(self.shared[name]) + sum(offsets.get(label, 0.0) for label in names)
+            found[name] = min(prior.high, max(prior.low, math.exp(logarithm)))
+        return found
+
+    def knows(self, label: str) -> bool:
+        """Whether anything with this label was in the measurements."""
+        return label in self.document.get("labels", {})
+
+
+@cache
+def _load(path: Path) -> Parameters:
+    if not path.is_file():
+        return Parameters.prior()
+    document = json.loads(path.read_text(encoding="utf-8"))
+    shared = {name: entry["value"] for name, entry in document["parameters"].items()}
+    offsets = {name: entry["offsets"] for name, entry in document["parameters"].items()}
+    return Parameters(shared, offsets, document)

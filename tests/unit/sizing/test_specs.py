@@ -1,0 +1,95 @@
+"""Models and GPUs by name."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.sizing.memory import EngineSizes, rank_weight_bytes
+from pipelines.sizing.specs import MODELS, ModelSpec, gpu_named, gpus, model_named, models
+
+LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
+
+
+@pytest.mark.parametrize("row", list(csv.DictReader(MODELS.open())), ids=lambda row: row["model"])
+def test_sizes_of_a_row_give_its_published_number_of_weights(row):
+    """Parameters are counted from the sizes to within 1e-4 (routers, biases and QK norms are left out)."""
+    model = models()[row["model"]]
+    assert model.num_params == pytest.approx(float(row["params_total"]), rel=1e-4)
+    assert 4 * model.layers * model.kv_heads * model.head_dim == int(row["kv_bytes_per_token_16bit"])
+
+
+def test_active_weights_of_a_mixture_are_those_of_its_experts_per_token():
+    """Mixtral 8x7B: 12.88e9 active, of which 2 x 32000 x 4096 are tables."""
+    mixtral = model_named("mixtral-8x7b")
+    assert mixtral.active_params + 2 * mixtral.head_params == pytest.approx(12_879_925_248, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("llama-3.3-70b", "llama-3.1-70b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("mistral-7b", "mistral-7b-v0.3"),
+    ],
+)
+def test_models_are_found_under_the_names_people_use(text, name):
+    assert model_named(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("H100-SXM-80GB", "h100_sxm"), ("h100_sxm", "h100_sxm"), ("L40S-48GB", "l40s"), ("RTX-4090-24GB", "rtx_4090")],
+)
+def test_gpus_are_found_under_the_names_people_use(text, name):
+    assert gpu_named(text).name == name
+
+
+def test_unknown_names_are_refused_with_the_nearest_one():
+    with pytest.raises(UserError, match=r"model 'llama-3\.1-9b' is not known.*Did you mean 'llama-3\.1-8b'"):
+        model_named("llama-3.1-9b")
+    with pytest.raises(UserError, match=r"GPU 'H100-SMX-80GB' is not known.*Did you mean 'h100-sxm-80gb'"):
+        gpu_named("H100-SMX-80GB")
+
+
+def test_gpus_are_those_of_the_configuration():
+    """FP8 needs Ada or later, FP4 Blackwell; rates are dense."""
+    assert len(gpus()) == 21
+    assert "fp8" not in gpu_named("a100_sxm_80gb").peak
+    assert "fp4" not in gpu_named("h100_sxm").peak
+    assert gpu_named("b200_sxm").peak["fp4"] == 9e15
+    assert gpu_named("h100_sxm").nvlink == 450e9
+
+
+def test_memory_of_a_spec_is_that_of_its_shape():
+    """The two descriptions of one model give the same bytes."""
+    ours, spec = (EngineSizes(shape, QFormat.FP8, tp_size=4) for shape in (LLAMA, ModelSpec.from_shape(LLAMA)))
+    assert rank_weight_bytes(ours) == rank_weight_bytes(spec)
+
+
+def test_all_experts_are_in_memory():
+    """Mixtral 8x7B at 16 bit: 46.7e9 weights x 2 bytes."""
+    sizes = EngineSizes(model_named("mixtral-8x7b"), QFormat.NONE)
+    assert rank_weight_bytes(sizes) == pytest.approx(2 * 46_702_792_704, rel=1e-3)
+
+
+def test_windows_of_gemma_are_per_layer():
+    assert model_named("gemma-3-27b").windows == (1024,) * 5 + (131072,)
+    assert model_named("gemma-3-27b").window_layers == 62 - 10
+    assert model_named("mistral-7b-v0.1").windows == (4096,)
+    assert model_named("llama-3-8b").windows == ()
+
+
+def test_a_config_json_gives_the_sizes():
+    config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config |= {"intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768}
+    mixtral = ModelSpec.from_config({**config, "num_local_experts": 8, "num_experts_per_tok": 2}, "mixtral-8x7b")
+    assert mixtral == models()["mixtral-8x7b"]
+    with pytest.raises(UserError, match="has no 'hidden_size'"):
+        ModelSpec.from_config({"num_attention_heads": 8})
