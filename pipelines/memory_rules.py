@@ -11,7 +11,8 @@ from pipelines.domain.units import show_bytes
 from pipelines.loadgen.settings import LengthSettings, WorkloadSettings
 from pipelines.machine import native_bf16
 from pipelines.settings import HardwareSettings, Settings
-from pipelines.sizing.cpu_memory import KV_BLOCK_TOKENS, CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
+from pipelines.sizing.cpu_memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
+from pipelines.sizing.cpu_window import blocks_of
 from pipelines.sizing.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 
 
@@ -165,7 +166,7 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
     if bound is None:
         return sizes
     usual = kv_blocks(sizes.block_bytes, sizes.max_seq_len, options.kv_cache_bytes)
-    blocks = min(-(-bound // KV_BLOCK_TOKENS), usual)
+    blocks = min(blocks_of(bound), usual)
     return replace(sizes, kv_cache_bytes=blocks * sizes.block_bytes)
 
 
@@ -191,7 +192,7 @@ def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
     listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
     requests = ""
     if tokens is not None:
-        together = memory.kv_blocks // -(-tokens // KV_BLOCK_TOKENS)
+        together = memory.kv_blocks // blocks_of(tokens)
         requests = f", {together:,} requests of {tokens:,} tokens at a time"
     return (
         f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
-from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, shape
+from pipelines.rulebook.record import BUILT, GPU, Cases, Deployment, Rule, Severity, shape
 from pipelines.rulebook.sources import BUILDER, COMMAND, FLAGS_GUIDE, FP8_GUIDE, GEMMA, PLUGIN, REUSE, STREAMING
 
 LIMITS = "Limits"
@@ -73,16 +73,6 @@ RULES = (
         failed="build.tokens_per_block={d.build.tokens_per_block} is not a power of two.",
         allowed="Allowed: 8, 16, 32, 64, 128.",
         source=REUSE,
-    ),
-    Rule(
-        name="cpu-blocks-have-32-tokens",
-        topic=LIMITS,
-        engines=CPU,
-        when=lambda d: d.build.tokens_per_block != 32,
-        failed="build.tokens_per_block={d.build.tokens_per_block} cannot be had with engine=openvino.",
-        allowed="OpenVINO's CPU cache has blocks of 32 tokens.",
-        todo="Leave it at 32, or build for engine=tensorrt_llm.",
-        source="openvinotoolkit/openvino src/plugins/intel_cpu: KV-cache blocks of 32 tokens (measured, 2026.4)",
     ),
     Rule(
         name="profiles-or-a-tuning-point",

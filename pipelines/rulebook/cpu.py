@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pipelines.domain.formats import QFormat
 from pipelines.rulebook.builder import longest
 from pipelines.rulebook.record import CPU, Cases, Deployment, Rule, listed
+from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, least_window, nearest_window
 
 TOPIC = "CPU engine"
-BLOCK, LEAST_BLOCKS = 32, 3
-"""Tokens of a KV block; the first, the last and one between them stay or go as wholes."""
-WINDOW = "pipelines/engines/openvino/window.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
+DRAFTING = ("none", "draft_target")
+PLAIN_ACTIVATIONS = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
+"""Formats whose products see the activation as it is; the others scale or round it first, which would reach A."""
+WINDOW = "pipelines/sizing/cpu_window.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
 
 def _window(d: Deployment) -> int:
@@ -20,11 +23,11 @@ def _window(d: Deployment) -> int:
 
 def _not_in_blocks(d: Deployment) -> Cases:
     """Windows of which the engine cannot keep exactly so many tokens."""
-    sinks = max(1, -(-(d.triton.sink_token_length or 0) // BLOCK)) * BLOCK
-    window, least = _window(d), sinks + (LEAST_BLOCKS - 1) * BLOCK
-    if not window or (window % BLOCK == 0 and window >= least):
+    window, sinks = _window(d), d.triton.sink_token_length or 0
+    works = nearest_window(window, sinks)
+    if not window or works == window:
         return ()
-    return ({"window": window, "least": least, "works": max(least, window // BLOCK * BLOCK)},)
+    return ({"window": window, "least": least_window(sinks), "works": works},)
 
 
 def _sizes(d: Deployment) -> Cases:
@@ -72,5 +75,57 @@ RULES = (
         " engine=openvino.",
         todo="Leave one of the two out.",
         source=WINDOW,
+    ),
+    Rule(
+        name="cpu-blocks-have-32-tokens",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.build.tokens_per_block != KV_BLOCK_TOKENS,
+        failed="build.tokens_per_block={d.build.tokens_per_block} cannot be had with engine=openvino.",
+        allowed="OpenVINO's CPU cache has blocks of 32 tokens.",
+        todo="Leave it at 32, or build for engine=tensorrt_llm.",
+        source="openvinotoolkit/openvino src/plugins/intel_cpu: KV-cache blocks of 32 tokens (measured, 2026.4)",
+    ),
+    Rule(
+        name="the-cpu-engine-drafts-with-a-model",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.speculation not in DRAFTING,
+        failed="speculative={d.speculation} cannot be had with engine=openvino.",
+        allowed="The CPU engine has speculative=draft_target.",
+        todo="Take that, or engine=tensorrt_llm.",
+        source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
+    ),
+    Rule(
+        name="cpu-adapters-see-scaled-activations",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.qformat not in PLAIN_ACTIVATIONS and bool(d.adapters),
+        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
+        " rounds the activations, and an adapter would see what comes of it.",
+        allowed="Adapters work there with quant=none, int8_wo and int4_wo.",
+        todo="Choose one of these, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
+    ),
+    Rule(
+        name="the-cpu-engine-sees-no-images",
+        topic=TOPIC,
+        engines=CPU,
+        needs=("images",),
+        when=lambda d: d.images is not None,
+        failed="multimodal={d.images.model_type} cannot be had with engine=openvino, which is built from the language"
+        " model alone.",
+        todo="Take multimodal=none, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino: the graph has token inputs only",
+    ),
+    Rule(
+        name="the-cpu-engine-keeps-its-weights",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.build.weight_streaming,
+        failed="build.weight_streaming={d.build.weight_streaming} cannot be had with engine=openvino: there is no"
+        " second memory to stream from.",
+        todo="Take weights=resident, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino: weights are constants of the graph",
     ),
 )

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.adapter import MODULES, Adapter, linear_widths
-from pipelines.domain.formats import QFormat
-from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, listed, shape
+from pipelines.rulebook.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape
 from pipelines.rulebook.sources import COMBINATIONS, COMMAND, LORA, MODEL_CONFIG
 
 TOPIC = "LoRA"
 MANAGER = "tensorrt_llm/lora_manager.py"
-ON_CPU = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
-"""Formats whose products see the activation as it is; the others scale or round it first, which would reach A."""
 
 
 def _each(d: Deployment) -> Iterator[tuple[dict[str, object], Adapter]]:
@@ -182,16 +179,5 @@ RULES = (
         failed="lora with speculative={d.speculation} is listed as untested by NVIDIA.",
         todo="Compare answers with and without speculation.",
         source=COMBINATIONS,
-    ),
-    Rule(
-        name="cpu-adapters-see-scaled-activations",
-        topic="CPU engine",
-        engines=CPU,
-        when=lambda d: d.qformat not in ON_CPU and bool(d.adapters),
-        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
-        " rounds the activations, and an adapter would see what comes of it.",
-        allowed="Adapters work there with quant=none, int8_wo and int4_wo.",
-        todo="Choose one of these, or engine=tensorrt_llm.",
-        source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),
 )

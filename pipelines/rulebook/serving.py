@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, images, shape
+from pipelines.rulebook.record import BUILT, GPU, Cases, Deployment, Rule, Severity, images, shape
 from pipelines.rulebook.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
 
 TOPIC = "Serving"
@@ -127,27 +127,5 @@ RULES = (
         " tensorrt_llm_bls is NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
         todo="Copy it in their container, as repository.json says.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
-    ),
-    Rule(
-        name="the-cpu-engine-sees-no-images",
-        topic="CPU engine",
-        engines=CPU,
-        needs=("images",),
-        when=lambda d: d.images is not None,
-        failed="multimodal={d.images.model_type} cannot be had with engine=openvino, which is built from the language"
-        " model alone.",
-        todo="Take multimodal=none, or engine=tensorrt_llm.",
-        source="pipelines/engines/openvino: the graph has token inputs only",
-    ),
-    Rule(
-        name="the-cpu-engine-keeps-its-weights",
-        topic="CPU engine",
-        engines=CPU,
-        when=lambda d: d.build.weight_streaming,
-        failed="build.weight_streaming={d.build.weight_streaming} cannot be had with engine=openvino: there is no"
-        " second"
-        " memory to stream from.",
-        todo="Take weights=resident, or engine=tensorrt_llm.",
-        source="pipelines/engines/openvino: weights are constants of the graph",
     ),
 )

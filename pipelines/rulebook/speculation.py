@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.formats import QFormat
 from pipelines.rulebook.builder import longest
-from pipelines.rulebook.record import BUILT, CPU, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
+from pipelines.rulebook.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
 from pipelines.rulebook.sources import (
     BACKEND,
     BUILDER,
@@ -26,7 +26,6 @@ DECODING = {
 }
 """build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need none."""
 HEADS = ("medusa", "redrafter", "eagle")
-ON_CPU = ("none", "draft_target")
 MANY_TOKENS = 0.5
 
 
@@ -292,15 +291,5 @@ RULES = (
         " verification) need: {needed}.",
         todo="Set build.max_draft_len={needed}, or leave it to speculative=lookahead.",
         source=LOOKAHEAD,
-    ),
-    Rule(
-        name="the-cpu-engine-drafts-with-a-model",
-        topic="CPU engine",
-        engines=CPU,
-        when=lambda d: d.speculation not in ON_CPU,
-        failed="speculative={d.speculation} cannot be had with engine=openvino.",
-        allowed="The CPU engine has speculative=draft_target.",
-        todo="Take that, or engine=tensorrt_llm.",
-        source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
     ),
 )

@@ -20,11 +20,10 @@ from typing import Literal
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, MIB
+from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, blocks_of
 
 Precision = Literal["f32", "bf16"]
 
-KV_BLOCK_TOKENS = 32
-"""Tokens of one paged KV block on the CPU plugin; not configurable there."""
 USUAL_REQUESTS = 32
 """Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
 ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
@@ -156,7 +155,7 @@ def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
     """
     if given is not None:
         return given // block_bytes
-    one_request = -(-max_seq_len // KV_BLOCK_TOKENS)
+    one_request = blocks_of(max_seq_len)
     return max(one_request, min(USUAL_REQUESTS * one_request, GIB // block_bytes))
 
 

@@ -17,7 +17,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes, kv_blocks, kv_precision
 from pipelines.engines.openvino.serving_stats import resident_bytes
 from pipelines.engines.port import SamplingLimits
-from pipelines.sizing.cpu_memory import KV_BLOCK_TOKENS
+from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS
 
 NEW_TOKENS = 2
 TURNS = 3

@@ -20,7 +20,7 @@ from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
 from pipelines.engines.openvino.serving_stats import KvLedger
 from pipelines.engines.openvino.streams import Stream
-from pipelines.engines.openvino.window import blocks_of
+from pipelines.sizing.cpu_window import blocks_of
 
 
 class Lane:

@@ -21,7 +21,7 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
-from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
+from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, blocks_of
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
@@ -35,7 +35,7 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
     _check_precision(precision)
     blocks = kv_blocks(folder, options)
     if blocks * KV_BLOCK_TOKENS < folder.limits.max_seq_len:
-        needed = -(-folder.limits.max_seq_len // KV_BLOCK_TOKENS) * kv_block_bytes(folder.config, precision)
+        needed = blocks_of(folder.limits.max_seq_len) * kv_block_bytes(folder.config, precision)
         raise UserError(
             f"engine.openvino.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at"
             f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",

@@ -19,7 +19,7 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
     kv_precision,
 )
-from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
+from pipelines.sizing.cpu_window import blocks_of
 
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
@@ -108,7 +108,7 @@ class ServingOptions:
         """Return these options with the KV cache cut to `max_tokens_in_cache`."""
         if self.max_tokens_in_cache is None:
             return self
-        blocks = min(-(-self.max_tokens_in_cache // KV_BLOCK_TOKENS), kv_blocks(folder, self.engine))
+        blocks = min(blocks_of(self.max_tokens_in_cache), kv_blocks(folder, self.engine))
         size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
         return replace(self, engine=replace(self.engine, kv_cache_bytes=size), max_tokens_in_cache=None)
 

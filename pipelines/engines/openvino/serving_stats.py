@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.engines.openvino.streams import Stream
-from pipelines.engines.openvino.window import KV_BLOCK_TOKENS
+from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, blocks_of
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 
@@ -131,12 +131,12 @@ class KvLedger:
                 break
             reused += 1
         stream.kv.reused = reused
-        stream.kv.new = -(-len(prompt) // KV_BLOCK_TOKENS) - reused
+        stream.kv.new = blocks_of(len(prompt)) - reused
 
     def end(self, stream: Stream) -> None:
         """Note what an ended sequence leaves behind."""
         everything = [*stream.asked.prompt.tolist(), *stream.tokens]
-        stream.kv.new = -(-len(everything) // KV_BLOCK_TOKENS) - stream.kv.reused
+        stream.kv.new = blocks_of(len(everything)) - stream.kv.reused
         for block in self._blocks(everything[:-1]):
             self._known[block] = None
             self._known.move_to_end(block)

@@ -18,11 +18,6 @@ CASES = {
     "kv-blocks-are-powers-of-two": Case(
         {"build": {"tokens_per_block": 48}}, "tokens_per_block=48 is not a power", {"build": {"tokens_per_block": 64}}
     ),
-    "cpu-blocks-have-32-tokens": Case(
-        {"engine": "openvino", "build": {"tokens_per_block": 64}},
-        "tokens_per_block=64 cannot be had",
-        {"engine": "tensorrt_llm"},
-    ),
     "profiles-or-a-tuning-point": Case(
         {"build": {"multiple_profiles": "enable", "opt_num_tokens": 77}},
         "opt_num_tokens=77 does not go with multiple_profiles",

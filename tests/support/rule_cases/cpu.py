@@ -1,8 +1,9 @@
-"""The CPU engine's window."""
+"""The CPU engine."""
 
 from __future__ import annotations
 
-from tests.support.rule_cases.words import Case, kv
+from pipelines.domain.formats import QFormat
+from tests.support.rule_cases.words import ADAPTER, AWQ, LLAVA, Case, kv
 
 CASES = {
     # sinks fill a block, one block is the last, one lies between them: 96 tokens
@@ -25,5 +26,28 @@ CASES = {
         {"engine": "openvino", "speculation": "draft_target", "triton": {"max_attention_window_size": (128,)}},
         r"size=\[128\] with speculative=draft_target",
         {"speculation": "none"},
+    ),
+    "cpu-blocks-have-32-tokens": Case(
+        {"engine": "openvino", "build": {"tokens_per_block": 64}},
+        "tokens_per_block=64 cannot be had",
+        {"engine": "tensorrt_llm"},
+    ),
+    "the-cpu-engine-drafts-with-a-model": Case(
+        {"engine": "openvino", "speculation": "medusa"},
+        "speculative=medusa cannot be had with engine=openvino",
+        {"speculation": "draft_target"},
+    ),
+    "cpu-adapters-see-scaled-activations": Case(
+        {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
+        "quant=int4_awq cannot be had",
+        {"qformat": QFormat.INT8_WO},
+    ),
+    "the-cpu-engine-sees-no-images": Case(
+        {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
+    ),
+    "the-cpu-engine-keeps-its-weights": Case(
+        {"engine": "openvino", "build": {"weight_streaming": True}},
+        "weight_streaming=True cannot be had",
+        {"build": {"weight_streaming": False}},
     ),
 }

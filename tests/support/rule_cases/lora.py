@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.domain.formats import QFormat
-from tests.support.rule_cases.words import ADAPTER, AWQ, LLAMA, SERVED, Case
+from tests.support.rule_cases.words import ADAPTER, LLAMA, SERVED, Case
 
 CASES = {
     "lora-plugin-and-modules-together": Case(
@@ -62,10 +61,5 @@ CASES = {
         {"build": SERVED, "speculation": "lookahead"},
         "speculative=lookahead is listed as untested",
         {"speculation": "none"},
-    ),
-    "cpu-adapters-see-scaled-activations": Case(
-        {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
-        "quant=int4_awq cannot be had",
-        {"qformat": QFormat.INT8_WO},
     ),
 }

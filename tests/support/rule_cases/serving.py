@@ -43,12 +43,4 @@ CASES = {
     "images-need-nvidias-models": Case(
         {"images": LLAVA}, "multimodal=llava: the code of .*deprecated", {"images": None}
     ),
-    "the-cpu-engine-sees-no-images": Case(
-        {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
-    ),
-    "the-cpu-engine-keeps-its-weights": Case(
-        {"engine": "openvino", "build": {"weight_streaming": True}},
-        "weight_streaming=True cannot be had",
-        {"build": {"weight_streaming": False}},
-    ),
 }

@@ -102,9 +102,4 @@ CASES = {
         r"max_draft_len=84 .*\(7, 7, 7\).*83",
         {"build": {"max_draft_len": 83}},
     ),
-    "the-cpu-engine-drafts-with-a-model": Case(
-        {"engine": "openvino", "speculation": "medusa"},
-        "speculative=medusa cannot be had with engine=openvino",
-        {"speculation": "draft_target"},
-    ),
 }

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.window import Eviction, eviction_of
+from pipelines.engines.openvino.window import eviction_of
+from pipelines.rulebook import cpu
+from pipelines.rulebook.record import judge
+from pipelines.rulebook.table import refused
+from pipelines.sizing.cpu_window import Eviction, nearest_window
+from tests.support.rule_cases import deployment
 
 
 def kept(window: int | None = None, sinks: int = 0, *, reuse: bool = False, drafting: bool = False) -> Eviction | None:
@@ -53,3 +58,18 @@ def test_a_sequence_needs_its_prompt_and_later_only_its_window() -> None:
     assert eviction.blocks_at_most(prompt=10, new=1500) == 5
     assert eviction.blocks_at_most(prompt=10, new=50) == 2
     assert eviction.blocks_at_most(prompt=640, new=1000) == 21
+
+
+@pytest.mark.parametrize("sinks", [0, 4, 33, 65])
+@pytest.mark.parametrize("window", [64, 95, 96, 100, 128, 160, 1000])
+def test_the_plan_refuses_the_windows_that_the_engine_refuses_and_proposes_the_same(window: int, sinks: int) -> None:
+    asked = deployment(
+        engine="openvino", triton={"max_attention_window_size": (window,), "sink_token_length": sinks or None}
+    )
+    planned = [fault.todo for fault in refused(judge(cpu.RULES, asked))]
+    works = nearest_window(window, sinks)
+    assert kept(works, sinks) is not None
+    assert planned == ([] if works == window else [f"Set triton.max_attention_window_size=[{works}]."])
+    if works != window:
+        with pytest.raises(UserError, match=rf"Set {works}\.$"):
+            kept(window, sinks)
