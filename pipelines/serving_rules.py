@@ -6,11 +6,13 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape
 from pipelines.flavours import Flavour
 from pipelines.loadgen.settings import load_faults
+from pipelines.rulebook.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine
 from pipelines.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
-from triton_repo.parameters import setting_faults
+from triton_repo.parameters import SPECULATION, setting_faults
+from triton_repo.settings import TritonSettings
 
 WITHOUT_ENGINE = ("build", "repository", "serve", "benchmark")
 """What engine=tensorrt_llm_llmapi goes with."""
@@ -34,7 +36,7 @@ def check(
     if target in STARTED and (fault := why_no_server(settings.serving)):
         faults.append(fault)
     if target in SERVED:
-        faults += setting_faults(settings.triton, flavour.name)
+        faults += setting_faults(_asked(settings, flavour, built), flavour.name)
     if built is not None:
         return faults + _built(settings, built, target)
     if flavour.name == "llmapi" and target not in WITHOUT_ENGINE:
@@ -42,6 +44,16 @@ def check(
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
+
+
+def _asked(settings: Settings, flavour: Flavour, built: BuiltEngine | None) -> TritonSettings:
+    """Parameters that are judged by themselves: those of a kind of speculation that is refused are refused with it."""
+    mode = settings.speculative.mode
+    if flavour.name != "openvino" or built is not None or mode in DRAFTING:
+        return settings.triton
+    names = (*SPECULATION, "decoding_mode") if settings.triton.decoding_mode == mode else SPECULATION
+    usual = {name: TritonSettings.model_fields[name].default for name in names}
+    return settings.triton.model_copy(update=usual)
 
 
 def _has_no_engine(settings: Settings, target: Target) -> Fault:

@@ -47,7 +47,7 @@ BOTH = (
     "lora_prefetch_dir",
 )
 """What `tensorrt_llm` reads in either flavour."""
-ANSWERS = (
+SPECULATION = (
     "lookahead_window_size",
     "lookahead_ngram_size",
     "lookahead_verification_set_size",
@@ -55,7 +55,7 @@ ANSWERS = (
     "medusa_choices",
     "eagle_choices",
 )
-"""What the CPU engine lacks and a user would miss: asking for it there is refused."""
+"""How tokens are guessed ahead, which the CPU engine lacks and a user would miss: asking for it there is refused."""
 PLACES = (
     "xgrammar_tokenizer_info_path",
     "kv_cache_free_gpu_mem_fraction",
@@ -151,7 +151,7 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
     if spec.flavour == "openvino":
         return {**found, **_openvino(spec)}
     vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
-    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*ANSWERS, *GPU_PLACES))}
+    return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
 
 
 def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:
@@ -202,7 +202,7 @@ def setting_faults(settings: TritonSettings, flavour: str) -> list[Fault]:
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
     """What was asked for that the CPU engine cannot do."""
-    wanted = changed(settings, ANSWERS)
+    wanted = changed(settings, SPECULATION)
     faults = [
         Fault(
             f"triton.{name}='{text(value)}' was given, which engine=openvino does not have.",

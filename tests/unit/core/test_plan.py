@@ -175,11 +175,22 @@ def test_ranks_go_with_the_llm_api(tmp_path, model):
     assert made.steps[-1].node.stage.identity()["arguments"]["tensor_parallel_size"] == 2
 
 
-def test_what_guesses_ahead_is_refused_once(tmp_path, model):
-    """The options that conf/speculative sets for engines are no faults of their own."""
-    with pytest.raises(UserError) as refused:
-        plan(tmp_path, [f"model.path={model}", "engine=tensorrt_llm_llmapi", "quant=fp8", "speculative=lookahead"])
+@pytest.mark.parametrize("mode", ["lookahead", "medusa", "redrafter", "eagle"])
+@pytest.mark.parametrize(("engine", "target"), [("openvino", "repository"), ("tensorrt_llm_llmapi", "build")])
+def test_what_guesses_ahead_is_refused_once(tmp_path, model, mode, engine, target):
+    """What conf/speculative sets for build and server is no fault of its own."""
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "config.json").write_text("{}")
+    heads = [] if mode == "lookahead" else [f"speculative.heads_path={tmp_path / 'heads'}"]
+    with pytest.raises(UserError, match=rf"^speculative={mode} cannot be had with engine={engine}") as refused:
+        plan(tmp_path, [f"model.path={model}", f"engine={engine}", "quant=fp8", f"speculative={mode}", *heads], target)
     assert len(refused.value.faults) == 1
+
+
+def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, model):
+    words = [f"model.path={model}", "engine=openvino", "speculative=lookahead", "triton.decoding_mode=medusa"]
+    with pytest.raises(UserError, match=r"speculative=lookahead cannot(.|\n)*decoding_mode='medusa' was given"):
+        plan(tmp_path, words, "repository")
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
