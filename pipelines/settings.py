@@ -22,6 +22,7 @@ from pipelines.model_settings import ModelSettings, ShapeSettings
 from pipelines.nightly.settings import NightlySettings
 from pipelines.report.settings import ReportSettings
 from pipelines.serving.settings import ServingSettings
+from pipelines.sizing_settings import SizingSettings
 from triton_repo.settings import TritonSettings
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -172,6 +173,7 @@ class Settings(Group):
     manifests: ManifestSettings
     cluster: ClusterSettings
     nightly: NightlySettings
+    sizing: SizingSettings
     paths: PathSettings
     verify: VerifySettings
     doctor: DoctorSettings

@@ -17,6 +17,7 @@ NEEDS = {
     ("calibration", "hub"): ["calibration.dataset=org/name"],
     ("calibration", "local"): ["calibration.path=/some/file"],
     ("workload", "trace"): ["workload.trace=/some/file"],
+    ("sizing", "autoscaled"): ["sizing.autoscaling.cold_start_s=120"],
     ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
     ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
     ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],

@@ -1,0 +1,87 @@
+"""What is asked of the calculator, and what it refuses."""
+
+import pytest
+
+from pipelines.commands import load
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+
+
+def sizing(*overrides):
+    return load([f"sizing.{text}" for text in overrides]).sizing
+
+
+@pytest.mark.parametrize(
+    ("given", "peak", "how"),
+    [
+        (["average_rate=64"], 77, "P95 of Poisson arrivals in one second"),
+        (["average_rate=64", "peak_percentile=50"], 64, "P50 of Poisson"),
+        (["average_rate=7"], 12, "P95"),
+        (["average_rate=40", "peak_factor=1.5"], 60, "1.5 x the average"),
+        (["peak_rate=31"], 31, "as given"),
+        (["average_rate=20", "peak_rate=31"], 31, "as given"),
+        (["users=678720", "requests_per_user_day=3", "busy_hours=8"], 85, "P95"),  # 70.7/s
+        (["mode=offline", "average_rate=64"], 64, "offline"),
+    ],
+)
+def test_the_peak_that_is_sized_for(given, peak, how):
+    demand = sizing(*given).to_demand()
+    assert demand.peak == peak
+    assert how in demand.how
+
+
+def test_without_a_rate_there_is_no_demand():
+    assert sizing().to_demand() is None
+
+
+def test_daily_users_are_an_average():
+    assert sizing("users=678720", "requests_per_user_day=3", "busy_hours=8").average == pytest.approx(70.7)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["average_rate=0"], r"sizing\.average_rate='0' is not valid: .*greater than 0"),
+        (["average_rate=-3"], r"sizing\.average_rate='-3' is not valid"),
+        (["peak_rate=-1"], r"sizing\.peak_rate='-1' is not valid"),
+        (["average_rate=5", "users=100", "requests_per_user_day=3"], r"average_rate=5 and users=100, two averages"),
+        (["average_rate=5", "users=100", "requests_per_user_day=3", "peak_rate=9"], "two averages"),
+        (["users=100"], r"has users=100 alone"),
+        (["requests_per_user_day=3"], r"has requests_per_user_day=3 alone"),
+        (["average_rate=5", "peak_rate=9", "peak_factor=2"], r"peak_rate=9 and peak_factor=2, two peaks"),
+        (["average_rate=50", "peak_rate=9"], r"peak_rate=9 below the average of 50"),
+        (["peak_factor=2"], r"peak_factor without an average"),
+        (["average_rate=5", "peak_percentile=0.95"], r"is 0\.95; percentiles go from 1 .* did you mean 95\?"),
+        (["slo.percentile=0.5"], r"sizing\.slo is 0\.5; percentiles .* 50 is the median; did you mean 50\?"),
+        (["slo.percentile=100"], r"is 100; percentiles go from 1 to 99\.99"),
+        (["mode=sequential", "slo.ttft_ms=500"], r"mode=sequential with a limit of TTFT"),
+        (["mode=offline", "slo.e2e_ms=500"], r"mode=offline with a limit of latency"),
+        (["mode=offline", "average_rate=5", "peak_factor=2"], r"mode=offline and peak_factor=2"),
+        (["headroom=1"], r"sizing\.headroom='1' is not valid"),
+        (["spare=-1"], r"sizing\.spare='-1' is not valid"),
+        (["tp=[]"], r"tp=\[\], which tries nothing"),
+        (["formats=[fp9]"], r"sizing\.formats\.0='fp9' is not known\. Choose one of .*Did you mean 'fp8'"),
+        (["mode=streaming"], r"sizing\.mode='streaming' is not known"),
+        (["prices.server_usd=1000"], r"has server_usd=1000 alone"),
+        (["prices.gpu_hour_usd=2", "prices.licence_usd=4500"], r"gpu_hour_usd=2 and licence_usd=4500"),
+        (["prices.kwh_usd=0.1"], r"has kwh_usd=0\.1 alone"),
+        (["prices.utilisation=1.2"], r"utilisation='1\.2' is not valid"),
+        (["autoscaling.day=[1,2]", "autoscaling.cold_start_s=9"], r"day of 2 numbers; give 24"),
+        (["autoscaling.day=business"], r"has no cold_start_s"),
+        (["autoscaling.up_at=0.3"], r"down_at=0\.35, not below up_at=0\.3"),
+        (["avrage_rate=3"], r"'sizing\.avrage_rate' is not a known setting\. Did you mean 'sizing\.average_rate'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        sizing(*given)
+
+
+def test_presets_of_limits():
+    assert sizing("slo.preset=chat").slo.to_slo() == Slo("chat", None, 200, None)
+    assert sizing("slo.preset=chat_fast").slo.to_slo() == Slo("chat_fast", None, 90, None)
+    assert sizing("slo.preset=mlperf_llama2_70b").slo.to_slo() == Slo("mlperf_llama2_70b", 2000, 200, None)
+
+
+def test_one_value_is_a_list_of_one():
+    assert sizing("tp=2", "formats=fp8").tp == (2,)
