@@ -46,6 +46,7 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,
         tokens_per_block=build.tokens_per_block,
         gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
         windows=tuple(triton.max_attention_window_size or ()),
@@ -96,8 +97,8 @@ def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, flo
     """What the build log will say of the fullest rank, bytes; empty where the shape is not known yet."""
     if shape is None:
         return {}
-    memory = device_memory(engine_sizes(settings, shape), 0)
-    return {"weights": memory.weights, "activations": memory.activations}
+    memory = device_memory(engine_sizes(settings, shape), 0)  # all weights are in the engine, wherever they stay
+    return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
 
 
 def _no_room(settings: Settings, memory: DeviceMemory, name: str) -> str:
@@ -134,7 +135,10 @@ def _parts(sizes: EngineSizes, memory: DeviceMemory, name: str) -> str:
         ("KV cache", memory.kv_pool),
     )
     listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
-    return f"on {name}: {listed} of {show_bytes(memory.total)}{each} (modelled)"
+    text = f"on {name}: {listed} of {show_bytes(memory.total)}{each}"
+    if memory.streamed:
+        text += f"; {show_bytes(memory.streamed)} of weights stay on the host and are streamed in every iteration"
+    return f"{text} (modelled)"
 
 
 def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.simulator.loop import iteration_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class IterationCost:
@@ -77,13 +79,7 @@ class IterationCost:
             kv_window: the same, each no longer than the window.
             prefills: prompts or chunks.
         """
-        touched = self.dense_share + (1 - self.dense_share) * (1 - (1 - self.expert_share) ** tokens)
-        compute = self.token_compute * tokens + self.row_compute * sequences
-        memory = self.weights * touched + self.head_weights
-        linears = (compute**self.knee + memory**self.knee) ** (1 / self.knee)
-        attention = self.prefill_attention * q_ctx + self.kv_token * kv + self.kv_window_token * kv_window
-        host = self.fixed + self.sequence * sequences + self.prefill * prefills
-        return linears + attention + self.token * tokens + host
+        return iteration_seconds(astuple(self), tokens, sequences, q_ctx, kv, kv_window, prefills)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,21 +108,46 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True)
+class Stays:
+    """One row per stay of a request in a slot; a request that was paused has more than one. Integer arrays.
+
+    Attributes:
+        request: index.
+        slot: index.
+        joined: iteration (row of `Iterations`) in which it got the slot.
+        began: iteration that completed its prefill and so yielded a token; -1 when it did not come that far.
+        last: iteration in which it was in the slot last.
+        tokens: output tokens that came, at the ends of the iterations began, began + 1, ...
+    """
+
+    request: Any
+    slot: Any
+    joined: Any
+    began: Any
+    last: Any
+    tokens: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What a simulation gives.
 
     Attributes:
         requests: per request.
         iterations: per iteration; None unless they were asked for.
+        stays: per stay in a slot, in the order they ended; None unless iterations were asked for.
         slots_over_time: int8[iterations, slots], what each slot did (0 NoOp, 1 Context, 2 Gen, 3 EoS), or None.
         end: when the run ended.
+        iteration_count: how many there were.
         request_iterations: sum over iterations of requests in them (what the speed is counted in).
         backend: "numba" or "numpy".
     """
 
     requests: Requests
     iterations: Iterations | None
+    stays: Stays | None
     slots_over_time: Any | None
     end: float
+    iteration_count: int
     request_iterations: int
     backend: str

@@ -141,6 +141,8 @@ class EngineSizes:
         tokens_per_block: of the paged KV cache.
         gather_context_logits: the logits of every prompt token are kept.
         parallel_embedding: the embedding is split over TP ranks, as ModelOpt exports it.
+        gpu_weights_percent: share of the weights that stays on the GPU; the rest is streamed from the host (Triton's
+            own name: it is a fraction).
         kv_fraction: share of the memory left that the KV pool takes.
         max_kv_tokens: bound of the KV pool in tokens, or None.
         windows: attention window per layer, repeated over the layers; empty is none.
@@ -158,6 +160,7 @@ class EngineSizes:
     tokens_per_block: int = 32
     gather_context_logits: bool = False
     parallel_embedding: bool = True
+    gpu_weights_percent: float = 1.0
     kv_fraction: float = 0.9
     max_kv_tokens: int | None = None
     windows: tuple[int, ...] = ()
@@ -196,12 +199,13 @@ class DeviceMemory:
 
     Attributes:
         total: of the GPU.
-        weights: of the fullest rank, the table of rotary angles included.
+        weights: of the fullest rank, the table of rotary angles included; with weight streaming those that stay.
         activations: fixed at build time by max_num_tokens.
         buffers: of runtime and decoder, by max_batch_size.
         cuda: CUDA and its libraries.
         kv_pool: paged KV cache; 0 when nothing is left.
         kv_token_bytes: one token's share.
+        streamed: weights of the rank that stay on the host and are read from there in every iteration.
     """
 
     total: float
@@ -211,6 +215,7 @@ class DeviceMemory:
     cuda: float
     kv_pool: float
     kv_token_bytes: float
+    streamed: float = 0.0
 
     @property
     def fixed(self) -> float:
@@ -227,14 +232,19 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
     """Split the memory of one GPU.
 
     LLaMA-7B at 16 bit with 20,480 tokens of KV cache: 20,480 x 524,288 bytes = 10,240 MiB beside 12,852 MiB of weights.
+    With weight streaming the GPU keeps gpu_weights_percent of them (`cpp/tensorrt_llm/runtime/tllmRuntime.cpp`: the
+    budget is that share of TensorRT's getStreamableWeightsSize). Not known before the build, and not counted, are
+    weights that TensorRT does not stream and its scratch memory for streaming.
 
     Args:
         sizes: what is run.
         total: memory of the GPU, bytes.
     """
+    held, share = rank_weight_bytes(sizes), sizes.gpu_weights_percent
     memory = DeviceMemory(
         total=total,
-        weights=rank_weight_bytes(sizes),
+        weights=share * held,
+        streamed=(1 - share) * held,
         activations=activation_bytes(sizes),
         buffers=buffer_bytes(sizes),
         cuda=CUDA_BYTES,

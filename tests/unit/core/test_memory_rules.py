@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.commands import load
 from pipelines.domain.formats import QFormat
-from pipelines.memory_rules import check, request_tokens
+from pipelines.memory_rules import check, gpu_predicted, request_tokens
 
 
 def fit(*overrides, formats=(QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ)):
@@ -52,3 +52,27 @@ def test_buffers_alone_only_warn():
 )
 def test_a_request_has_the_mean_length_of_the_workload(overrides, tokens):
     assert request_tokens(load(overrides).workload) == tokens
+
+
+def test_streamed_weights_leave_their_room_to_the_kv_cache():
+    """Llama-3-8B at 16 bit: 14.96 GiB of weights and 4 MiB of angles; two fifths of it stay on the GPU."""
+    words = ["model=llama_3_8b", "quant=none", "hardware=a10", "build.max_batch_size=64", "build.max_num_tokens=2048"]
+    words += ["weights=streaming"]
+    all_there, parts, rest = (fit(*words, f"triton.gpu_weights_percent={share}").notes for share in (1.0, 0.4, 0.0))
+    assert all_there[0].startswith("on a10: weights 15.0 GiB,")
+    assert "stream" not in all_there[0]
+    assert parts[0].startswith("on a10: weights 6.0 GiB,")
+    assert parts[0].endswith("; 9.0 GiB of weights stay on the host and are streamed in every iteration (modelled)")
+    assert rest[0].startswith("on a10: weights 0 B,")
+
+
+def test_a_share_counts_where_the_engine_streams_only():
+    """Without build.weight_streaming every weight is on the GPU, and a rule refuses the share."""
+    (note, _) = fit("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "triton.gpu_weights_percent=0.5").notes
+    assert note.startswith("on h100_sxm: weights 8.5 GiB,")
+
+
+def test_the_engine_holds_all_weights_wherever_they_stay():
+    settings = load(["model=llama_3_8b", "weights=streaming", "triton.gpu_weights_percent=0.4"])
+    shape = settings.model.shape.to_shape()
+    assert gpu_predicted(settings, shape) == gpu_predicted(load(["model=llama_3_8b"]), shape)

@@ -122,3 +122,12 @@ def test_more_ranks_and_lighter_formats_never_need_more():
         assert sizes == sorted(sizes, reverse=True)
         bits = [rank_weight_bytes(EngineSizes(shape, q)) for q in (QFormat.NONE, QFormat.FP8, QFormat.INT4_AWQ)]
         assert bits == sorted(bits, reverse=True)
+
+
+def test_what_is_streamed_makes_room_for_the_kv_pool():
+    """The pool gets kv_fraction of every byte of weights that leaves the GPU."""
+    whole = EngineSizes(LLAMA_8B, QFormat.NONE, max_batch_size=64)
+    held, freed = device_memory(whole, H100), device_memory(replace(whole, gpu_weights_percent=0.25), H100)
+    assert freed.weights == 0.25 * held.weights
+    assert freed.streamed == 0.75 * held.weights
+    assert freed.kv_pool - held.kv_pool == pytest.approx(0.9 * freed.streamed)

@@ -1,0 +1,69 @@
+"""The loop as it is ("numpy") or compiled ("numba"): the same functions of `state`, `scheduler` and `loop`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Literal
+
+from pipelines.domain.errors import UserError
+from pipelines.simulator import loop, scheduler, state
+
+Backend = Literal["auto", "numba", "numpy"]
+
+
+def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
+    """The function `loop.simulate` and the name of the backend it runs in.
+
+    Raises:
+        UserError: numba is asked for and not installed, or there is no such backend.
+    """
+    if backend not in ("auto", "numba", "numpy"):
+        raise UserError(f"Simulator backend '{backend}' is unknown.", allowed="auto, numba, numpy.")
+    installed = importlib.util.find_spec("numba") is not None
+    if backend == "numba" and not installed:
+        raise UserError("Simulator backend 'numba' is not installed.", todo="pip install 'trtllm-pipelines[size]'")
+    if backend == "numpy" or not installed:
+        return loop.simulate, "numpy"
+    return compiled(), "numba"
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    """`loop.simulate` compiled by numba; kept on disk, beside the source or in the user's cache folder.
+
+    The functions are compiled as copies that see one another instead of the plain ones. Numba keeps a function by its
+    name and file, blind to a change in a function it calls, so the name carries a digest of all the source.
+    """
+    import numba
+
+    modules = (state, scheduler, loop)
+    digest = hashlib.sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)).hexdigest()[:12]
+    names: dict[str, Any] = {"__name__": loop.__name__}
+    for module in modules:
+        names |= {name: value for name, value in vars(module).items() if not name.startswith("__")}
+    for name, function in _functions(modules):
+        copy = FunctionType(function.__code__, names, name)
+        copy.__qualname__ = f"{name}_{digest}"
+        names[name] = _jit(numba, copy)
+    return names["simulate"]  # type: ignore[no-any-return]
+
+
+def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]]:
+    return [
+        (name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+    ]
+
+
+def _jit(numba: Any, function: FunctionType) -> Any:
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(function)

@@ -1,0 +1,48 @@
+"""The tick model against worked examples: tests/reference/seed_cases.json, `simulator_tick_model`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.simulator.cost import TickCost
+from pipelines.simulator.interface import Engine, Load, Run
+from pipelines.simulator.run import simulate
+
+MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").read_text())["simulator_tick_model"]
+STATIC, ONE, CHUNKED = MODEL["cases"]
+
+
+def hundred_at_once(policy: Any, chunks: int = 1) -> Run:
+    load = Load(isl=np.full(100, 10), osl=np.full(100, 10), arrival=np.zeros(100))
+    engine = Engine(policy, slots=4, max_num_tokens=None)
+    return simulate(engine, load, TickCost(2, 1, chunks), until=100, iterations=True, backend="numpy")
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunks", "case"),
+    [("static", 1, STATIC), ("inflight", 1, STATIC), ("one_prefill", 1, ONE), ("one_prefill", 2, CHUNKED)],
+)
+def test_worked_example_comes_out_exactly(policy: str, chunks: int, case: dict[str, Any]) -> None:
+    run = hundred_at_once(policy, chunks)
+    ended = ~np.isnan(run.requests.end)
+    assert ended.sum() == case["done"]
+    assert round(run.requests.end[ended].mean(), 4) == case["e2e"]
+    assert round(np.nanmean(run.requests.first_token), 4) == case["ttft"]
+    assert ended.sum() * 10 == case["req_per_1k"]
+    assert run.requests.produced.sum() * 10 == case["tok_per_1k"]
+    assert run.iterations is not None
+    assert run.iterations.queue[-1] == case.get("queue_end", run.iterations.queue[-1])
+
+
+def test_first_iteration_prefills_all_slots() -> None:
+    transcript = MODEL["transcript"]
+    run = hundred_at_once("inflight")
+    assert run.iterations is not None
+    assert run.iterations.seconds[0] == transcript["first_iteration_ends_at_tick"]
+    assert run.iterations.queue[0] == transcript["queue_after_first_admission"]
+    assert run.requests.first_token[:4].tolist() == [transcript["first_ttft_ticks"]] * 4
