@@ -8,6 +8,7 @@ their chunks) and takes
       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
       + token T                                             norms, activations, all-reduce traffic
       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
+      + few_sequence n_seq, where n_seq <= few              a server that sends tokens one by one to few clients only
 
 with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the weights
 that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a mixture of
@@ -44,6 +45,8 @@ class IterationCost:
         fixed: per iteration.
         sequence: per request in the iteration.
         prefill: per prompt, or chunk of one, in the iteration.
+        few: requests up to which an iteration has `few_sequence`; 0 is never.
+        few_sequence: per request, in iterations of so few: the CPU engine's server then sends every token by itself.
     """
 
     token_compute: float
@@ -61,9 +64,11 @@ class IterationCost:
     fixed: float = 0.0
     sequence: float = 0.0
     prefill: float = 0.0
+    few: int = 0
+    few_sequence: float = 0.0
 
     def array(self) -> Any:
-        """float64[15]: the fields in their order, for the loop."""
+        """float64[17]: the fields in their order, for the loop."""
         return np.array(astuple(self), dtype=np.float64)
 
     def seconds(

@@ -43,7 +43,8 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     memory = c[2] * touched + c[3]
     linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
     attention = c[7] * q_ctx + c[8] * kv + c[9] * kv_window
-    return linears + attention + c[11] * tokens + c[12] + c[13] * sequences + c[14] * prefills
+    replies = c[16] * sequences * (sequences <= c[15])
+    return linears + attention + c[11] * tokens + c[12] + c[13] * sequences + c[14] * prefills + replies
 
 
 def seconds_of(rules: Rules, cost: Any, w: Work, batch: Batch) -> float:
