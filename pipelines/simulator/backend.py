@@ -17,7 +17,7 @@ Backend = Literal["auto", "numba", "numpy"]
 
 
 def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
-    """The function `loop.simulate` and the name of the backend it runs in.
+    """The function `loop.run` and the name of the backend it runs in.
 
     Raises:
         UserError: numba is asked for and not installed, or there is no such backend.
@@ -28,13 +28,13 @@ def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
     if backend == "numba" and not installed:
         raise UserError("Simulator backend 'numba' is not installed.", todo="pip install 'trtllm-pipelines[size]'")
     if backend == "numpy" or not installed:
-        return loop.simulate, "numpy"
+        return loop.run, "numpy"
     return compiled(), "numba"
 
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """`loop.simulate` compiled by numba; kept on disk, beside the source or in the user's cache folder.
+    """`loop.run` compiled by numba; kept on disk, beside the source or in the user's cache folder.
 
     The functions are compiled as copies that see one another instead of the plain ones. Numba keeps a function by its
     name and file, blind to a change in a function it calls, so the name carries a digest of all the source.
@@ -49,8 +49,8 @@ def compiled() -> Callable[..., Any]:
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        names[name] = _jit(numba, copy)
-    return names["simulate"]  # type: ignore[no-any-return]
+        names[name] = _kept(numba, copy) if name == "run" else numba.njit(copy)
+    return names["run"]  # type: ignore[no-any-return]
 
 
 def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]]:
@@ -62,7 +62,7 @@ def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]
     ]
 
 
-def _jit(numba: Any, function: FunctionType) -> Any:
+def _kept(numba: Any, function: FunctionType) -> Any:
     try:
         return numba.njit(cache=True)(function)
     except RuntimeError:  # no folder to keep it in

@@ -15,25 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.simulator.scheduler import arrive, blocks_of, leave, log_stay, make_room, schedule
-from pipelines.simulator.state import (
-    ACTIVE,
-    ARRIVED,
-    COUNTERS,
-    DECODING,
-    FILLING,
-    IT,
-    KNOWN,
-    KV,
-    STATIC,
-    USED,
-    WAITING,
-    WINDOWED,
-    WORKED,
-    Batch,
-    Rules,
-    Work,
-)
+from pipelines.simulator.scheduler import arrive, leave, log_stay, make_room, reserved, schedule
+from pipelines.simulator.state import STATIC, Batch, Counters, Request, Rules, Work
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
@@ -47,14 +30,13 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     return linears + attention + c[11] * tokens + c[12] + c[13] * sequences + c[14] * prefills + replies
 
 
-def seconds_of(rules: Rules, cost: Any, w: Work, batch: Batch) -> float:
+def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:
     """How long this iteration takes."""
-    n = w.n
     if rules.ticks:
-        return float(max(cost[0] * batch.share, cost[1] if n[DECODING] else 0.0, 1.0))
-    sequences = n[DECODING] + batch.prompts
-    tokens = n[DECODING] + batch.tokens
-    return float(iteration_seconds(cost, tokens, sequences, batch.q_ctx, n[KV], n[WINDOWED], batch.prompts))
+        return float(max(cost[0] * batch.share, cost[1] if n.decoding else 0.0, 1.0))
+    sequences = n.decoding + batch.prompts
+    tokens = n.decoding + batch.tokens
+    return float(iteration_seconds(cost, tokens, sequences, batch.q_ctx, n.kv, n.windowed, batch.prompts))
 
 
 def later(now: float, first: float, slope: float, k: int) -> float:
@@ -79,14 +61,14 @@ def reach(now: float, first: float, slope: float, k: int, goal: float) -> int:
 def room_for(rules: Rules, w: Work, k: int) -> int:
     """Iterations, at most k, for which blocks are there; the blocks after the first iteration's are taken."""
     n = w.n
-    room = rules.pool - n[USED]
-    whole = min((k - 1) // rules.block, room // n[DECODING])  # in `block` iterations each request takes one block
-    done: int = 1 + whole * rules.block
-    room -= whole * n[DECODING]
-    while done < k and w.cross[(n[IT] + done) % rules.block] <= room:
-        room -= w.cross[(n[IT] + done) % rules.block]
+    room = rules.pool - n.used
+    whole = min((k - 1) // rules.block, room // n.decoding)  # in `block` iterations each request takes one block
+    done = 1 + whole * rules.block
+    room -= whole * n.decoding
+    while done < k and w.cross[(n.it + done) % rules.block] <= room:
+        room -= w.cross[(n.it + done) % rules.block]
         done += 1
-    n[USED] = rules.pool - room
+    n.used = rules.pool - room
     return done
 
 
@@ -95,54 +77,46 @@ def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> in
     n = w.n
     if rules.record:
         return 1
-    requests = len(w.isl)
-    while w.finish[w.finishing[0] % requests] != w.finishing[0] // requests:  # paused since
+    requests = len(w.requests)
+    while w.requests[w.finishing[0] % requests].finish != w.finishing[0] // requests:  # paused since
         heappop(w.finishing)
-    k: int = w.finishing[0] // requests - n[IT] + 1
-    if n[FILLING] > 0:
-        drop_stale(rules, w)
-        k = min(k, w.filling[0] // requests - n[IT] + 1)
-    if n[WAITING] == 0 and n[ACTIVE] < rules.slots and rules.policy != STATIC and n[ARRIVED] < n[KNOWN]:
-        k = reach(now, first, slope, k, w.arrival[n[ARRIVED]])
+    k = w.finishing[0] // requests - n.it + 1
+    if n.filling > 0:
+        while not fills(rules, w, w.filling[0]):
+            heappop(w.filling)
+        k = min(k, w.filling[0] // requests - n.it + 1)
+    if n.waiting == 0 and n.active < rules.slots and rules.policy != STATIC and n.arrived < n.known:
+        k = reach(now, first, slope, k, w.requests[n.arrived].arrival)
     k = reach(now, first, slope, k, rules.until)
     return room_for(rules, w, k) if rules.on_demand else k
 
 
-def drop_stale(rules: Rules, w: Work) -> None:
-    """Drop entries of requests that left from the top of the heap of windows."""
-    requests = len(w.isl)
-    while True:
-        i, when = w.filling[0] % requests, w.filling[0] // requests
-        if w.finish[i] >= 0 and rules.window - w.offset[i] == when:
-            return
-        heappop(w.filling)
+def fills(rules: Rules, w: Work, entry: int) -> bool:
+    """Whether an entry of the heap of windows still holds; its request may have ended or been paused since."""
+    r = w.requests[entry % len(w.requests)]
+    return r.finish >= 0 and rules.window - r.offset == entry // len(w.requests)
 
 
 def advance(rules: Rules, w: Work, now: float, k: int) -> None:
     """Go on by k iterations, to the time `now`: tokens come, requests end."""
     n = w.n
-    n[IT] += k
-    n[KV] += k * n[DECODING]
-    n[WINDOWED] += k * n[FILLING]
-    requests = len(w.isl)
-    while len(w.filling) > 0 and w.filling[0] // requests < n[IT]:
-        when, i = divmod(heappop(w.filling), requests)
-        if w.finish[i] >= 0 and rules.window - w.offset[i] == when:
-            n[FILLING] -= 1
-            n[WINDOWED] -= 1  # it was counted one step too far
-    while len(w.finishing) > 0 and w.finishing[0] // requests < n[IT]:
+    n.it += k
+    n.kv += k * n.decoding
+    n.windowed += k * n.filling
+    requests = len(w.requests)
+    while len(w.filling) > 0 and w.filling[0] // requests < n.it:
+        if fills(rules, w, heappop(w.filling)):
+            n.filling -= 1
+            n.windowed -= 1  # it was counted one step too far
+    while len(w.finishing) > 0 and w.finishing[0] // requests < n.it:
         when, i = divmod(heappop(w.finishing), requests)
-        if w.finish[i] == when:
+        if w.requests[i].finish == when:
             finish(rules, w, i, now, when)
-    finish_prefills(rules, w, now)
-
-
-def finish_prefills(rules: Rules, w: Work, now: float) -> None:
-    """Count the chunks of the last iteration; the last one of a prompt yields a token."""
     kept = 0
     for i in w.prefilling:
-        w.left[i] -= w.chunk[i]
-        if w.left[i] > 0:
+        r = w.requests[i]
+        r.left -= r.chunk
+        if r.left > 0:
             w.prefilling[kept] = i
             kept += 1
         else:
@@ -152,74 +126,73 @@ def finish_prefills(rules: Rules, w: Work, now: float) -> None:
 
 
 def begin(rules: Rules, w: Work, i: int, now: float) -> None:
-    """Prefill of request i is done: its first token is there, and it decodes from the next iteration on."""
-    n = w.n
-    it = n[IT] - 1
-    context = w.isl[i] + w.produced[i]
-    w.began[i] = it
-    w.offset[i] = context - it
-    if math.isnan(w.first[i]):
-        w.first[i] = now
-    if w.produced[i] + 1 == w.osl[i]:
+    """Prefill of request i is done: a token is there, and it decodes from the next iteration on."""
+    n, r = w.n, w.requests[i]
+    it = n.it - 1
+    context = r.isl + r.produced
+    r.began = it
+    r.offset = context - it
+    if math.isnan(r.first):
+        r.first = now
+    if r.produced + 1 == r.osl:
         finish(rules, w, i, now, it)
         return
-    w.finish[i] = it + w.osl[i] - w.produced[i] - 1
-    heappush(w.finishing, w.finish[i] * len(w.isl) + i)
-    n[DECODING] += 1
-    n[KV] += context + 1
-    n[WINDOWED] += min(context + 1, rules.window)
-    if context + 1 < rules.window:
-        n[FILLING] += 1
-        heappush(w.filling, (rules.window - w.offset[i]) * len(w.isl) + i)
-    w.cross[(1 - w.offset[i]) % rules.block] += 1
+    r.finish = it + r.osl - r.produced - 1
+    heappush(w.finishing, r.finish * len(w.requests) + i)
+    n.decoding += 1
+    n.kv += context + 1
+    n.windowed += min(context + 1, rules.window)
+    if context + 1 <= rules.window:
+        n.filling += 1
+        heappush(w.filling, (rules.window - r.offset) * len(w.requests) + i)
+    w.cross[(1 - r.offset) % rules.block] += 1
 
 
 def finish(rules: Rules, w: Work, i: int, now: float, last: int) -> None:
     """Request i has all its tokens; in a closed loop the user's next one arrives after the delay."""
-    n = w.n
-    holds = w.offset[i] + last if rules.on_demand else w.isl[i] + w.osl[i]
-    leave(rules, w, i, last, last - w.began[i] + 1, blocks_of(rules, w.isl[i], holds))
-    w.end[i] = now
-    w.joined[i] = -1
-    if n[KNOWN] < len(w.isl):
-        w.arrival[n[KNOWN]] = now + rules.delay
-        n[KNOWN] += 1
+    n, r = w.n, w.requests[i]
+    leave(rules, w, i, last, last - r.began + 1, r.offset + last if rules.on_demand else reserved(rules, r))
+    r.end = now
+    if n.known < len(w.requests):
+        w.requests[n.known].arrival = now + rules.delay
+        n.known += 1
 
 
 def idle(rules: Rules, w: Work, now: float) -> float:
     """Nothing runs: the time at which the next request can be admitted. Ticks go on ticking."""
-    goal: float = min(w.arrival[w.n[ARRIVED]], rules.until)
+    goal = min(w.requests[w.n.arrived].arrival, rules.until)
     if not rules.ticks:
         return goal
     k = 1 if rules.record else max(math.ceil(goal - now), 1)
     if rules.record:
         log_row(rules, w, now, 1.0, Batch(0, 0, 0.0, 0.0))
-    w.n[IT] += k
+    w.n.it += k
     return now + k
 
 
 def log_row(rules: Rules, w: Work, now: float, seconds: float, batch: Batch) -> None:
     """Note this iteration."""
     n = w.n
-    counts = (n[DECODING], batch.prompts, n[DECODING] + batch.tokens, n[WAITING], n[USED] + rules.shared, n[KV])
     w.rows.append(now)
     w.rows.append(seconds)
+    counts = (n.decoding, batch.prompts, n.decoding + batch.tokens, n.waiting, n.used + rules.shared, n.kv)
     for count in counts:
         w.rows.append(float(count))
 
 
 def settle(rules: Rules, w: Work) -> None:
     """Count the tokens of those that still run when the run ends inside an iteration."""
-    it = w.n[IT]
+    it = w.n.it
     for i in w.order:
-        if w.joined[i] >= 0:
-            tokens = it - w.began[i] if w.began[i] >= 0 else 0
-            w.produced[i] += tokens
+        r = w.requests[i]
+        if r.joined >= 0:
+            tokens = it - r.began if r.began >= 0 else 0
+            r.produced += tokens
             if rules.record:
                 log_stay(w, i, it, tokens)
 
 
-def run(rules: Rules, cost: Any, w: Work) -> float:
+def iterate(rules: Rules, cost: Any, w: Work) -> float:
     """Iterate until all requests have ended, or until `rules.until`; returns when the run ended."""
     n = w.n
     now = 0.0
@@ -228,45 +201,44 @@ def run(rules: Rules, cost: Any, w: Work) -> float:
         if rules.on_demand:
             make_room(rules, w)
         batch = schedule(rules, w, now)
-        if n[ACTIVE] == 0:
-            if n[ARRIVED] == n[KNOWN]:
+        if n.active == 0:
+            if n.arrived == n.known:
                 break
             now = idle(rules, w, now)
             continue
-        first = seconds_of(rules, cost, w, batch)
-        slope = 0.0 if rules.ticks else cost[8] * n[DECODING] + cost[9] * n[FILLING]
+        first = seconds_of(rules, cost, n, batch)
+        slope = 0.0 if rules.ticks else cost[8] * n.decoding + cost[9] * n.filling
         if rules.record:
             log_row(rules, w, now, first, batch)
         k = 1 if batch.prompts > 0 else stretch(rules, w, now, first, slope)
-        n[WORKED] += (n[DECODING] + batch.prompts) * k
+        n.worked += (n.decoding + batch.prompts) * k
         now = later(now, first, slope, k)
         if now >= rules.until:  # the last iteration is cut, those before it in the stretch are not
-            n[IT] += k - 1
+            n.it += k - 1
             break
         advance(rules, w, now, k)
     settle(rules, w)
     return now
 
 
-def simulate(rules: Rules, cost: Any, table: Any, known: int) -> Any:
+def run(rules: Rules, cost: Any, requests: list[Request], counters: list[Counters]) -> Any:
     """Run one load.
 
     Args:
         rules: of the engine.
         cost: `IterationCost.array()`, or prefill and decode ticks.
-        table: the first fields of `Work`, up to `finish`, as lists or arrays of length n.
-        known: arrivals that are known at the start.
+        requests: the load; what happens is written into it.
+        counters: one.
 
     Returns:
-        End of the run, iterations, request-iterations, rows, stays.
+        End of the run, rows, stays.
     """
-    counters = [0] * COUNTERS
-    counters[KNOWN] = known
-    cross = [0] * rules.block
     finishing, filling, order, prefilling, stays = [0], [0], [0], [0], [0]
     rows = [0.0]
-    finishing.pop(), filling.pop(), order.pop(), prefilling.pop(), stays.pop(), rows.pop()
+    for numbers in (finishing, filling, order, prefilling, stays):
+        numbers.pop()  # numba knows the type of an emptied list
+    rows.pop()
     free = list(range(rules.slots))
-    w = Work(*table, cross, counters, finishing, filling, free, order, prefilling, rows, stays)  # type: ignore[call-arg]
-    end = run(rules, cost, w)
-    return end, counters[IT], counters[WORKED], np.array(rows), np.array(stays)
+    w = Work(requests, counters[0], [0] * rules.block, finishing, filling, free, order, prefilling, rows, stays)
+    end = iterate(rules, cost, w)
+    return end, np.array(rows), np.array(stays)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.simulator.backend import Backend, loop_of
 from pipelines.simulator.cost import Cost, IterationCost, TickCost
 from pipelines.simulator.interface import Engine, Iterations, Load, Requests, Run, Stays
-from pipelines.simulator.state import ROW, STAY, Rules
+from pipelines.simulator.state import ROW, STAY, Counters, Request, Rules, record_of
 
 POLICIES = ("static", "inflight", "inflight_chunked", "one_prefill")
 ADMISSIONS = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
 NO_LIMIT = 1 << 40
+KINDS = (Request, Counters)
 CONTEXT, GEN, EOS = 1, 2, 3  # cells of the picture; 0 is NoOp
 
 
@@ -51,39 +54,56 @@ def simulate(
     isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
     _check(engine, load, isl, osl)
     loop, name = loop_of(backend)
-    known = len(isl) if load.arrival is not None else min(load.users, len(isl))
     rules = _rules(engine, load, cost, until, record=iterations or slots)
-    table = _table(load, isl, osl)
     numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
+    records = _records(load, isl, osl)
     if name == "numpy":
-        columns = tuple(column.tolist() for column in table)
-        end, count, worked, rows, stays = loop(rules, numbers.tolist(), columns, known)
-        table = tuple(np.array(column, dtype=like.dtype) for column, like in zip(columns, table, strict=True))
+        objects = [_objects(kind, record) for kind, record in zip(KINDS, records, strict=True)]
+        end, rows, stays = loop(rules, numbers.tolist(), *objects)
+        records = tuple(_record(kind, found) for kind, found in zip(KINDS, objects, strict=True))
     else:
-        end, count, worked, rows, stays = loop(rules, numbers, table, known)
-    arrival, _, _, admitted, first, ended, produced, preemptions, slot, *_ = table
-    requests = Requests(arrival, admitted, first, ended, isl, osl, produced, preemptions, slot)
-    table_of = Iterations(*_columns(rows, ROW)) if rules.record else None
-    stays_of = Stays(*(column.astype(np.int64) for column in _columns(stays, STAY))) if rules.record else None
-    picture = _picture(stays_of, requests, len(rows) // ROW, rules.slots) if slots and stays_of else None
-    return Run(requests, table_of, stays_of, picture, float(end), int(count), int(worked), name)
+        end, rows, stays = loop(rules, numbers, *records)
+    return _run(rules, records, (float(end), rows, stays), picture=slots, backend=name)
+
+
+def _records(load: Load, isl: Any, osl: Any) -> tuple[Any, Any]:
+    """`Request` and `Counters` of the start, as numpy records."""
+    requests = np.empty(len(isl), dtype=record_of(Request))
+    requests[:] = np.array([_values(Request)(Request())], dtype=requests.dtype)
+    requests["isl"], requests["osl"] = isl, osl
+    known = len(isl) if load.arrival is not None else min(load.users, len(isl))
+    requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival
+    return requests, np.array([_values(Counters)(Counters(known=known))], dtype=record_of(Counters))
+
+
+def _values(kind: type) -> attrgetter[Any]:
+    return attrgetter(*(field.name for field in fields(kind)))
+
+
+def _objects(kind: type, records: Any) -> list[Any]:
+    return [kind(*row) for row in records.tolist()]
+
+
+def _record(kind: type, objects: list[Any]) -> Any:
+    return np.array(list(map(_values(kind), objects)), dtype=record_of(kind))
+
+
+def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: bool, backend: str) -> Run:
+    r, counters = records
+    end, rows, stays = found
+    names = ("arrival", "admitted", "first", "end", "isl", "osl", "produced", "preemptions", "slot")
+    requests = Requests(*(np.ascontiguousarray(r[name]) for name in names))
+    iterations = Iterations(*_columns(rows, ROW)) if rules.record else None
+    stay = Stays(*_columns(stays.astype(np.int64), STAY)) if rules.record else None
+    cells = None
+    if picture and stay is not None:
+        cells = _picture(stay, requests, len(rows) // ROW, rules.slots)
+    count, worked = int(counters["it"][0]), int(counters["worked"][0])
+    return Run(requests, iterations, stay, cells, end, count, worked, backend)
 
 
 def _columns(flat: Any, width: int) -> Any:
     return np.ascontiguousarray(flat.reshape(-1, width).T)
-
-
-def _table(load: Load, isl: Any, osl: Any) -> tuple[Any, ...]:
-    """The first fields of `Work`: arrival, isl, osl, three times, three counts to report, six to work with."""
-    n = len(isl)
-    arrival = np.full(n, np.nan)
-    if load.arrival is not None:
-        arrival[:] = load.arrival
-    else:
-        arrival[: load.users] = 0.0
-    times = (np.full(n, np.nan) for _ in range(3))
-    numbers = (np.full(n, start, dtype=np.int64) for start in (0, 0, -1, 0, 0, -1, -1, 0, -1))
-    return arrival, isl.copy(), osl.copy(), *times, *numbers
 
 
 def _rules(engine: Engine, load: Load, cost: Cost, until: float | None, *, record: bool) -> Rules:

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.simulator.cost import TickCost
 from pipelines.simulator.interface import Engine, Load, Run
+from pipelines.simulator.records import gap_before_last
 from pipelines.simulator.run import simulate
 
 MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").read_text())["simulator_tick_model"]
@@ -33,6 +34,7 @@ def test_worked_example_comes_out_exactly(policy: str, chunks: int, case: dict[s
     assert ended.sum() == case["done"]
     assert round(run.requests.end[ended].mean(), 4) == case["e2e"]
     assert round(np.nanmean(run.requests.first_token), 4) == case["ttft"]
+    assert round(gap_before_last(run), 4) == case["itl"]
     assert ended.sum() * 10 == case["req_per_1k"]
     assert run.requests.produced.sum() * 10 == case["tok_per_1k"]
     assert run.iterations is not None
