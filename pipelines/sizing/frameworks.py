@@ -16,6 +16,7 @@ class Framework:
     Attributes:
         name: as given, e.g. "TensorRT-LLM 0.12.0".
         family: versions that cost alike: a label of the parameters.
+        engine: "tensorrt" or "pytorch", which several families share.
         admission: how requests get KV blocks.
         kv_follows: the KV cache is 8 bit where the weights are FP8 or FP4.
         chunked: prompts are processed in chunks beside decoding requests.
@@ -23,6 +24,7 @@ class Framework:
 
     name: str
     family: str
+    engine: str
     admission: Admission
     kv_follows: bool
     chunked: bool
@@ -40,15 +42,17 @@ def framework_named(text: str) -> Framework:
     name = " ".join(text.split())
     lower = name.lower()
     if lower.startswith(("tensorrt-llm", "tensorrt_llm", "trtllm", "trt-llm")):
-        return Framework(name, _tensorrt_llm(lower), "GUARANTEED_NO_EVICT", True, False)
+        family = _tensorrt_llm(lower)
+        engine = "pytorch" if family == "trtllm-torch" else "tensorrt"
+        return Framework(name, family, engine, "GUARANTEED_NO_EVICT", True, family == "trtllm-torch")
     if lower.startswith("nim"):
-        return Framework(name, "nim", "GUARANTEED_NO_EVICT", True, False)
+        return Framework(name, "nim", "tensorrt", "GUARANTEED_NO_EVICT", True, False)
     if lower.startswith("vllm/hf"):
-        return Framework(name, "vllm-2023", "MAX_UTILIZATION", False, False)
+        return Framework(name, "vllm-2023", "pytorch", "MAX_UTILIZATION", False, False)
     if lower.startswith("vllm"):
-        return Framework(name, "vllm", "MAX_UTILIZATION", False, True)
+        return Framework(name, "vllm", "pytorch", "MAX_UTILIZATION", False, True)
     if lower.startswith("sglang"):
-        return Framework(name, "sglang", "MAX_UTILIZATION", False, True)
+        return Framework(name, "sglang", "pytorch", "MAX_UTILIZATION", False, True)
     raise UserError(f"The framework '{text}' is not known.", allowed=f"Known: {KNOWN}.")
 
 

@@ -15,7 +15,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.simulator.cost import IterationCost
 from pipelines.sizing.frameworks import Framework, framework_named
-from pipelines.sizing.memory import EngineSizes
+from pipelines.sizing.memory import EngineSizes, rank_weight_bytes
 from pipelines.sizing.parameters import Parameters
 from pipelines.sizing.physics import facts, iteration_cost
 from pipelines.sizing.specs import GpuSpec, ModelSpec
@@ -63,13 +63,19 @@ class Setup:
         """Levels of the parameters' hierarchy that this setup belongs to."""
         framework, gpu = self.runs_on, self.gpu
         return (
+            f"engine={framework.engine}",
             f"family={framework.family}",
             f"version={framework.name}",
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
-            f"link={'nvlink' if gpu.nvlink else 'pcie'}",
+            f"link={gpu.link(self.tp)[0]}",
         )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights on the fullest rank."""
+        return rank_weight_bytes(self.sizes())
 
     def sizes(self, *, max_batch_size: int = 2048, max_num_tokens: int = 8192, max_seq_len: int = 8192) -> EngineSizes:
         """What memory needs to know: `pipelines.sizing.memory` splits the GPU's memory from it."""

@@ -106,7 +106,7 @@ def facts(
         peak=gpu.peak[form.activation],
         peak16=gpu.peak["16bit"],
         bandwidth=gpu.bandwidth,
-        link=gpu.nvlink or gpu.pcie,
+        link=gpu.link(tp)[1],
         layers=model.layers,
         sparse=float(sparse),
         dense_share=attention / model.linear_params if model.n_experts > 1 else 1.0,

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB
 
 MODELS = Path(__file__).parent / "models.csv"
 HARDWARE = Path(__file__).resolve().parents[2] / "conf" / "hardware"
@@ -26,6 +27,8 @@ SAME_SHAPE = {
     "mistral-7b-v0.2": "mistral-7b-v0.3",
 }
 """Names of models whose sizes are those of another row (a sliding window is not used by TensorRT-LLM's benchmarks)."""
+BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
+"""GPUs that an NVLink bridge joins, by the notes of their data sheets; more of them talk over PCIe."""
 DECORATION = re.compile(r"(-instruct|-chat|-it|-hf|-base)+$")
 """What people put after a model's name."""
 
@@ -257,6 +260,22 @@ class GpuSpec:
     tdp_w: float
     sm: float
     arch: str
+
+    @property
+    def reported_bytes(self) -> float:
+        """Memory that nvidia-smi reports, which the data sheet rounds: its GB are GiB.
+
+        GB200 of 186 GB: 189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of
+        48 GB: 46,068 MiB.
+        """
+        inline_ecc = self.family == "ada" or self.name in ("a10",)
+        return self.memory_bytes / 1e9 * GIB * (15 / 16 if inline_ecc else 0.995)
+
+    def link(self, ranks: int) -> tuple[str, float]:
+        """What joins so many of these GPUs in one server, and its bytes/s in one direction: "nvlink" or "pcie"."""
+        if self.nvlink and ranks <= BRIDGED.get(self.name, ranks):
+            return "nvlink", self.nvlink
+        return "pcie", self.pcie
 
     @property
     def family(self) -> str:

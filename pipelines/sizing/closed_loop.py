@@ -1,0 +1,114 @@
+"""Loads as published benchmarks made them, run through the simulator: the protocol is part of the number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.simulator.cost import IterationCost
+from pipelines.simulator.interface import Admission, Engine, Load, Policy
+from pipelines.simulator.run import simulate
+from pipelines.sizing.cases import Case
+
+BLOCK = 32
+"""Tokens of a KV block."""
+TRACE_RATE, TRACE_REQUESTS = 10.0, 300
+"""Requests per second, and how many, of the replayed traces."""
+TRACE_SPREAD = 0.8
+"""Standard deviation of the logarithm of their lengths (assumed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a closed loop was measured.
+
+    Attributes:
+        per_user: requests measured, per user; the burst at the start is among them.
+        shortest: lengths are uniform between this share of the nominal ones and all of them.
+        policy: of the engine.
+        admission: of the engine.
+        max_num_tokens: of an iteration.
+    """
+
+    per_user: int
+    shortest: float
+    policy: Policy
+    admission: Admission
+    max_num_tokens: int
+
+
+def protocol_of(case: Case) -> Protocol:
+    """The protocol of a source, as its documentation and the errors of other choices say."""
+    framework = case.setup.runs_on
+    randomised = "InferenceM" in case.note
+    return Protocol(
+        per_user=2 if framework.family == "nim" else 10,
+        shortest=0.8 if randomised else 1.0,
+        policy="inflight_chunked" if framework.chunked else "inflight",
+        admission="MAX_UTILIZATION",
+        max_num_tokens=2048 if framework.chunked else 8192,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a load got: seconds per request without the network, and tokens per second of all."""
+
+    ttft: Any
+    itl: Any
+    e2e: Any
+    output_tok_s: float
+    requests_s: float
+
+
+def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -> Served:
+    """Run the closed loop of a case.
+
+    Args:
+        case: what was measured.
+        cost: of an iteration.
+        delay: of the client.
+        kv_tokens: that the KV cache holds.
+    """
+    protocol = protocol_of(case)
+    count = max(protocol.per_user * case.users, 2)
+    draw = np.random.default_rng(case.users).uniform(protocol.shortest, 1.0, (2, count))
+    isl = np.maximum(np.rint(case.isl * draw[0]), 1).astype(np.int64)
+    osl = np.maximum(np.rint(case.osl * draw[1]), 1).astype(np.int64)
+    load = Load(isl, osl, users=case.users, client_delay=delay)
+    return _serve(protocol, load, cost, kv_tokens)
+
+
+def trace(case: Case, cost: IterationCost, kv_tokens: int) -> Served:
+    """Run a stand-in for a replayed trace: Poisson arrivals, lognormal lengths of the data set's means (assumed)."""
+    draws = np.random.default_rng(0)
+    factors = np.exp(draws.normal(-(TRACE_SPREAD**2) / 2, TRACE_SPREAD, (2, TRACE_REQUESTS)))
+    isl, osl = (np.clip(mean * factor, 4, 4 * mean) for mean, factor in zip((case.isl, case.osl), factors, strict=True))
+    arrival = np.cumsum(draws.exponential(1 / TRACE_RATE, TRACE_REQUESTS))
+    load = Load(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
+    protocol = Protocol(1, 1.0, "inflight_chunked", "MAX_UTILIZATION", 2048)
+    return _serve(protocol, load, cost, kv_tokens)
+
+
+def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) -> Served:
+    longest = int((load.isl + load.osl).max())
+    engine = Engine(
+        policy=protocol.policy,
+        slots=1024,
+        max_num_tokens=protocol.max_num_tokens,
+        admission=protocol.admission,
+        kv_blocks=max(kv_tokens // BLOCK, longest // BLOCK + 2),
+        tokens_per_block=BLOCK,
+    )
+    requests = simulate(engine, load, cost).requests
+    gaps = np.maximum(load.osl - 1, 1)
+    seconds = float(requests.end.max())
+    return Served(
+        ttft=requests.first_token - requests.arrival,
+        itl=((requests.end - requests.first_token) / gaps)[load.osl > 1],
+        e2e=requests.end - requests.arrival,
+        output_tok_s=float(load.osl.sum()) / seconds,
+        requests_s=len(load.osl) / seconds,
+    )

@@ -1,0 +1,208 @@
+"""Fit the performance model to the published measurements, cross-validate it, and write what came out.
+
+    python scripts/calibrate_performance.py            # all of it: some ten minutes on one core
+    python scripts/calibrate_performance.py --steps 0  # keep the fit, validate again
+    python scripts/accuracy_docs.py                    # docs/accuracy.md from the result
+
+Reads pipelines/sizing/data/published.csv.gz (public measurements with the source of each) and the present
+pipelines/sizing/parameters.json (where the fit starts); writes pipelines/sizing/parameters.json, which the sizing and
+`python -m pipelines.sizing.predict` use, and pipelines/sizing/data/cross_validation.csv.gz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import hashlib
+import io
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipelines.sizing.bench import Bench
+from pipelines.sizing.cases import PUBLISHED, case_of, read_rows
+from pipelines.sizing.crossvalidation import FOLDS, NORMAL_80, Neighbours, folds, refit, score
+from pipelines.sizing.fit import Design, Fitted, fit
+from pipelines.sizing.parameters import FILE, PRIORS, Parameters
+
+VALIDATED = PUBLISHED.with_name("cross_validation.csv.gz")
+STEP = 0.04
+"""Of the finite differences: simulated closed loops are not smooth below it."""
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help="Gauss-Newton steps at most")
+    parser.add_argument("--transfer", action="store_true", help="also leave out whole GPUs, models and versions")
+    options = parser.parse_args()
+    rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
+    cases = [case_of(row) for row in rows]
+    measured = np.array([float(row["value"]) for row in rows])
+    bench = Bench(cases)
+    design = Design.of(bench.labels)
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - began:6.0f} s  {text}\n")
+
+    start = design.theta(Parameters.load())
+    ones = np.ones(len(rows))
+    fitted = fit(
+        design, bench.log_predicted, measured, ones, start=start, steps=options.steps, difference=STEP, tell=tell
+    )
+    errors = -fitted.residuals
+    neighbours = Neighbours.fit(bench, errors)
+    tell("kernels fitted")
+    fold = folds([row["group_id"] for row in rows])
+    physics, corrected, spread = validate(design, bench, fitted, neighbours, np.log(measured), fold, tell)
+    scale = scales(neighbours.block, corrected, spread)
+    spread *= np.array([scale[name] for name in neighbours.block])
+    covered = np.abs(corrected) <= NORMAL_80 * spread
+    document = {
+        "made_by": "scripts/calibrate_performance.py",
+        "data": {
+            "file": PUBLISHED.name,
+            "sha256": hashlib.sha256(PUBLISHED.read_bytes()).hexdigest(),
+            "rows": len(rows),
+        },
+        "parameters": parameters_of(design, fitted),
+        "labels": labels_of(bench),
+        "spread": spreads(bench, corrected),
+        "cross_validation": {
+            "folds": FOLDS,
+            "formula": table(bench, physics, measured, None),
+            "with_neighbours": table(bench, corrected, measured, covered),
+        },
+        "transfer": transfer(design, bench, fitted, neighbours, np.log(measured), tell) if options.transfer else {},
+        "neighbours": taught(rows, neighbours, errors, scale),
+    }
+    if not options.transfer:
+        document["transfer"] = Parameters.load().document.get("transfer", {})
+    FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_validated(rows, measured, physics, corrected, spread)
+    tell(f"wrote {FILE}")
+
+
+def validate(
+    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
+) -> tuple[Any, Any, Any]:
+    """log(predicted / measured) by the formula and with neighbours, and its expected spread, each row left out once."""
+    physics, corrected, spread = (np.zeros(len(fold)) for _ in range(3))
+    for number in sorted(set(fold)):
+        kept = fold != number
+        residuals = refit(design, bench, fitted, log_measured, kept)
+        found, width = neighbours.correct(residuals, kept)
+        physics[~kept], corrected[~kept], spread[~kept] = residuals[~kept], found[~kept], width[~kept]
+        tell(f"fold {number} left out")
+    return physics, corrected, spread
+
+
+def scales(block: Any, corrected: Any, spread: Any) -> dict[str, float]:
+    """By block, what makes the expected spread hold 80 % of the errors in cross-validation."""
+    ratio = np.abs(corrected) / spread
+    return {name: round(float(np.quantile(ratio[block == name], 0.8)) / NORMAL_80, 4) for name in sorted(set(block))}
+
+
+def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
+    """Shared values with 90 % intervals (from the covariance of the fit) and offsets."""
+    found = design.parameters(fitted.theta)
+    width = dict(zip(design.columns, 1.645 * np.sqrt(np.diag(fitted.covariance)), strict=True))
+    return {
+        name: {
+            "value": found.shared[name],
+            "low": max(prior.low, found.shared[name] * float(np.exp(-width[name, ""]))),
+            "high": min(prior.high, found.shared[name] * float(np.exp(width[name, ""]))),
+            "about": prior.about,
+            "offsets": {label: round(value, 4) for label, value in found.offsets[name].items() if abs(value) > 5e-4},
+        }
+        for name, prior in PRIORS.items()
+    }
+
+
+def labels_of(bench: Bench) -> dict[str, int]:
+    """Rows by label, and by GPU and family together."""
+    found = Counter(label for labels in bench.labels for label in labels)
+    found.update(f"gpu={each.setup.gpu.name}+family={each.setup.runs_on.family}" for each in bench.cases)
+    return dict(sorted(found.items()))
+
+
+def spreads(bench: Bench, corrected: Any) -> dict[str, dict[str, float]]:
+    """Standard deviation of log(predicted / measured) that holds 80 % of a metric, for "calibrated" setups."""
+    of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms"), "throughput": ("output_tok_s",)}
+    of["throughput"] += ("output_tok_s_per_gpu", "requests_s")
+    found = {name: np.quantile(np.abs(corrected[np.isin(bench.metric, each)]), 0.8) for name, each in of.items()}
+    return {name: {"calibrated": round(float(width) / NORMAL_80, 4)} for name, width in found.items()}
+
+
+def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
+    """Scores by source, mode, framework family and metric."""
+    cases = bench.cases
+    names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
+    found = {}
+    for name in sorted(set(names)):
+        at = names == name
+        found[name] = score(
+            residuals[at], measured[at] * np.exp(residuals[at]), measured[at], None if covered is None else covered[at]
+        )
+    return found
+
+
+def transfer(
+    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Scores of rows whose GPU, model or version of a framework was left out as a whole."""
+    of = {
+        "gpu": [case.setup.gpu.name for case in bench.cases],
+        "model": [case.setup.model.name for case in bench.cases],
+        "version": [case.setup.framework for case in bench.cases],
+    }
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, words in of.items():
+        names, found[kind] = np.array(words), {}
+        for name in sorted(set(words)):
+            left = names == name
+            residuals = refit(design, bench, fitted, log_measured, ~left, steps=2)
+            corrected, _ = neighbours.correct(residuals, ~left)
+            found[kind][name] = score(
+                corrected[left], np.exp(log_measured + corrected)[left], np.exp(log_measured)[left]
+            )
+            tell(f"{name} left out: {found[kind][name]}")
+    return found
+
+
+def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, float]) -> dict[str, Any]:
+    """What predictions need: by block the kernel, the scale of its spread and the errors of the measured cases."""
+    ids = np.array([row["case_id"] for row in rows])
+    return {
+        name: {
+            "kernel": asdict(kernel),
+            "scale": scale[name],
+            "errors": {ids[at]: round(float(errors[at]), 5) for at in np.flatnonzero(neighbours.block == name)},
+        }
+        for name, kernel in neighbours.kernels.items()
+    }
+
+
+def write_validated(rows: Any, measured: Any, physics: Any, corrected: Any, spread: Any) -> None:
+    """One row per case: what cross-validation predicted for it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["case_id", "measured", "formula", "predicted", "low", "high"])
+    for row, value, plain, found, width in zip(rows, measured, physics, corrected, spread, strict=True):
+        numbers = np.exp([plain, found, found - NORMAL_80 * width, found + NORMAL_80 * width]) * value
+        writer.writerow([row["case_id"], value, *(f"{number:.5g}" for number in numbers)])
+    VALIDATED.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()
