@@ -43,6 +43,9 @@ DECIDED = {
 }
 """Options that this tool decides, and how; their defaults are the only values they may have here."""
 
+NOT_SPECULATING: dict[str, Any] = {"speculative_decoding_mode": None, "max_draft_len": 0}
+"""Of an engine that checks no drafts."""
+
 FACTS_ARE_LOGGED = ("info", "verbose", "debug")
 """Log levels that tell sizes and seconds, which become the facts of an engine."""
 

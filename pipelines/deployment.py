@@ -17,7 +17,6 @@ def deployment(
     """What is to be deployed, in the rulebook's words."""
     target = resolved(settings.hardware, machine)
     guess, images = settings.speculative, settings.multimodal
-    draft = guess.draft.shape.to_shape() if guess.draft and guess.draft.shape else None
     return Deployment(
         engine=flavour.name,
         label=settings.model.label,
@@ -34,7 +33,7 @@ def deployment(
         build=settings.build,
         triton=settings.triton,
         speculation=guess.mode,
-        draft=found.draft or draft,
+        draft=found.draft or guess.draft_shape,
         same_vocabulary=found.same_vocabulary,
         pickled_heads=found.pickled_heads,
         adapters=found.adapters,

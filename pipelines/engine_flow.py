@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pipelines.build_settings import BuildSettings
+from pipelines.build_settings import NOT_SPECULATING, BuildSettings
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.port import OnGpu
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pipelines.compress.specs import Layout
 
 ALONE = {
-    "speculative_decoding_mode": None,
-    "max_draft_len": 0,
+    **NOT_SPECULATING,
     "lora_plugin": "disable",
     "lora_target_modules": None,
     "max_prompt_embedding_table_size": 0,
@@ -61,6 +60,7 @@ class EngineFlow:
     shape: ModelShape | None
     machine: Machine
     built: BuiltEngine | None
+    draft_shape: ModelShape | None
     given: Inputs
     nodes: list[Node] = field(default_factory=list)
 
@@ -110,7 +110,7 @@ class EngineFlow:
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
         predicted = gpu_predicted(settings, self.shape) if self.flavour.name == "tensorrt_llm" else {}
-        stage = self._build(settings.build, predicted)
+        stage = self._build(settings.build, self.shape, predicted)
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
 
@@ -121,7 +121,7 @@ class EngineFlow:
         convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
         self.add(prefix + "convert", convert, label, {"model": "model", "heads": "heads"})
         self.given["converted"] = prefix + "convert"
-        self.add(prefix + "build", self._build(settings.build), label, {"converted": "converted"})
+        self.add(prefix + "build", self._build(settings.build, self.shape), label, {"converted": "converted"})
         self.given["engine"] = prefix + "build"
 
     def vision(self, settings: Settings) -> None:
@@ -157,7 +157,7 @@ class EngineFlow:
         self._draft_checkpoint(settings, "tensorrt_llm")
         alone = settings.build.model_copy(update=ALONE)
         label = f"{guess.draft.label}-{guess.draft_qformat}"
-        self.add("draft.build", self._build(alone), label, {"checkpoint": "draft_checkpoint"})
+        self.add("draft.build", self._build(alone, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"
 
     def _draft_checkpoint(self, settings: Settings, layout: Layout) -> None:
@@ -182,10 +182,13 @@ class EngineFlow:
         self.add("draft.quantize", quantize, label, _with_text({"model": "draft"}, quantize.calibrated))
         self.given["draft_checkpoint"] = "draft.quantize"
 
-    def _build(self, build: BuildSettings, predicted: Mapping[str, float] | None = None) -> Build:
-        """The stage that makes an engine of the chosen flavour."""
-        flavour = self.flavour
-        return Build(flavour.name, build, flavour.build_libraries, flavour.packages, self._on_gpu(), predicted or {})
+    def _build(
+        self, build: BuildSettings, shape: ModelShape | None, predicted: Mapping[str, float] | None = None
+    ) -> Build:
+        """The stage that makes an engine of the chosen flavour, of a model of that shape."""
+        flavour, longest = self.flavour, shape.max_position_embeddings if shape else None
+        libraries, packages = flavour.build_libraries, flavour.packages
+        return Build(flavour.name, build, libraries, packages, self._on_gpu(), longest, predicted or {})
 
     def _on_gpu(self) -> OnGpu | None:
         """The GPU a TensorRT engine is for: this machine's, or where there is none the one asked about."""

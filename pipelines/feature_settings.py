@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.build_settings import LoraModule
 from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
 from pipelines.group import Group, Positive
 from pipelines.model_settings import ModelSettings
 from pipelines.rulebook.record import Mode
@@ -65,6 +66,16 @@ class SpeculativeSettings(Group):
     num_layers: Positive | None
     num_beams: Positive | None
     draft_len_per_beam: Positive | None
+
+    @classmethod
+    def none(cls) -> SpeculativeSettings:
+        """One token at a time, as conf/speculative/none.yaml says it."""
+        return cls.model_validate(dict.fromkeys(cls.model_fields) | {"mode": "none"})
+
+    @property
+    def draft_shape(self) -> ModelShape | None:
+        """Sizes of the smaller model, as far as its file under conf/model says them."""
+        return self.draft.shape.to_shape() if self.draft and self.draft.shape else None
 
     @model_validator(mode="after")
     def _is_whole(self) -> SpeculativeSettings:

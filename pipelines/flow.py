@@ -29,6 +29,7 @@ def nodes(
     shape: ModelShape | None,
     machine: Machine,
     built: BuiltEngine | None = None,
+    draft_shape: ModelShape | None = None,
 ) -> list[Node]:
     """The stages of a target in the order they run.
 
@@ -40,8 +41,9 @@ def nodes(
         shape: of the model, where known.
         machine: facts of this machine.
         built: facts of the engine among the sources.
+        draft_shape: of the draft model, where known.
     """
-    flow = _Flow(settings, target, flavour, shape, machine, built, dict(sources))
+    flow = _Flow(settings, target, flavour, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
     if is_elsewhere(settings, target):
         flow.measure(settings)

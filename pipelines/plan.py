@@ -90,7 +90,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
-    steps = _resolve(nodes(settings, target, flavour, found.sources, shape, machine, found.built), store)
+    draft = found.draft or settings.speculative.draft_shape
+    made = nodes(settings, target, flavour, found.sources, shape, machine, found.built, draft)
+    steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = rules.check_steps(todo, store.root)
     if faults:

@@ -81,7 +81,7 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     guess = settings.speculative
     if guess.draft is None or guess.draft_qformat is None:
         return []
-    shape = found.draft or (guess.draft.shape.to_shape() if guess.draft.shape else None)
+    shape = found.draft or guess.draft_shape
     if shape is None:
         return []
     build = settings.build

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from pipelines.build_settings import BuildSettings
+from pipelines.build_settings import NOT_SPECULATING, BuildSettings
 from pipelines.deploy.cluster_settings import ClusterSettings
 from pipelines.deploy.image_settings import ImageSettings
 from pipelines.deploy.manifest_settings import ManifestSettings
@@ -189,13 +189,14 @@ class Settings(Group):
         return "-".join(parts)
 
     def baseline(self) -> Settings:
-        """The same deployment without any compression; what accuracy is compared with."""
+        """The same model without any compression and guessing nothing ahead; what accuracy is compared with."""
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
-                "build": self.build.model_copy(update={"weight_sparsity": False}),
+                "speculative": SpeculativeSettings.none(),
+                "build": self.build.model_copy(update={"weight_sparsity": False, **NOT_SPECULATING}),
             }
         )
 

@@ -45,8 +45,8 @@ def _build(plan: Plan, step: Step) -> list[str]:
     stage = step.node.stage
     assert isinstance(stage, Build)
     values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
-    if values["max_seq_len"] is None and plan.shape is not None:
-        values["max_seq_len"] = plan.shape.max_position_embeddings
+    if values["max_seq_len"] is None and stage.longest is not None:
+        values["max_seq_len"] = stage.longest
     inputs = step.node.inputs
     before = next(s for s in plan.steps if s.node.id == inputs.get("checkpoint", inputs.get("converted")))
     places = Places(_place(plan, before), _place(plan, step), *_timing(plan, stage))

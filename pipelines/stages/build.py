@@ -29,6 +29,7 @@ class Build:
         libraries: of the flavour; their versions decide the bytes.
         needs: packages of the flavour.
         on_gpu: for engine "tensorrt_llm".
+        longest: what an open max_seq_len means, the model's own longest sequence in tokens; None where not known yet.
         predicted: modelled memory of its fullest rank, bytes by part, to stand beside what the build says.
     """
 
@@ -37,6 +38,7 @@ class Build:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     on_gpu: OnGpu | None = None
+    longest: int | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
     name = "build"
     version = "1"

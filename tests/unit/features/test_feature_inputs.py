@@ -16,6 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.inputs import look, same_vocabulary
 from pipelines.model_settings import ZOO
 from pipelines.plan import Plan, make_plan
+from pipelines.report.gpu_commands import gpu_commands
 from tests.unit.core.test_plan import MACHINE
 
 GEMMA, LLAMA = ZOO / "models" / "tiny_gemma", ZOO / "models" / "tiny_llama"
@@ -112,6 +113,27 @@ def test_a_draft_model_answers_like_any_engine(tmp_path: Path) -> None:
     """It checks no drafts of its own, so it is not built to."""
     build = plan(tmp_path, ["speculative=draft_target"], "build").steps[-1].node.stage.build  # type: ignore[attr-defined]
     assert (build.speculative_decoding_mode, build.max_draft_len) == (None, 0)
+
+
+def test_the_baseline_guesses_nothing(tmp_path: Path) -> None:
+    """What is built for comparison is the plain model: its engine is that of every other deployment of it."""
+    words = ["engine=tensorrt_llm", "model=tiny_gemma", "quant=fp8"]
+    for mode in ("lookahead", "draft_target"):
+        steps = {step.node.id: step for step in plan(tmp_path, [*words, f"speculative={mode}"], "evaluate").steps}
+        built = {name: steps[name].node.stage.build for name in ("baseline.build", "build")}  # type: ignore[attr-defined]
+        assert built["build"].speculative_decoding_mode is not None
+        assert built["build"].max_draft_len > 0
+        assert (built["baseline.build"].speculative_decoding_mode, built["baseline.build"].max_draft_len) == (None, 0)
+
+
+def test_the_command_of_the_draft_names_its_own_longest_sequence(tmp_path: Path) -> None:
+    """Llama 3 8B was made for 8,192 tokens; a draft that leaves its length open is built for its own."""
+    words = ["engine=tensorrt_llm", "hardware=h100_sxm", "quant=fp8", "speculative=draft_target"]
+    words += ["model=llama_3_8b", "model@speculative.draft=llama_3_2_1b"]
+    text = "\n".join(gpu_commands(plan(tmp_path, words, "build")))
+    target, _, rest = text.partition("draft.build")
+    assert "--max_seq_len 8192" in target
+    assert "--max_seq_len 131072" in rest
 
 
 def test_the_accuracy_needs_no_draft_model(tmp_path: Path) -> None:
