@@ -11,7 +11,7 @@ RUN = @$(PYTHON) -m pipelines --from-make
 .DEFAULT_GOAL := help
 
 ## Run (add key=value to override any setting)
-.PHONY: all build evaluate repository serve benchmark report compare sweep nightly doctor plan config verify
+.PHONY: all build evaluate repository serve benchmark report compare sweep nightly size doctor plan config verify
 all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
 	$(RUN) $@
 build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
@@ -31,6 +31,8 @@ compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,i
 sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int4_awq [hydra/launcher=joblib|slurm]
 	$(RUN) $@
 nightly: $(READY) ## A matrix measured every night; its history, and what got worse: make nightly nightly=gpu
+	$(RUN) $@
+size: $(READY) ## How many GPUs, servers and dollars for a load within limits: make size sizing.average_rate=5
 	$(RUN) $@
 doctor: $(READY) ## What this machine has, and what will work on it; doctor.format=json for programs
 	$(RUN) $@

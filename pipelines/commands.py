@@ -248,6 +248,13 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
     return step.artifact.path
 
 
+def size(overrides: Sequence[str]) -> int:
+    """Say how many GPUs a load within limits needs."""
+    from pipelines.size_command.run import size as run_size
+
+    return run_size(overrides)
+
+
 def doctor(overrides: Sequence[str]) -> int:
     """Say what this machine has and what will work on it."""
     import json
@@ -274,6 +281,7 @@ COMMANDS = {
     "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
     "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
+    "size": Command("how many GPUs for which load within which limits: size sizing.average_rate=5", size),
     "doctor": Command("what this machine has, and what will work on it", doctor),
     "plan": Command("what would run, what is cached and why; writes nothing", plan),
     "config": Command("print the resolved configuration", config),

@@ -312,10 +312,11 @@ def gpus() -> Mapping[str, GpuSpec]:
     import yaml
 
     rows = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(HARDWARE.glob("*.yaml"))]
-    return {row["name"]: _gpu(row) for row in rows if row.get("gpu")}
+    return {row["name"]: gpu_of(row) for row in rows if row.get("gpu")}
 
 
-def _gpu(row: Mapping[str, Any]) -> GpuSpec:
+def gpu_of(row: Mapping[str, Any]) -> GpuSpec:
+    """The GPU of a row as conf/hardware has them."""
     rates = {"16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops"}
     rates["fp4"] = "fp4_dense_tflops"
     return GpuSpec(

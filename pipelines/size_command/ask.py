@@ -1,0 +1,193 @@
+"""Settings -> the question that the calculator answers."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.hardware import resolved
+from pipelines.loadgen.settings import WorkloadSettings
+from pipelines.machine import Machine
+from pipelines.settings import Settings
+from pipelines.sizing.demand import Demand
+from pipelines.sizing.question import Limits, Question
+from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of, model_named
+
+NEEDED = (
+    "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
+    "gpus_per_server", "tdp_w", "sm", "arch",
+)  # fmt: skip
+"""What the model must know of a GPU."""
+
+
+def ask(settings: Settings, machine: Machine) -> Question:
+    """The question.
+
+    Raises:
+        UserError: everything that is missing or wrong, at once.
+    """
+    faults: list[Fault] = []
+    model = gpu = demand = None
+    with collecting(faults):
+        model = model_of(settings)
+    with collecting(faults):
+        gpu = gpu_for(settings, machine)
+    with collecting(faults):
+        demand = demand_of(settings)
+    if faults or model is None or gpu is None or demand is None:
+        raise UserError.of(faults)
+    isl, osl = lengths(settings.workload, settings.sizing.requests)
+    sizing, build = settings.sizing, settings.build
+    return Question(
+        model=model,
+        gpu=gpu,
+        demand=demand,
+        isl=isl,
+        osl=osl,
+        gaps=unit_gaps(settings.workload, settings.sizing.requests),
+        slo=sizing.slo.to_slo(),
+        percentile=sizing.slo.percentile,
+        mode=sizing.mode,
+        headroom=sizing.headroom,
+        spare=sizing.spare,
+        tp=sizing.tp or usual_tp(build.tp_size, model, gpu),
+        pp=sizing.pp or (build.pp_size,),
+        formats=sizing.formats or (settings.quant.qformat,),
+        kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
+        sparse=settings.sparsity.method != "none",
+        limits=limits(settings, float(isl.mean())),
+        prices=sizing.prices.to_prices(),
+    )
+
+
+def model_of(settings: Settings) -> ModelSpec:
+    """Sizes of the model, without downloading it.
+
+    Raises:
+        UserError: they are not known.
+    """
+    if settings.sizing.model is not None:
+        return model_named(settings.sizing.model)
+    model = settings.model
+    if model.shape is not None:
+        return ModelSpec.from_shape(model.shape.to_shape(), model.label)
+    if model.folder is not None and (model.folder / "config.json").is_file():
+        return ModelSpec.from_config(json.loads((model.folder / "config.json").read_text()), model.label)
+    if model.folder is not None:
+        raise UserError(f"model.path={model.path} has no config.json.", todo="Give the folder of a Hugging Face model.")
+    raise UserError(
+        f"The sizes of {model.label} are not known before it is downloaded.",
+        todo="Name a model of pipelines/sizing/models.csv (sizing.model=llama-3.1-8b), or one of conf/model.",
+    )
+
+
+def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
+    """The GPU to size for.
+
+    Raises:
+        UserError: none is named and this machine has none, or its data sheet is not known.
+    """
+    hardware = resolved(settings.hardware, machine)
+    if hardware.gpu is None:
+        raise UserError(
+            f"hardware=auto, and this machine has no GPU ({machine.no_gpu_reason}).",
+            todo="Say which one to size for, e.g. hardware=h100_sxm.",
+        )
+    if missing := [key for key in NEEDED if getattr(hardware, key) is None]:
+        raise UserError(
+            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
+            todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
+        )
+    return gpu_of(hardware.model_dump())
+
+
+def demand_of(settings: Settings) -> Demand:
+    """The load to size for.
+
+    Raises:
+        UserError: none is given.
+    """
+    demand = settings.sizing.to_demand()
+    if demand is None:
+        raise UserError(
+            "There is no load to size for.",
+            todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
+            "or sizing.peak_rate=...",
+        )
+    return demand
+
+
+def usual_tp(chosen: int, model: ModelSpec, gpu: GpuSpec) -> tuple[int, ...]:
+    """Powers of two up to a server that divide the heads; one size when the configuration chose it."""
+    if chosen > 1:
+        return (chosen,)
+    powers = (1, 2, 4, 8, 16)
+    return tuple(size for size in powers if size <= gpu.gpus_per_server and model.heads % size == 0) or (1,)
+
+
+def limits(settings: Settings, mean_isl: float) -> Limits:
+    """Of the engine, as build, triton and runtime have them."""
+    build, triton = settings.build, settings.triton
+    chunked = "inflight_chunked" if settings.runtime.enable_chunked_context else "inflight"
+    evicts = triton.batch_scheduler_policy == "max_utilization"
+    shared = settings.workload.shared_prefix_share if settings.kv_cache.enable_block_reuse else 0.0
+    return Limits(
+        max_batch_size=build.max_batch_size,
+        max_num_tokens=build.max_num_tokens,
+        tokens_per_block=build.tokens_per_block,
+        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
+        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
+        policy="static" if triton.batching_strategy == "V1" else chunked,  # type: ignore[arg-type]
+        admission="MAX_UTILIZATION" if evicts else "GUARANTEED_NO_EVICT",
+        prefix_tokens=int(shared * mean_isl),
+    )
+
+
+def lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
+    """int64[n] input and output tokens, drawn as the load generator draws them; of a trace its own.
+
+    In a conversation each turn carries all before it, so turn k has k prompts and k - 1 answers as its input.
+
+    Raises:
+        UserError: a file cannot be read, or a trace has prompts instead of lengths.
+    """
+    import numpy as np
+
+    from pipelines.loadgen.arrivals import read_trace
+    from pipelines.loadgen.lengths import sampler
+
+    if workload.trace is not None:
+        items = read_trace(workload.trace, workload.trace_speed)
+        if any(item.isl is None for item in items):
+            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl in every line.")
+        pairs = [(item.isl, item.osl) for item in items]
+        return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
+    rng = Random(workload.seed)
+    prompt = sampler(workload.isl, rng, key="workload.isl")
+    answer = sampler(workload.osl, rng, key="workload.osl")
+    rows: list[tuple[int, int]] = []
+    while len(rows) < count:
+        before = 0
+        for _ in range(workload.turns):
+            isl, osl = before + prompt(), answer()
+            rows.append((isl, osl))
+            before = isl + osl
+    isl_, osl_ = zip(*rows[:count], strict=True)
+    return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)
+
+
+def unit_gaps(workload: WorkloadSettings, count: int) -> Any:
+    """float64[n] gaps with mean 1: gamma or even ones where the workload says so, else Poisson.
+
+    The mean is made exactly 1, so that a rate is that rate.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(workload.seed)
+    if workload.arrival == "constant":
+        return np.ones(count)
+    cv = workload.cv if workload.arrival == "gamma" else 1.0
+    gaps = rng.gamma(1 / cv**2, cv**2, size=count)
+    return gaps / gaps.mean()

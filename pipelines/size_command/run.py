@@ -1,0 +1,125 @@
+"""The command `size`: ask, answer, check, say, write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.compose import relative_to_cwd
+from pipelines.composed import raw_config, remember
+from pipelines.domain.errors import UserError
+from pipelines.machine import gather
+from pipelines.screen import say
+from pipelines.settings import Settings, validate
+from pipelines.size_command.ask import ask
+from pipelines.size_command.result import Day, Result, to_csv, to_json
+from pipelines.sizing.answer import Answer, CostOf, answer, ladder
+from pipelines.sizing.question import Question
+
+SHOWN_CURVES = 6
+"""Options that are drawn; the rest is in the table."""
+
+
+def size(overrides: Sequence[str]) -> int:
+    """Run the command and return the exit code."""
+    from pipelines.size_command.words import words
+
+    raw = raw_config(overrides)
+    settings = validate(raw)
+    question = ask(settings, gather())
+    result = solve(settings, question, costs())
+    folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
+    say("\n".join(words(result)))
+    say()
+    remember(overrides, raw)
+    for path in write(result, folder):
+        say(f"written: {relative_to_cwd(path.absolute())}")
+    return 0
+
+
+def costs() -> CostOf:
+    """What an iteration costs, by the performance model."""
+    from pipelines.sizing.performance import PerformanceModel
+
+    return PerformanceModel.load().cost
+
+
+def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
+    """Everything that is said and written."""
+    from pipelines.sizing.sensitivity import changes
+    from pipelines.sizing.validate import check
+
+    if settings.sizing.autoscaling.wanted:
+        _judge_day(settings)
+    found = answer(question, cost_of)
+    return Result(
+        answer=found,
+        ladders=tuple(ladder(question, option) for option in found.options[:SHOWN_CURVES]),
+        check=check(question, found.chosen),
+        changes=tuple(changes(question, found.chosen, cost_of)),
+        day=_day(settings, question, found) if settings.sizing.autoscaling.wanted else None,
+    )
+
+
+def _judge_day(settings: Settings) -> None:
+    scaling, slo = settings.sizing.autoscaling, settings.sizing.slo.to_slo()
+    if scaling.signal != "kv_use" and slo.ttft_ms is None:
+        raise UserError(
+            f"sizing.autoscaling.signal={scaling.signal} is held against the limit of TTFT, and there is none.",
+            todo="Add sizing.slo.ttft_ms=..., or sizing.autoscaling.signal=kv_use.",
+        )
+
+
+def _day(settings: Settings, question: Question, found: Answer) -> Day:
+    """A day on the fixed fleet and on one that scales up to it."""
+    from dataclasses import replace
+
+    from pipelines.loadgen.arrivals import read_trace
+    from pipelines.sizing.autoscale import BUSINESS, counted_rates, day_rates, replay
+    from pipelines.sizing.ladder import curve
+
+    scaling, best, demand = settings.sizing.autoscaling, found.chosen, question.demand
+    of_one, seed = curve(question, best), settings.workload.seed
+    if scaling.trace is not None:
+        items = read_trace(scaling.trace, 1.0)
+        rates, how = counted_rates([item.offset_ns / 1e9 for item in items], scaling.step_s), f"trace {scaling.trace}"
+    else:
+        business = scaling.day == "business"
+        shape = BUSINESS if business or scaling.day is None else scaling.day
+        # a percentile is about the seconds of the busiest hour, a factor and a peak are that hour
+        busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
+        rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
+        how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
+    policy = scaling.to_policy(best.fleet.instances)
+    fixed = replace(policy, least=policy.most)
+    drawn = scaling.trace is None
+    played = [replay(rates, of_one, each, question.slo, seed=seed, drawn=drawn) for each in (fixed, policy)]
+    return Day(how, *played)
+
+
+def _peak_given(settings: Settings) -> bool:
+    return settings.sizing.peak_rate is not None or settings.sizing.peak_factor is not None
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """The answer as JSON, CSV, Markdown, HTML and pictures.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        answer_file, table = folder / "answer.json", folder / "table.csv"
+        answer_file.write_text(json.dumps(to_json(result), indent=1) + "\n")
+        table.write_text(to_csv(result))
+    except OSError as error:
+        raise UserError(
+            f"The answer cannot be written to {folder}: {error.strerror}.",
+            todo="Give another folder: report.folder=/some/folder",
+        ) from None
+    from pipelines.report.write import write_document
+    from pipelines.size_command.document import document
+
+    paths = write_document(document(result), folder)
+    return [answer_file, table, paths.markdown, paths.html]

@@ -1,0 +1,373 @@
+"""One instance of a model under a load: what it serves within limits, and what binds.
+
+Every load is simulated iteration by iteration with the same lengths and the same gaps between arrivals, scaled: common
+random numbers, so that more load is never better by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import show_bytes
+from pipelines.simulator.cost import IterationCost
+from pipelines.simulator.interface import Engine, Load, Run
+from pipelines.simulator.run import simulate
+from pipelines.sizing.memory import Concurrency, DeviceMemory, concurrency, device_memory
+from pipelines.sizing.performance import Costed, Setup
+from pipelines.sizing.question import Question
+
+WARM_UP = 0.1
+"""Share of the requests at the start that are not counted: the engine is idle before."""
+GROWS = 1.5
+"""A queue grows without end when the last quarter of the requests waits this many times as long as the second ..."""
+GROWS_S = 0.05
+"""... and this many seconds longer."""
+PRECISION = 0.005
+"""Rates are found to this share."""
+ALONE = 0.02
+"""The lowest load that is looked at, as a share of what an instance can serve at all: requests meet hardly anybody."""
+FILLS = 12
+"""Times that the requests fill the batch, at least, when it is seen what an engine serves at most."""
+OVERLOAD = 1.3
+"""What it is given then, over what it served of a burst."""
+FULL = 0.95
+"""A KV pool or batch that is this full is full."""
+METRICS = ("ttft", "itl", "e2e")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What requests saw at one load. Seconds; arrays are of the requests that count.
+
+    Attributes:
+        rate: requests per second of the instance.
+        ttft: float[n], network and tokenizer included.
+        itl: float[n]; NaN below two tokens.
+        e2e: float[n].
+        queue: mean seconds before a slot.
+        batch: mean requests in slots.
+        kv_use: mean share of the KV cache in use.
+        full: what was full at some moment: "KV cache", "max_batch_size" or "".
+        steady: the queue does not grow all the time.
+    """
+
+    rate: float
+    ttft: Any
+    itl: Any
+    e2e: Any
+    queue: float
+    batch: float
+    kv_use: float
+    full: str
+    steady: bool
+
+    def at(self, percentile: float) -> dict[str, float]:
+        """TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
+        return {name: _percentile(getattr(self, name), percentile) for name in METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A model on its GPUs, ready to be simulated.
+
+    Attributes:
+        setup: what it is.
+        costed: what an iteration costs.
+        engine: scheduler of one batch; with pipeline stages `setup.pp` batches are under way, each with its share.
+        memory: of one GPU.
+        concurrency: requests of the mean length that run at a time.
+    """
+
+    setup: Setup
+    costed: Costed
+    engine: Engine
+    memory: DeviceMemory
+    concurrency: Concurrency
+
+    def faster(self, factor: float) -> Instance:
+        """The same, every time divided by a factor."""
+        return replace(self, costed=replace(self.costed, cost=scaled(self.costed.cost, 1 / factor)))
+
+
+def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
+    """Put a model on its GPUs.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    limits = question.limits
+    sizes = replace(
+        setup.sizes(
+            max_batch_size=limits.max_batch_size, max_num_tokens=limits.max_num_tokens, max_seq_len=question.longest
+        ),
+        tokens_per_block=limits.tokens_per_block,
+        kv_fraction=limits.kv_fraction,
+        max_kv_tokens=limits.max_kv_tokens,
+    )
+    memory = device_memory(sizes, question.gpu.memory_bytes)
+    if concurrency(sizes, memory, question.longest).requests < 1:
+        raise UserError(_too_large(question, setup, memory))
+    usual = round(question.mean_isl + question.mean_osl)
+    blocks = -(-usual // limits.tokens_per_block)
+    # with windows a request keeps fewer blocks than it has tokens: the pool holds more of them, by that share
+    pool = int(memory.kv_pool / sizes.kv_request_bytes(usual) * blocks)
+    engine = Engine(
+        policy=limits.policy,
+        slots=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        admission=limits.admission,
+        kv_blocks=pool // setup.pp,
+        tokens_per_block=limits.tokens_per_block,
+        prefix_tokens=limits.prefix_tokens,
+    )
+    return Instance(setup, costed, engine, memory, concurrency(sizes, memory, usual))
+
+
+def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
+    per_gpu, has = " per GPU" if setup.tp * setup.pp > 1 else "", show_bytes(memory.total)
+    if memory.weights > memory.total:
+        return f"weights of {show_bytes(memory.weights)}{per_gpu}, the GPU has {has}"
+    return (
+        f"no room for one request of {question.longest:,} tokens: weights {show_bytes(memory.weights)}, activations "
+        f"{show_bytes(memory.activations)}, buffers {show_bytes(memory.buffers)}{per_gpu} of {has}"
+    )
+
+
+def scaled(cost: IterationCost, factor: float) -> IterationCost:
+    """Every second of an iteration times a factor."""
+    shape = ("knee", "dense_share", "expert_share", "window")
+    times = {name: getattr(cost, name) for name in IterationCost.__slots__ if name not in shape}
+    return replace(cost, **{name: factor * seconds for name, seconds in times.items()})
+
+
+def see(question: Question, one: Instance, rate: float) -> Seen:
+    """What requests see when an instance gets so many per second."""
+    lanes = one.setup.pp
+    return watch(question, one, np.cumsum(question.gaps) / (rate / lanes), rate)
+
+
+def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
+    """What requests see that come at these times to one batch.
+
+    Args:
+        question: lengths.
+        one: the instance.
+        arrival: float64[n], seconds.
+        rate: of the instance, for the record.
+    """
+    run = simulate(one.engine, _load(question, arrival), one.costed.cost)
+    r, first = run.requests, int(WARM_UP * len(arrival))
+    overhead, count = one.costed.overhead_s, r.osl[first:]
+    ttft, e2e = (stamp[first:] - r.arrival[first:] + overhead for stamp in (r.first_token, r.end))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        itl = np.where(count > 1, (e2e - ttft) / (count - 1), np.nan)
+    wait = r.admitted[first:] - r.arrival[first:]
+    quarter = len(wait) // 4
+    early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
+    batch, kv_use, full = _occupied(one.engine, run)
+    return Seen(
+        rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.pp, kv_use=kv_use,
+        full=full, steady=bool(late < GROWS * early + GROWS_S),
+    )  # fmt: skip
+
+
+def _repeated(values: Any, count: int) -> Any:
+    return values[:count] if count <= len(values) else np.resize(values, count)
+
+
+def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
+    """Mean requests in slots, mean share of the KV pool, and what was full at some moment."""
+    r = run.requests
+    stay, block = r.end - r.admitted, engine.tokens_per_block
+    blocks = -(-(r.isl + r.osl) // block)
+    moments = np.concatenate([r.admitted, r.end])
+    order = np.argsort(moments, kind="stable")
+    slots = np.cumsum(np.concatenate([np.ones(len(stay)), -np.ones(len(stay))])[order]).max()
+    held = np.cumsum(np.concatenate([blocks, -blocks])[order]).max()
+    full = ""
+    if engine.kv_blocks is not None and held + blocks.max() > engine.kv_blocks:
+        full = "KV cache"
+    elif slots >= FULL * engine.slots:
+        full = "max_batch_size"
+    span = run.end
+    kv = float((blocks * stay).sum() / span / engine.kv_blocks) if engine.kv_blocks else 0.0
+    return float(stay.sum() / span), min(1.0, kv), full
+
+
+def saturation(question: Question, one: Instance) -> float:
+    """Requests per second that an instance serves when there is always one waiting.
+
+    First all at once, for a guess; then that load and more, one after the other: requests that begin together also end
+    together, and a batch that fills and empties as a whole is not the usual one.
+    """
+    count = max(len(question.gaps), FILLS * one.concurrency.requests // one.setup.pp)
+    guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
+    arrival = np.cumsum(_repeated(question.gaps, count)) / (OVERLOAD * guess)
+    ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
+    low, high = count // 2, 17 * count // 20  # neither the filling nor the emptying of the batch
+    return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
+
+
+def _load(question: Question, arrival: Any) -> Load:
+    return Load(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+
+
+def _percentile(values: Any, percentile: float) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percentile)) if len(known) else float("nan")
+
+
+def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
+    """The limit that is nearest to being missed, or missed by most, and the value over it.
+
+    ("queue", infinity) when the queue grows without end; ("", 0) without limits.
+    """
+    if not seen.steady:
+        return "queue", math.inf
+    values = seen.at(percentile)
+    limits = {"ttft": slo.ttft_ms, "itl": slo.itl_ms, "e2e": slo.e2e_ms}
+    over = {name: values[name] / (limit / 1000) for name, limit in limits.items() if limit is not None}
+    known = {name: share for name, share in over.items() if not math.isnan(share)}
+    worst = max(known, key=lambda name: known[name], default="")
+    return worst, known.get(worst, 0.0)
+
+
+def missed(seen: Seen, slo: Slo, percentile: float) -> str:
+    """The limit that is missed by most, "queue" when it grows without end, or "" when all is well."""
+    worst, share = strain(seen, slo, percentile)
+    return worst if share > 1 else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capacity:
+    """What an instance serves within the limits.
+
+    Attributes:
+        rate: requests per second.
+        seen: what requests see at that rate.
+        binding: the limit that a little more would miss: "ttft", "itl", "e2e" or "queue" (throughput itself).
+        because: what makes it so: "KV cache", "max_batch_size" or "compute".
+        most: requests per second that it serves at all, whatever the latency.
+    """
+
+    rate: float
+    seen: Seen
+    binding: str
+    because: str
+    most: float
+
+
+class OutOfReachError(Exception):
+    """Even a request alone misses a limit."""
+
+    def __init__(self, metric: str, seconds: float) -> None:
+        super().__init__(metric)
+        self.metric, self.seconds = metric, seconds
+
+
+def capacity(question: Question, one: Instance) -> Capacity:
+    """The largest rate within the limits.
+
+    Raises:
+        OutOfReachError: there is none.
+    """
+    most = saturation(question, one)
+    worst = see(question, one, most)
+    _, share = strain(worst, question.slo, question.percentile)
+    if question.mode == "offline" or share <= 1:
+        return Capacity(most, worst, "queue", worst.full or "compute", most)
+    return _between(question, one, most, worst)
+
+
+def _between(question: Question, one: Instance, most: float, worst: Seen) -> Capacity:
+    """Close in on the rate between hardly any load, where all must be well, and `most`, where it is not.
+
+    False position on the logarithm of value over limit, kept away from the ends; plain halving where the queue grows.
+    """
+    low, high, best = ALONE * most, most, None
+    binding, share_high = strain(worst, question.slo, question.percentile)
+    share_low = math.nan
+    while high / low > 1 + PRECISION:
+        rate = _next(low, high, share_low, share_high)
+        seen = see(question, one, rate)
+        limit, share = strain(seen, question.slo, question.percentile)
+        if share > 1:
+            high, share_high, binding, worst = rate, share, limit, seen
+        else:
+            low, share_low, best = rate, share, seen
+    if best is None:
+        best = see(question, one, low)
+        limit, share = strain(best, question.slo, question.percentile)
+        if share > 1:
+            raise OutOfReachError(limit, best.at(question.percentile).get(limit, math.inf))
+    return Capacity(low, best, binding, worst.full or "compute", most)
+
+
+def _next(low: float, high: float, share_low: float, share_high: float) -> float:
+    """Where to look next between two rates."""
+    if high > 2 * low:
+        return (low * high) ** 0.5 if high > 8 * low else (low + high) / 2
+    if not (share_low > 0 and math.isfinite(share_high)):
+        return (low + high) / 2
+    down, up = math.log(share_low), math.log(share_high)
+    part = min(0.9, max(0.1, down / (down - up)))
+    return low + part * (high - low)
+
+
+def instances_for(question: Question, one: Instance, guess: int) -> int:
+    """The smallest number of instances that serves the peak within the limits; the same as the rate says, sooner.
+
+    Args:
+        question: the demand.
+        one: the instance.
+        guess: where to begin.
+
+    Raises:
+        OutOfReachError: there is none.
+    """
+    most = saturation(question, one)
+    peak = question.demand.peak / (1 - question.headroom)
+    least = max(1, math.ceil(peak / most * (1 - 1e-9)))
+    if question.mode == "offline":
+        return least
+
+    def serves(count: int) -> bool:
+        return not missed(see(question, one, peak / count), question.slo, question.percentile)
+
+    enough, step = max(guess, least), 1
+    too_few = least - 1
+    while not serves(enough):
+        too_few = enough
+        if peak / enough < ALONE * most:
+            alone = see(question, one, peak / enough)
+            metric, _ = strain(alone, question.slo, question.percentile)
+            raise OutOfReachError(metric, alone.at(question.percentile).get(metric, math.inf))
+        enough, step = enough + step, 2 * step
+    step = 1
+    while enough - too_few > 1:
+        tried = max(too_few + 1, enough - step)
+        if serves(tried):
+            enough, step = tried, 2 * step
+        else:
+            too_few, step = tried, 1
+    return enough
+
+
+def input_share(question: Question, one: Instance, found: Capacity) -> float:
+    """Share of the busy time that prompts take: what one adds to an iteration, beside what its answer takes."""
+    cost, batch = one.costed.cost, found.seen.batch / one.setup.pp
+    isl = max(1.0, question.mean_isl - question.limits.prefix_tokens)
+    kv = batch * (question.mean_isl + question.mean_osl / 2)
+    window = batch * min(cost.window or np.inf, question.mean_isl + question.mean_osl / 2)
+    beside = {"kv": kv, "kv_window": window if cost.window else 0.0}
+    alone = float(cost.seconds(batch, batch, **beside))
+    attended = isl * (question.mean_isl - isl / 2)
+    both = float(cost.seconds(batch + isl, batch + 1, q_ctx=attended, prefills=1, **beside))
+    prompts, answers = both - alone, alone * (question.mean_osl - 1) / max(batch, 1.0)
+    return prompts / (prompts + answers) if prompts + answers > 0 else 0.0

@@ -1,0 +1,25 @@
+"""Which points nothing else beats in both of two things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> list[int]:
+    """Indices of the points that no other beats, by ascending x. More is better, of x too unless `less_x`.
+
+    Equal points are all on the front.
+
+    Args:
+        points: (x, y).
+        less_x: less of x is better (a latency).
+    """
+    sign = -1 if less_x else 1
+    order = sorted(range(len(points)), key=lambda index: (-sign * points[index][0], -points[index][1]))
+    found: list[int] = []
+    best = float("-inf")
+    for index in order:
+        if points[index][1] > best or (found and points[index] == points[found[-1]]):
+            found.append(index)
+            best = points[index][1]
+    return sorted(found, key=lambda index: points[index][0])

@@ -1,0 +1,49 @@
+"""Questions to the calculator, with an engine whose costs are made up so that numbers can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.formats import QFormat
+from pipelines.simulator.cost import IterationCost
+from pipelines.sizing.demand import Demand
+from pipelines.sizing.performance import Costed, Setup
+from pipelines.sizing.question import Question
+from pipelines.sizing.specs import gpu_named, model_named
+
+COUNT = 1000
+
+
+def question(**changes: Any) -> Question:
+    """Llama-3-8B in FP8 on H100: 30 requests/s of 1,000/100 tokens, TTFT 500 ms at P95, TP 1."""
+    gaps = np.random.default_rng(7).exponential(size=COUNT)
+    plain = Question(
+        model=model_named("llama-3-8b"),
+        gpu=gpu_named("h100_sxm"),
+        demand=Demand(25.0, 30.0, 24.0, "as given"),
+        isl=np.full(COUNT, 1000),
+        osl=np.full(COUNT, 100),
+        gaps=gaps / gaps.mean(),
+        slo=Slo("given", ttft_ms=500.0),
+        formats=(QFormat.FP8,),
+    )
+    return replace(plain, **changes)
+
+
+def demand(peak: float, average: float | None = None) -> Demand:
+    """So many requests per second."""
+    return Demand(average, peak, 24.0, "as given")
+
+
+def made_up(setup: Setup, *, speed: float = 1.0, spread: float = 0.1) -> Costed:
+    """20 us per token, 5 ms per iteration; 1.6 times as fast on twice the ranks."""
+    faster = speed * 1.6 ** np.log2(setup.tp)
+    cost = IterationCost(
+        token_compute=2e-5 / faster, row_compute=0.0, weights=4e-3 / faster, head_weights=0.0, fixed=1e-3
+    )
+    sd = {"ttft": spread, "itl": spread, "throughput": spread}
+    return Costed(cost, 0.005, 0.005, "datasheet", "made up for a test", sd)

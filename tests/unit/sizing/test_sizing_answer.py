@@ -1,0 +1,207 @@
+"""Configurations, what binds them, which is recommended, and what is said when there is none."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from pipelines.sizing.answer import answer, attempt
+from pipelines.sizing.instance import capacity, input_share, instance, instances_for, see
+from pipelines.sizing.performance import PerformanceModel
+from pipelines.sizing.price import Prices
+from pipelines.sizing.question import Limits
+from pipelines.sizing.sensitivity import changes
+from pipelines.sizing.specs import gpu_named, model_named
+from pipelines.sizing.validate import check
+from tests.support.sizing_questions import demand, made_up, question
+
+
+def rate(asked, **how):
+    setup = next(asked.setups())
+    return capacity(asked, instance(asked, setup, made_up(setup, **how)))
+
+
+def test_at_the_rate_the_limit_is_met_and_a_little_above_it_is_not():
+    asked = question(slo=Slo("given", ttft_ms=60.0))
+    found = rate(asked)
+    one = instance(asked, (setup := next(asked.setups())), made_up(setup))
+    assert found.binding == "ttft"
+    assert found.seen.at(95)["ttft"] <= 0.060
+    assert see(asked, one, 1.05 * found.rate).at(95)["ttft"] > 0.060
+
+
+def test_without_limits_an_instance_serves_what_the_engine_can():
+    """A request costs 1,000 prompt tokens x 20 us = 20 ms and a little for its answer: below 50/s."""
+    found = rate(question(slo=Slo()))
+    assert found.binding == "queue"
+    assert 35 < found.rate < 50
+    assert found.rate == pytest.approx(found.most, rel=0.05)
+
+
+@pytest.mark.parametrize("metric", ["ttft_ms", "itl_ms", "e2e_ms"])
+def test_a_tighter_limit_serves_no_more(metric):
+    rates = [rate(question(slo=Slo("given", **{metric: limit}))).rate for limit in (2000, 800, 750)]
+    assert rates[0] >= rates[1] >= rates[2]
+
+
+def test_what_binds_is_named():
+    small = Limits(max_batch_size=4)
+    assert rate(question(limits=small)).because == "max_batch_size"
+    little = Limits(max_kv_tokens=5000)
+    assert rate(question(limits=little)).because == "KV cache"
+    assert rate(question(slo=Slo("given", ttft_ms=60.0))).because == "compute"
+
+
+def test_pipeline_stages_work_on_batches_of_their_own():
+    """Twice the batches, each as fast as before: twice the rate, where KV cache and batch are not the limit."""
+    single, double = (rate(question(pp=(pp,), slo=Slo())) for pp in (1, 2))
+    assert double.rate == pytest.approx(2 * single.rate, rel=0.01)
+
+
+def test_the_recommendation_is_the_fewest_servers_then_gpus():
+    found = answer(question(tp=(1, 2, 4), demand=demand(600.0)), made_up)
+    sizes = [(option.fleet.servers, option.fleet.gpus) for option in found.options]
+    assert sizes == sorted(sizes)
+    assert found.chosen.label == "TP 1 fp8"  # 1.6 times as fast on two GPUs is slower per GPU
+    assert "next TP 2 fp8" in found.reason
+
+
+def test_instances_counted_one_by_one_are_those_of_the_rate():
+    for peak in (3.0, 40.0, 95.0, 700.0):
+        asked = question(demand=demand(peak), slo=Slo("given", ttft_ms=100.0))
+        one = instance(asked, (setup := next(asked.setups())), made_up(setup))
+        by_rate = math.ceil(peak / capacity(asked, one).rate)
+        assert instances_for(asked, one, 1) in (by_rate, by_rate - 1)  # the rate is found to half a percent
+        assert instances_for(asked, one, 1) == instances_for(asked, one, 200)
+
+
+def test_the_interval_holds_the_prediction_and_is_wider_for_a_worse_model():
+    setup = next(question().setups())
+    narrow, wide = (attempt(question(), setup, lambda each, sd=sd: made_up(each, spread=sd)) for sd in (0.05, 0.4))
+    for option in (narrow, wide):
+        assert option.low <= option.capacity.rate <= option.high
+        assert option.fewest.needed <= option.fleet.needed <= option.largest.needed
+    assert wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_a_format_that_the_gpu_lacks_is_refused_and_the_others_are_tried():
+    asked = question(gpu=gpu_named("a100_sxm_80gb"), formats=(QFormat.FP8, QFormat.INT8_SQ))
+    found = answer(asked, PerformanceModel.load().cost)
+    assert [option.label for option in found.options] == ["TP 1 int8_sq"]
+    assert "needs FP8 tensor cores" in found.refused[0].why
+
+
+def test_a_model_that_fits_nowhere_says_what_each_size_lacks():
+    asked = question(model=model_named("llama-3.1-405b"), tp=(1, 2))
+    with pytest.raises(UserError, match=r"llama-3\.1-405b fits H100.* in no configuration .*TP 1 fp8: weights of 382"):
+        answer(asked, made_up)
+
+
+def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
+    """A prompt of 1,000 tokens takes 20 ms on one GPU, 7.8 ms on four, and 1 + 5 ms come on top."""
+    asked = question(slo=Slo("given", ttft_ms=5.0), tp=(1, 4))
+    with pytest.raises(
+        UserError, match=r"meets the limits: best reachable is TP 4 fp8, where TTFT P95 is .* limit is 5"
+    ):
+        answer(asked, made_up)
+    with pytest.raises(UserError, match=r"prefill of 1,000 input tokens limits it"):
+        answer(asked, made_up)
+
+
+def test_a_request_longer_than_the_context_is_refused():
+    with pytest.raises(UserError, match=r"8,000 input and 193 output tokens .* context of llama-3-8b, 8,192"):
+        answer(question(isl=np.full(10, 8000), osl=np.full(10, 193)), made_up)
+
+
+def test_the_fleet_meets_the_limits_at_the_peak_and_one_fewer_does_not():
+    asked = question(demand=demand(300.0))
+    found = answer(asked, made_up)
+    trial = check(asked, found.chosen)
+    assert trial.fleet.meets
+    assert trial.fleet.instances == found.chosen.fleet.needed
+    assert not trial.fewer.meets
+    assert "one instance fewer the queue grows" in trial.why or "one instance fewer TTFT is" in trial.why
+
+
+def test_when_one_fewer_would_do_it_says_why():
+    asked = question(demand=demand(85.0), headroom=0.5, spare=1)
+    found = answer(asked, made_up)
+    trial = check(asked, found.chosen)
+    assert trial.fewer.meets
+    assert "headroom of 50 % asks for" in trial.why
+    assert "rounding up" in trial.why
+
+
+def test_one_instance_has_no_fewer():
+    asked = question(demand=demand(3.0))
+    assert check(asked, answer(asked, made_up).chosen).fewer is None
+
+
+def test_prompts_take_the_share_of_time_that_their_tokens_do():
+    """1,000 prompt tokens of 20 us beside 99 tokens of a batch: most of the time is prefill; with 1,000/1,000 less."""
+    long_answers = question(osl=np.full(1000, 1000))
+    shares = []
+    for asked in (question(), long_answers):
+        setup = next(asked.setups())
+        one = instance(asked, setup, made_up(setup))
+        shares.append(input_share(asked, one, capacity(asked, one)))
+    assert 0.5 < shares[0] < 1
+    assert shares[1] < shares[0]
+
+
+def test_prices_are_told_only_when_given():
+    assert answer(question(), made_up).chosen.cost is None
+    found = answer(question(prices=Prices(gpu_hour=2.0), demand=demand(30.0, 25.0)), made_up).chosen
+    assert found.cost.per_year == found.fleet.servers * 8 * 2.0 * 8760
+    assert found.cost.utilisation == pytest.approx(25.0 / (found.fleet.instances * found.capacity.rate))
+
+
+def test_changes_go_the_way_they_must():
+    asked = question(demand=demand(300.0))
+    found = answer(asked, made_up)
+    said = {change.what: change for change in changes(asked, found.chosen, made_up)}
+    now = found.chosen.fleet.instances
+    assert said["peak -20 % (240/s)"].instances <= now <= said["peak +20 % (360/s)"].instances
+    assert said["1 spare"].instances == now + 1
+    assert said["ISL -25 % (750)"].instances <= now <= said["ISL +25 % (1,250)"].instances
+    assert said["OSL -25 % (75)"].instances <= now <= said["OSL +25 % (125)"].instances
+    assert said["TTFT limit +25 % (625 ms)"].instances <= now <= said["TTFT limit -25 % (375 ms)"].instances
+    assert said["headroom 10 %"].instances >= now
+    assert "TP 2" in said
+    assert "format int4_awq" in said
+
+
+def test_offline_work_is_sized_by_throughput():
+    asked = question(mode="offline", slo=Slo(), demand=demand(300.0, 300.0))
+    found = answer(asked, made_up).chosen
+    assert found.capacity.binding == "queue"
+    assert found.fleet.needed == math.ceil(300 / found.capacity.most)
+
+
+def test_reused_prefixes_serve_more():
+    plain = rate(question(slo=Slo()))
+    reused = rate(question(slo=Slo(), limits=Limits(prefix_tokens=800)))
+    assert reused.rate > 1.5 * plain.rate
+
+
+def test_two_answers_to_one_question_are_equal():
+    asked = question(tp=(1, 2))
+    one, two = (answer(asked, made_up) for _ in range(2))
+    assert json.dumps([replace_nan(o) for o in one.options]) == json.dumps([replace_nan(o) for o in two.options])
+
+
+def replace_nan(option):
+    return [option.capacity.rate, option.low, option.high, option.fleet.instances]
+
+
+def test_a_question_is_not_changed_by_being_answered():
+    asked = question()
+    before = replace(asked)
+    answer(asked, made_up)
+    assert (before.isl == asked.isl).all()
+    assert before.demand == asked.demand
