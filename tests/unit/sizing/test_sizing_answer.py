@@ -40,7 +40,7 @@ def test_without_limits_an_instance_serves_what_the_engine_can():
     found = rate(question(slo=Slo()))
     assert found.binding == "queue"
     assert 35 < found.rate < 50
-    assert found.rate == pytest.approx(found.most, rel=0.05)
+    assert found.rate == pytest.approx(found.most, rel=0.1)
 
 
 @pytest.mark.parametrize("metric", ["ttft_ms", "itl_ms", "e2e_ms"])
@@ -119,7 +119,7 @@ def test_a_request_longer_than_the_context_is_refused():
 
 
 def test_the_fleet_meets_the_limits_at_the_peak_and_one_fewer_does_not():
-    asked = question(demand=demand(300.0))
+    asked = question(demand=demand(410.0))  # 9.7 instances
     found = answer(asked, made_up)
     trial = check(asked, found.chosen)
     assert trial.fleet.meets
