@@ -15,9 +15,10 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
-from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request
+from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.port import Generation, SamplingLimits, TokenIds
+from pipelines.sizing.cpu_window import blocks_of
 
 
 class OpenVinoSession:
@@ -43,7 +44,10 @@ class OpenVinoSession:
         self._pipeline, self._scorer = None, None
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
-        """See `port.Session.generate`; the engine schedules all prompts together.
+        """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for all it may come to need.
+
+        Without that, prompts which the cache cannot hold together would push one another out and be computed again,
+        and those for which no block is left are given up by openvino_genai.
 
         Raises:
             UserError: a prompt is longer than the engine was built for.
@@ -53,13 +57,7 @@ class OpenVinoSession:
             check_request(self.folder, self._options, len(prompt), limits.max_new_tokens)
         if self._pipeline is None:
             self._pipeline = open_pipeline(self.folder, self._options)
-        config = generation_config(limits)
-        handles = [
-            self._pipeline.add_request(index, ov.Tensor(np.array([prompt], dtype=np.int64)), config)
-            for index, prompt in enumerate(prompts)
-        ]
-        self._run(self._pipeline, handles, progress)
-        return [_generation(handle, limits) for handle in handles]
+        return self._run(self._pipeline, prompts, limits, progress)
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """See `port.Session.loglikelihood`; shared prefixes are computed once.
@@ -89,16 +87,37 @@ class OpenVinoSession:
         return self._scorer
 
     def _run(
-        self, pipeline: genai.ContinuousBatchingPipeline, handles: list[genai.GenerationHandle], progress: Progress
-    ) -> None:
-        running = list(handles)
-        with progress.task("generating", len(handles), "requests") as advance:
-            while pipeline.has_non_finished_requests():
+        self,
+        pipeline: genai.ContinuousBatchingPipeline,
+        prompts: Sequence[TokenIds],
+        limits: SamplingLimits,
+        progress: Progress,
+    ) -> list[Generation]:
+        """Answer the prompts in their order, those at a time whose blocks fit into the KV cache."""
+        config, blocks = generation_config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
+        free, started = kv_blocks(self.folder, self._options), 0
+        running: dict[int, genai.GenerationHandle] = {}
+        found: dict[int, Generation] = {}
+        with progress.task("generating", len(prompts), "requests") as advance:
+            while len(found) < len(prompts):
+                while started < len(prompts) and blocks[started] <= free:
+                    prompt = ov.Tensor(np.array([prompts[started]], dtype=np.int64))
+                    running[started] = pipeline.add_request(started, prompt, config)
+                    free -= blocks[started]
+                    started += 1
                 pipeline.step()
-                still = [handle for handle in running if handle.get_status() == genai.GenerationStatus.RUNNING]
-                if len(still) < len(running):
-                    advance(len(running) - len(still))
-                running = still
+                ended = [n for n, handle in running.items() if handle.get_status() != genai.GenerationStatus.RUNNING]
+                for number in ended:
+                    found[number] = _generation(running.pop(number), limits)
+                    free += blocks[number]
+                advance(len(ended))
+        return [found[number] for number in range(len(prompts))]
+
+    def _blocks_at_most(self, prompt: int, limits: SamplingLimits) -> int:
+        eviction = self._options.eviction(self.folder.limits.max_seq_len)
+        if eviction is None:
+            return blocks_of(prompt + limits.max_new_tokens)
+        return eviction.blocks_at_most(prompt, limits.max_new_tokens)
 
     def _check_tokens(self, tokens: TokenIds) -> None:
         vocab = self.folder.config.vocab_size

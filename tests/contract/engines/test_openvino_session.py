@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import openvino_genai as genai
 import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import Advance, SilentProgress
+from pipelines.engines.openvino import session as session_module
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.pipeline import open_pipeline
+from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.engines.port import SamplingLimits
 from tests.contract.engines.conftest import LIMITS, Workshop
 
 Pair = tuple[list[int], list[int]]
 SILENT = SilentProgress()
+LLAMA_BLOCK = 2**20 // 8
+"""Bytes of a KV block of the bundled Llama at float32: 256 tokens are 2**20, as a test below has it."""
 
 
 class Counting(SilentProgress):
@@ -31,6 +39,25 @@ class Counting(SilentProgress):
             self.done += amount
 
         yield advance
+
+
+class Counted:
+    """A pipeline that writes down how many of its requests are unfinished whenever it makes a step."""
+
+    def __init__(self, pipeline: Any, started: list[int]) -> None:
+        self._pipeline, self._started, self._handles = pipeline, started, list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+    def add_request(self, *given: Any) -> Any:
+        self._handles.append(self._pipeline.add_request(*given))
+        return self._handles[-1]
+
+    def step(self) -> None:
+        running = genai.GenerationStatus.RUNNING
+        self._started.append(sum(handle.get_status() == running for handle in self._handles))
+        self._pipeline.step()
 
 
 @pytest.fixture(scope="module", params=["gemma", "llama"])
@@ -115,6 +142,23 @@ def test_more_prompts_than_the_batch_keep_their_order(session: OpenVinoSession, 
     together = session.generate(prompts, SamplingLimits(8), progress)
     assert progress.done == 20
     assert together[::7] == [session.generate([prompt], SamplingLimits(8), SILENT)[0] for prompt in prompts[::7]]
+
+
+def test_prompts_wait_until_the_kv_cache_has_room_for_them(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of 32 blocks, 9 prompts of 13 blocks each, 400 tokens and 16 to come: two at a time, none pushed out."""
+    started: list[int] = []
+
+    def counted(folder: EngineFolder, options: OpenVinoOptions) -> Counted:
+        return Counted(open_pipeline(folder, options), started)
+
+    monkeypatch.setattr(session_module, "open_pipeline", counted)
+    prompts = [[(7 * i + j) % 1500 + 100 for i in range(400)] for j in range(9)]
+    pool = {"kv_cache_bytes": 32 * LLAMA_BLOCK, "enable_prefix_caching": False}
+    with workshop.open(workshop.checkpoint("llama", QFormat.NONE), **pool) as session:
+        found = session.generate(prompts, SamplingLimits(16), SILENT)
+        assert [len(each.token_ids) for each in found] == [16] * 9
+        assert max(started) == 2
+        assert found[::4] == [session.generate([prompt], SamplingLimits(16), SILENT)[0] for prompt in prompts[::4]]
 
 
 @pytest.mark.parametrize(
