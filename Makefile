@@ -11,7 +11,7 @@ RUN = @$(PYTHON) -m pipelines --from-make
 .DEFAULT_GOAL := help
 
 ## Run (add key=value to override any setting)
-.PHONY: all build evaluate repository serve benchmark report compare sweep nightly size doctor plan config verify
+.PHONY: all build evaluate repository serve benchmark report compare simulate sweep nightly size doctor plan config verify
 all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
 	$(RUN) $@
 build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
@@ -27,6 +27,8 @@ benchmark: $(READY) ## Serve and measure TTFT, ITL, E2E and throughput; benchmar
 report: $(READY) ## Markdown and one HTML file from what was made and measured
 	$(RUN) $@
 compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
+	$(RUN) $@
+simulate: $(READY) ## Static batching against in-flight, in ticks; in seconds with hardware=h100_sxm model=llama_3_8b
 	$(RUN) $@
 sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int4_awq [hydra/launcher=joblib|slurm]
 	$(RUN) $@

@@ -151,6 +151,13 @@ def report(overrides: Sequence[str]) -> int:
     return 0
 
 
+def simulate(overrides: Sequence[str]) -> int:
+    """Simulate how an engine schedules requests, in ticks or in seconds."""
+    from pipelines.simulating.command import simulate as run_simulation
+
+    return run_simulation(overrides)
+
+
 def plan(overrides: Sequence[str]) -> int:
     """Say what would run, and why; write nothing."""
     from pipelines.report.console import plan_text
@@ -279,6 +286,7 @@ COMMANDS = {
     "benchmark": Command("serve and measure; benchmark.url=host:8001 for a server elsewhere", benchmark),
     "report": Command("Markdown and one HTML file from what was made and measured", report),
     "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
+    "simulate": Command("static against in-flight batching, in ticks; in seconds: hardware=h100_sxm", simulate),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
     "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
     "size": Command("how many GPUs for which load within which limits: size sizing.average_rate=5", size),

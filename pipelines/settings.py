@@ -22,6 +22,7 @@ from pipelines.model_settings import ModelSettings, ShapeSettings
 from pipelines.nightly.settings import NightlySettings
 from pipelines.report.settings import ReportSettings
 from pipelines.serving.settings import ServingSettings
+from pipelines.simulator_settings import SimulatorSettings
 from pipelines.sizing_settings import SizingSettings
 from triton_repo.settings import TritonSettings
 
@@ -168,6 +169,7 @@ class Settings(Group):
     serving: ServingSettings
     workload: WorkloadSettings
     benchmark: BenchmarkSettings
+    simulator: SimulatorSettings
     report: ReportSettings
     image: ImageSettings
     manifests: ManifestSettings

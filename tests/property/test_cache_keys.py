@@ -222,7 +222,7 @@ def test_how_a_server_is_run_and_measured_changes_nothing_that_is_kept(start):
     ports_and_openai = ["serving.http_port=9999", "serving.openai=true"]
     load_and_limits = ["workload=poisson", "benchmark.request_rate=[1]", "benchmark.slo.ttft_ms=1"]
     images = ["image.uid=2000", "manifests.replicas=2", "cluster.partition=h100"]
-    sizing = ["sizing.average_rate=5", "sizing.formats=[fp8]"]
+    sizing = ["sizing.average_rate=5", "sizing.formats=[fp8]", "simulator.slots=8"]
     other = load([*START, *ports_and_openai, *load_and_limits, *images, *sizing, "report.max_accuracy_loss_percent=5"])
     assert changed(keys(start), keys(other)) == NOTHING
 
@@ -230,7 +230,7 @@ def test_how_a_server_is_run_and_measured_changes_nothing_that_is_kept(start):
 def test_every_setting_has_been_decided():
     """A new setting must be put into the table: does it change bytes?"""
     by_group = {"triton", "serving", "workload", "benchmark", "report", "image", "manifests", "cluster", "nightly"}
-    by_group |= {"sizing"}
+    by_group |= {"simulator", "sizing"}
     unused = {"gpu", "arch", "mem_bw_gb_s", "fp16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops"}
     unused |= {
         "fp4_dense_tflops",

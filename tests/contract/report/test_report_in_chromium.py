@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,10 @@ import pytest
 from pipelines.report.canvas import DARK, LIGHT
 from pipelines.report.collect import collect
 from pipelines.report.write import write_report
+from tests.support.chromium import DARK_THEME, FRAME, LIGHT_THEME, browse, needs_chromium
 from tests.support.report_store import full_store
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium installed (chromium, google-chrome)")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",
-]  # fmt: skip
-DARK_THEME, LIGHT_THEME = "--blink-settings=preferredColorScheme=0", "--blink-settings=preferredColorScheme=1"
+pytestmark = needs_chromium
 
 MEASURE = """<script>
 addEventListener("load", () => {
@@ -34,20 +27,12 @@ addEventListener("load", () => {
   }), "*");
 });
 </script></head>"""
-FRAME = """<!doctype html><title>frame</title><iframe src="copy.html" width="{width}" height="800"
-style="border:0"></iframe><pre id="said"></pre>
-<script>addEventListener("message", event => said.textContent = btoa(event.data));</script>"""
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("chromium")
     return write_report(collect(full_store(root / "store", ("none", "fp8", "int4_wo"))), root / "out").html
-
-
-def browse(target: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", *flags, target.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def measured(page: Path, folder: Path, width: int, theme: str) -> dict:

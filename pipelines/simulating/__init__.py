@@ -1,0 +1,1 @@
+"""`make simulate`: settings -> simulated runs -> table, files, pictures, trace, page."""

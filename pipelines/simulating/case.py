@@ -1,0 +1,188 @@
+"""What is simulated: the engine, what its iterations cost, and in which unit, from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipelines.artifacts import Store
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.hardware import resolved
+from pipelines.loadgen.settings import LengthSettings
+from pipelines.machine import Machine
+from pipelines.settings import HardwareSettings, Settings
+from pipelines.simulator.cost import Cost, TickCost
+from pipelines.simulator.interface import Admission, Engine
+from pipelines.sources import model_source
+
+TICK_SLOTS = 4
+"""Slots of the classic drawing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything but the load.
+
+    Attributes:
+        engines: one per policy, in the order shown.
+        cost: of an iteration.
+        unit: of time, "ticks" or "s".
+        overhead: of a request on its way to the engine and back, on TTFT and E2E.
+        client_delay: closed loop: from an answer to the arrival of the user's next request.
+        reason: why this unit, for people.
+        notes: what a reader should know.
+    """
+
+    engines: tuple[Engine, ...]
+    cost: Cost
+    unit: str
+    overhead: float
+    client_delay: float
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Of every engine."""
+        return self.engines[0].slots
+
+
+def in_ticks(settings: Settings) -> bool:
+    """Whether time is in ticks: as asked, or because no GPU is named."""
+    asked = settings.simulator.time
+    return asked == "ticks" or (asked == "auto" and settings.hardware.name == "auto")
+
+
+def make_case(settings: Settings, machine: Machine) -> Case:
+    """Read the settings.
+
+    Raises:
+        UserError: seconds are asked for where the GPU or the model is not known, or the model does not fit.
+    """
+    if in_ticks(settings):
+        return _in_ticks(settings)
+    hardware = resolved(settings.hardware, machine)
+    if hardware.memory_gb is None or hardware.name == "auto":
+        raise UserError(
+            "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
+            todo="Name one, e.g. hardware=h100_sxm, or leave simulator.time out for ticks.",
+        )
+    return _in_seconds(settings, hardware)
+
+
+def _in_ticks(settings: Settings) -> Case:
+    wanted = settings.simulator
+    slots = wanted.slots or TICK_SLOTS
+    base = Engine(
+        slots=slots,
+        max_num_tokens=wanted.max_num_tokens,
+        admission=_admission(settings),
+        kv_blocks=wanted.kv_blocks,
+        tokens_per_block=wanted.tokens_per_block,
+        prefix_tokens=wanted.prefix_tokens or 0,
+    )
+    engines = [replace(base, policy=policy) for policy in wanted.policy]
+    notes = []
+    if "inflight_chunked" in wanted.policy and wanted.max_num_tokens is None:
+        budget = slots + max(1, round(typical(settings.workload.isl) * wanted.decode / wanted.prefill))
+        engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
+        notes.append(f"chunked prefill: {budget} tokens per iteration, so that pieces last about a decode step")
+    cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
+    delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
+    reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
+    return Case(tuple(engines), cost, "ticks", 0.0, delay, reason, tuple(notes))
+
+
+def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
+    from pipelines.memory_rules import engine_sizes
+    from pipelines.sizing.memory import device_memory
+    from pipelines.sizing.performance import PerformanceModel, Setup
+    from pipelines.sizing.specs import ModelSpec, gpu_named
+
+    wanted, build = settings.simulator, settings.build
+    shape = _shape(settings)
+    sizes = engine_sizes(settings, shape)
+    setup = Setup(
+        model=ModelSpec.from_shape(shape, settings.model.label),
+        gpu=gpu_named(hardware.name),
+        qformat=settings.quant.qformat,
+        kv_format=settings.kv_cache.dtype,
+        sparse=settings.sparsity.method != "none",
+        tp=build.tp_size,
+        pp=build.pp_size,
+    )
+    costed = PerformanceModel.load().cost(setup)
+    memory = device_memory(sizes, (hardware.memory_gb or 0) * 1e9)
+    blocks = wanted.kv_blocks or memory.kv_tokens // wanted.tokens_per_block
+    if blocks < 1:
+        raise UserError(
+            f"{settings.model.label} in {settings.quant.qformat} leaves no KV cache on {hardware.name} (modelled).",
+            todo=f"`make plan hardware={hardware.name} ...` says what would fit.",
+        )
+    base = Engine(
+        slots=wanted.slots or build.max_batch_size,
+        max_num_tokens=wanted.max_num_tokens or build.max_num_tokens,
+        admission=_admission(settings),
+        kv_blocks=blocks,
+        tokens_per_block=wanted.tokens_per_block,
+        prefix_tokens=_prefix(settings),
+    )
+    delay = costed.client_delay if wanted.client_delay is None else wanted.client_delay
+    return Case(
+        engines=tuple(replace(base, policy=policy) for policy in wanted.policy),
+        cost=costed.cost,
+        unit="s",
+        overhead=costed.overhead_s,
+        client_delay=delay + costed.overhead_s + settings.workload.think_time_s,
+        reason=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}; "
+        f"{costed.provenance}: {costed.why}",
+        notes=(f"KV cache: {blocks:,} blocks of {wanted.tokens_per_block} tokens (modelled)",),
+    )
+
+
+def _shape(settings: Settings) -> ModelShape:
+    """Of the model on disk, or as conf/model says it for one of the Hub."""
+    if settings.model.folder is not None:
+        return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
+    if settings.model.shape is not None:
+        return settings.model.shape.to_shape()
+    raise UserError(
+        f"The sizes of {settings.model.label} are not known before it is downloaded.",
+        todo="Choose one of conf/model, or give model.path.",
+    )
+
+
+def _admission(settings: Settings) -> Admission:
+    on_demand = settings.simulator.admission == "max_utilization"
+    return "MAX_UTILIZATION" if on_demand else "GUARANTEED_NO_EVICT"
+
+
+def _prefix(settings: Settings) -> int:
+    """Tokens of each prompt that are in the cache: as asked, or what the workload's prompts share, where it is kept."""
+    if settings.simulator.prefix_tokens is not None:
+        return settings.simulator.prefix_tokens
+    shared = settings.workload.shared_prefix_share * typical(settings.workload.isl)
+    return int(shared) if settings.kv_cache.enable_block_reuse else 0
+
+
+def typical(length: LengthSettings) -> float:
+    """Mean of a length's distribution, as far as the settings say it; 1 for one that stands in a file."""
+    if length.mean is not None:
+        return length.mean
+    if length.values:
+        return sum(length.values) / len(length.values)
+    return 1.0 if length.min is None or length.max is None else (length.min + length.max) / 2
+
+
+def faults_of(settings: Settings) -> list[Fault]:
+    """What the settings of the simulator say against those of workload and benchmark; empty when they agree."""
+    wanted, found = settings.simulator, []
+    if settings.workload.arrival != "closed" and wanted.client_delay:
+        found.append(
+            Fault(
+                f"simulator.client_delay={wanted.client_delay:g} does not go with workload.arrival="
+                f"{settings.workload.arrival}: only users of a closed loop wait for their answers.",
+                todo="Leave it out, or add workload.arrival=closed.",
+            )
+        )
+    return found

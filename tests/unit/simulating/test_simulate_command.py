@@ -1,0 +1,174 @@
+"""`make simulate`: what it prints, what it writes, what it refuses. In ticks, so that every number can be checked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pipelines import commands
+from pipelines.domain.errors import UserError
+from pipelines.simulating import files
+
+
+def simulated(folder: Path, *overrides: str) -> Path:
+    """Run the command; the run folder."""
+    before = set((folder / "runs").glob("*"))
+    assert commands.simulate([f"paths.runs={folder}/runs", f"paths.store={folder}/store", *overrides]) == 0
+    (made,) = set((folder / "runs").glob("*")) - before
+    return made
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory) -> Path:
+    return simulated(tmp_path_factory.mktemp("simulate"))
+
+
+def test_without_words_static_and_in_flight_stand_side_by_side(tmp_path, capsys):
+    simulated(tmp_path)
+    out = capsys.readouterr().out
+    assert re.search(r"^ +static +in-flight$", out, re.M)
+    assert re.search(r"^requests done +100 +100$", out, re.M)
+    assert "requests per 1,000 ticks" in out
+    assert max(map(len, out.split("\n\n")[1].splitlines())) < 80
+
+
+def test_the_run_folder_has_tables_pictures_trace_and_page(first):
+    made = {path.name for path in first.iterdir()}
+    assert made == {
+        "config.yaml", "overrides.json", "run.log", "summary.json", "requests.csv", "iterations.csv", "trace.json",
+        "slots.png", "curves.png", "simulator.html",
+    }  # fmt: skip
+    assert (first / "slots.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_say_the_same_as_the_summary(first):
+    static, inflight = json.loads((first / "summary.json").read_text())["outcomes"]
+    requests = rows(first / "requests.csv")
+    of_inflight = [row for row in requests if row["policy"] == "in-flight"]
+    ttft = [float(row["first_token"]) - float(row["arrival"]) for row in of_inflight]
+    assert inflight["ttft"]["mean"] == pytest.approx(sum(ttft) / 100)
+    assert inflight["tokens_rate"] * inflight["window"] == pytest.approx(sum(int(row["osl"]) for row in of_inflight))
+    iterations = [row for row in rows(first / "iterations.csv") if row["policy"] == "static"]
+    assert float(iterations[-1]["start"]) + float(iterations[-1]["ticks"]) == static["window"]
+
+
+def test_in_flight_keeps_the_slots_busy_and_is_done_earlier(first):
+    static, inflight = json.loads((first / "summary.json").read_text())["outcomes"]
+    assert inflight["window"] < 0.8 * static["window"]
+    assert static["busy"] < 3.5 < inflight["busy"] <= 4
+    assert inflight["ttft"]["mean"] < static["ttft"]["mean"]
+
+
+def test_a_second_run_gives_the_same_files(first, tmp_path):
+    again = simulated(tmp_path)
+    for name in ("summary.json", "requests.csv", "iterations.csv", "trace.json", "slots.png", "simulator.html"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+
+
+def test_policies_slots_and_an_open_load_are_chosen_in_words(tmp_path, capsys):
+    words = ("simulator.policy=inflight_chunked", "simulator.slots=8", "workload=poisson", "benchmark.request_rate=0.1")
+    made = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
+    (outcome,) = made["outcomes"]
+    assert (outcome["policy"], outcome["slots"], outcome["request_rate"]) == ("inflight_chunked", 8, 0.1)
+    # 64 tokens of 128-token prompts take a tick, as a decode step does: 8 + 64.
+    assert "72 tokens per iteration" in capsys.readouterr().out
+    assert outcome["itl"]["count"] == 1000
+
+
+def test_several_loads_are_rows_of_one_table_and_points_of_the_curves(tmp_path, capsys):
+    made = json.loads((simulated(tmp_path, "benchmark.concurrency=[1,8]") / "summary.json").read_text())
+    out = capsys.readouterr().out
+    assert re.search(r"^1 +static ", out, re.M)
+    assert re.search(r"^8 +in-flight ", out, re.M)
+    assert made["curves"]["against"] == "concurrency"
+    assert [[point["load"] for point in curve["points"]] for curve in made["curves"]["of"]] == [[1, 8], [1, 8]]
+    assert max(map(len, out.split("\n\n")[1].splitlines())) < 80
+
+
+def test_a_run_that_is_cut_says_whom_its_latencies_leave_out(tmp_path, capsys):
+    simulated(tmp_path, "simulator.until=100", "workload.osl=10")
+    out = capsys.readouterr().out
+    # The worked example: fixed lengths give the same to both policies.
+    assert re.search(r"^requests done +20 +20$", out, re.M)
+    assert re.search(r"^queue at the end +76 +76$", out, re.M)
+    assert "latencies are of those that got that far" in " ".join(out.split())
+
+
+def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
+    # 4 x 18 tokens cannot be held by 40 blocks of one token.
+    words = ("simulator.kv_blocks=40", "simulator.tokens_per_block=1", "workload.isl=8", "workload.osl=10")
+    simulated(tmp_path, *words, "simulator.policy=[inflight]")
+    reserved = capsys.readouterr().out
+    assert "because the KV cache was full" in " ".join(reserved.split())
+    assert re.search(r"^pauses +0$", reserved, re.M)
+    simulated(tmp_path, *words, "simulator.policy=[inflight]", "simulator.admission=max_utilization")
+    assert not re.search(r"^pauses +0$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["simulator.policy=inflite"], r"policy='inflite'.*static, inflight.*Did you mean 'inflight'"),
+        (["simulator.policy=[static,static]"], "names one twice"),
+        (["simulator.policy=[]"], r"policy=\[\], which simulates nothing"),
+        (["simulator.slots=0"], "simulator.slots='0'"),
+        (["simulator.prefill=0"], "simulator.prefill='0'"),
+        (["simulator.until=-5"], "simulator.until='-5'"),
+        (["simulator.time=hours"], "simulator.time='hours'.*ticks"),
+        (["workload=poisson"], "workload.arrival=poisson has no rate"),
+        (["workload=poisson", "benchmark.concurrency=4", "benchmark.request_rate=1"], r"concurrency=\[4\] does not go"),
+        (
+            ["workload=poisson", "benchmark.request_rate=1", "simulator.client_delay=2"],
+            "client_delay=2 does not go with",
+        ),
+        (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; there are 2"),
+        (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
+        (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),
+        (["hardware=a100_sxm_80gb", "model=llama_3_8b", "quant=fp8"], "fp8.*A100"),
+    ],
+)
+def test_bad_input_gets_one_clear_fault(tmp_path, words, fault):
+    with pytest.raises(UserError, match=fault) as caught:
+        simulated(tmp_path, *words)
+    assert len(caught.value.faults) == 1
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_faults_are_told_together(tmp_path):
+    with pytest.raises(UserError) as caught:
+        simulated(tmp_path, "simulator.slots=0", "simulator.chunks=0")
+    assert len(caught.value.faults) == 2
+
+
+def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, capsys):
+    words = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload=chat", "benchmark.concurrency=25")
+    made = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
+    static, inflight = made["outcomes"]
+    assert made["unit"] == "s"
+    assert inflight["slots"] == 2048
+    assert 0.001 < inflight["itl"]["mean"] < 0.1
+    assert inflight["requests_rate"] > static["requests_rate"]
+    out = capsys.readouterr().out
+    assert "llama_3_8b fp8 on h100_sxm" in out
+    assert "TTFT mean, ms" in out
+
+
+def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
+    def stop(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.Path, "write_bytes", stop)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(tmp_path / "requests.csv", b"policy,load,request\n")
+    assert list(tmp_path.iterdir()) == []
