@@ -11,7 +11,7 @@ RUN = @$(PYTHON) -m pipelines --from-make
 .DEFAULT_GOAL := help
 
 ## Run (add key=value to override any setting)
-.PHONY: all build evaluate repository serve benchmark report compare simulate sweep nightly size doctor plan config verify
+.PHONY: all build evaluate repository serve benchmark report calibrate compare simulate sweep nightly size doctor plan config verify
 all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
 	$(RUN) $@
 build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
@@ -25,6 +25,8 @@ serve: $(READY) ## tritonserver in the foreground; Ctrl-C drains it
 benchmark: $(READY) ## Serve and measure TTFT, ITL, E2E and throughput; benchmark.url=host:8001 for a server elsewhere
 	$(RUN) $@
 report: $(READY) ## Markdown and one HTML file from what was made and measured
+	$(RUN) $@
+calibrate: $(READY) ## Fit the model to a benchmark (ours, AIPerf, genai-perf, trtllm-bench): make calibrate sizing.measured=FILE
 	$(RUN) $@
 compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
 	$(RUN) $@

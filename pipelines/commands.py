@@ -178,6 +178,13 @@ def config(overrides: Sequence[str]) -> int:
     return 0
 
 
+def calibrate(overrides: Sequence[str]) -> int:
+    """Fit the model of this machine or GPU to a benchmark."""
+    from pipelines.calibrating import calibrate as run_calibrate
+
+    return run_calibrate(load(overrides), gather())
+
+
 def sweep(overrides: Sequence[str]) -> int:
     """Evaluate every combination, one table at the end."""
     from pipelines.sweep import sweep as run_sweep
@@ -287,6 +294,7 @@ COMMANDS = {
     "report": Command("Markdown and one HTML file from what was made and measured", report),
     "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
     "simulate": Command("static against in-flight batching, in ticks; in seconds: hardware=h100_sxm", simulate),
+    "calibrate": Command("fit the model to a benchmark: calibrate sizing.measured=results.json", calibrate),
     "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
     "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
     "size": Command("how many GPUs for which load within which limits: size sizing.average_rate=5", size),

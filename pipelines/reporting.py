@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.artifacts import Store
 from pipelines.compose import relative_to_cwd
+from pipelines.modelling import with_models
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
 from pipelines.report.compare_text import comparison_text
@@ -30,7 +31,7 @@ def write(
         UserError: there is nothing to report, or the folder cannot be written.
     """
     loss = settings.report.max_accuracy_loss_percent
-    data = collect(store, model, variants)
+    data = with_models(collect(store, model, variants), settings, store.root)
     paths = write_report(data, settings.report.folder / model, loss)
     if compared:
         say("\n" + comparison_text(comparison(data, loss)))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eval.results import EvalResult
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.timing import RequestTiming
+
+if TYPE_CHECKING:
+    from pipelines.sizing.modelled import Modelled
 
 BASELINE = "none"
 """Variant of the uncompressed 16-bit model."""
@@ -92,6 +95,19 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelledRun:
+    """What a model says of the loads of a benchmark.
+
+    Attributes:
+        levels: by the level's `requests_file`; without those that were cut short.
+        why: where the model comes from, e.g. "calibrated: ...".
+    """
+
+    levels: Mapping[str, Modelled]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One benchmark of one format under one workload.
 
@@ -100,12 +116,14 @@ class Run:
         result: all levels.
         requests: one record per request, by the level's `requests_file`.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
+        modelled: what a model says of the same loads; None when there is no model of it.
     """
 
     piece: Piece
     result: BenchmarkResult
     requests: Mapping[str, tuple[RequestTiming, ...]]
     repeats: tuple[BenchmarkResult, ...]
+    modelled: ModelledRun | None = None
 
     def timings(self, level: Level) -> tuple[RequestTiming, ...]:
         """The requests of one level; empty when its records were not kept."""

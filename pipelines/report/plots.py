@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
+    from pipelines.sizing.modelled import Modelled
+
 Point = tuple[float, float, Level]
 WIDE = (7.2, 3.9)
 
@@ -37,6 +39,7 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
         axis(axes, "", "tokens/s per user (1 / median ITL)  →  faster for each user", "output tokens/s of the system")
+        _modelled(axes, curves, order, theme, _user_rate_modelled)
         _curves(axes, curves, order, theme)
 
     return plot(
@@ -44,7 +47,10 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
         WIDE,
         draw,
         title="Throughput of the system against speed for each user",
-        caption=f"Each marker is one load; up and to the right is better. {_marks(curves)}{_six(curves)}",
+        caption=(
+            f"Each marker is one load; up and to the right is better. {_marks(curves)}{_modelled_words(curves)}"
+            f"{_six(curves)}"
+        ),
         alt=_in_words(curves, "output tokens/s", "tokens/s per user"),
         png=True,
     )
@@ -66,6 +72,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
             for x, y, level in points:
                 top = _ms(level.summary.ttft_s.p95) or y
                 axes.plot([x, x], [y, top], color=theme.series(_index(run, order)), linewidth=1, alpha=0.55)
+        _modelled(axes, curves, order, theme, _ttft_modelled)
         _curves(axes, curves, order, theme)
 
     return plot(
@@ -75,7 +82,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
         title="Time to first token against throughput",
         caption=(
             "Markers are medians, whiskers reach to p95; down and to the right is better. "
-            f"{_marks(curves)}{_six(curves)}"
+            f"{_marks(curves)}{_modelled_words(curves)}{_six(curves)}"
         ),
         alt=_in_words(curves, "ms to the first token", "output tokens/s"),
     )
@@ -129,6 +136,41 @@ def _curves(axes: Axes, curves: Sequence[tuple[Run, list[Point]]], order: Sequen
     axes.figure.canvas.draw()  # the layout decides where things are
     named = beside(axes, ends, [mark[:2] for mark in marks], theme["muted"])
     place(axes, marks, theme["muted"], named)
+
+
+def _user_rate_modelled(found: Modelled) -> tuple[float, float] | None:
+    itl = found.itl_s.p50
+    return (1 / itl, found.output_tokens_per_s) if itl else None
+
+
+def _ttft_modelled(found: Modelled) -> tuple[float, float] | None:
+    ttft = found.ttft_s.p50
+    return (found.output_tokens_per_s, 1000 * ttft) if ttft else None
+
+
+def _modelled(
+    axes: Axes,
+    curves: Sequence[tuple[Run, list[Point]]],
+    order: Sequence[str],
+    theme: Theme,
+    point: Callable[[Modelled], tuple[float, float] | None],
+) -> None:
+    """What a model says of the same loads, thin and dotted; nothing where there is no model."""
+    for run, _ in curves:
+        said = run.modelled.levels if run.modelled else {}
+        found = [said.get(level.requests_file) for level in run.result.levels]
+        places = [place for each in found if each is not None and (place := point(each))]
+        colour = theme.series(_index(run, order))
+        xs, ys = [x for x, _ in places], [y for _, y in places]
+        axes.plot(xs, ys, color=colour, linewidth=1, linestyle=(0, (1, 2)), marker=".", markersize=4, zorder=1)
+
+
+def _modelled_words(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+    found = [run for run, _ in curves if run.modelled]
+    if not found:
+        return ""
+    why = "; ".join(dict.fromkeys(f"{run.result.precision} {run.modelled.why}" for run in found if run.modelled))
+    return f"Dotted: modelled, not measured ({why}). "
 
 
 def _limit(axes: Axes, run: Run, theme: Theme) -> None:

@@ -20,15 +20,21 @@ def levels_table(run: Run) -> Table:
     title = _load_title(run.result.levels)
     for level in run.result.levels:
         marks = _marks(level)
-        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result)))
+        cells = (*_level_cells(level, run.result), *_modelled_cells(level, run))
+        rows.append((load_label(level) + (" *" if marks else ""), *cells))
         notes += [f"* {level.load}: {mark}." for mark in marks]
+    if run.modelled is not None:
+        notes.append(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.")
     result = run.result
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     return Table(
         caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
         origin="measured",
-        columns=_level_columns(title, run.result.world_size > 1, has_limits(result.slo)),
+        columns=(
+            *_level_columns(title, run.result.world_size > 1, has_limits(result.slo)),
+            *(groups("modelled", _MODELLED) if run.modelled is not None else ()),
+        ),
         rows=tuple(rows),
         notes=tuple(notes),
     )
@@ -70,6 +76,19 @@ def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
         *_cells(summary.token_gap_s, "p50", "p99"),
         *_cells(summary.e2e_s, "p50", "p95", "p99"),
     )
+
+
+_MODELLED = ("req/s", "TTFT p50", "TTFT p95", "ITL p50")
+
+
+def _modelled_cells(level: Level, run: Run) -> tuple[str, ...]:
+    """What the model says of this load; nothing at all where there is no model."""
+    if run.modelled is None:
+        return ()
+    found = run.modelled.levels.get(level.requests_file)
+    if found is None:
+        return (NONE,) * len(_MODELLED)
+    return (number(found.requests_per_s), *_cells(found.ttft_s, "p50", "p95"), ms(found.itl_s.p50))
 
 
 def _cells(metric: Distribution, *names: str) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
 
     found = min((solve(begin) for begin in _starts(used, free=isinstance(start, Engine))), key=lambda each: each.cost)
     deployment = moved(prior, used, found.x)
-    deviations = _deviations(found, len(used))
+    deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never makes the prior wider
     rows = tuple(
         Row(level, run_trial(each, deployment, measured.percentiles))
         for level, each in zip(measured.levels, trials, strict=True)
@@ -179,8 +179,8 @@ def _starts(knobs: Sequence[Knob], *, free: bool) -> list[Any]:
 
 def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
     """The prior with each knob's fields multiplied by exp(theta)."""
-    own: dict[str, float] = {}
-    cost: dict[str, float] = {}
+    own: dict[str, Any] = {}
+    cost: dict[str, Any] = {}
     for knob, x in zip(knobs, theta, strict=True):
         for name in knob.fields:
             (own if name in ("overhead_s", "client_gap_s") else cost)[name] = _value(prior, name) * float(np.exp(x))

@@ -146,7 +146,7 @@ def read_measured(paths: Sequence[Path]) -> Measured:
     Raises:
         UserError: one is missing, no result of a known tool or incomplete, or they are of different deployments.
     """
-    return _joined([_read(file) for path in paths for file in _files(path.expanduser())])
+    return joined([_read(file) for path in paths for file in _files(path.expanduser())])
 
 
 def _files(path: Path) -> list[Path]:
@@ -180,7 +180,7 @@ def _read(path: Path) -> Measured:
     return reader(data, str(path))
 
 
-def _joined(parts: list[Measured]) -> Measured:
+def joined(parts: list[Measured]) -> Measured:
     """Levels of several files of one deployment."""
     first = parts[0]
     for other in parts[1:]:
@@ -216,17 +216,15 @@ def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured
 
 def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measured:
     source = source or str(path)
-    levels = [
-        level for level in result.levels if level.complete and level.summary.requests and level.summary.e2e_s.count
-    ]
+    folder = None if path is None else path.parent
+    found = [(level, measured_level(result, level, folder)) for level in result.levels]
+    levels = [level for level, measured in found if measured is not None]
     if not levels:
         raise UserError(f"{source} holds no finished level.", todo="Measure again: make benchmark")
-    steady = result.protocol.get("window") == "steady"
-    cv = float(result.workload.get("cv", 1.0))
     gpus = result.machine.get("gpus") or [{}]
     return Measured(
         tool="trtllm-pipelines",
-        levels=tuple(_our_level(level, path, steady, cv) for level in levels),
+        levels=tuple(measured for _, measured in found if measured is not None),
         model=result.model,
         precision=result.precision,
         engine=result.engine,
@@ -240,8 +238,11 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     )
 
 
-def _our_level(level: Level, path: Path | None, steady: bool, cv: float) -> MeasuredLevel:
+def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:
+    """A level of our own; None when it was cut short or nothing finished."""
     summary = level.summary
+    if not (level.complete and summary.requests and summary.e2e_s.count):
+        return None
     return MeasuredLevel(
         arrival=level.arrival,
         concurrency=level.concurrency,
@@ -255,9 +256,9 @@ def _our_level(level: Level, path: Path | None, steady: bool, cv: float) -> Meas
         ttft_s=summary.ttft_s,
         itl_s=summary.itl_s,
         e2e_s=summary.e2e_s,
-        steady=steady and level.arrival not in ("burst", "trace"),
-        cv=cv,
-        sent=None if path is None else _sent(path.parent / level.requests_file),
+        steady=result.protocol.get("window") == "steady" and level.arrival not in ("burst", "trace"),
+        cv=float(result.workload.get("cv", 1.0)),
+        sent=None if folder is None else _sent(folder / level.requests_file),
     )
 
 

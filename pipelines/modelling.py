@@ -1,0 +1,189 @@
+"""What stands as "modelled" beside "measured": the model of a deployment, and what it says of a benchmark's loads.
+
+A calibration of the same deployment on the same machine comes first; for GPUs the performance model stands in; for a
+CPU engine that was never calibrated there is no model, and nothing is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.artifacts import Store
+from pipelines.build_settings import BuildSettings
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.hardware import row_of
+from pipelines.machine import GpuFacts
+from pipelines.report.data import ModelledRun, ReportData, Run
+from pipelines.settings import Settings
+from pipelines.simulator.interface import Engine
+from pipelines.sizing.calibrated import Calibration, load_calibration, processor
+from pipelines.sizing.measured import measured_level
+from pipelines.sizing.modelled import Deployment, Modelled, Provenance, run_trial, trial
+
+if TYPE_CHECKING:
+    from pipelines.sizing.specs import GpuSpec
+
+FOLDER = "calibrations"
+"""Below the store: where calibrations are kept and looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A deployment as modelled.
+
+    Attributes:
+        deployment: what is simulated.
+        provenance: "calibrated", "transferred" or "datasheet".
+        why: the same in words.
+        spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
+    """
+
+    deployment: Deployment
+    provenance: Provenance
+    why: str
+    spread: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The compression behind a word such as "magnitude_2_4-fp8-kv_fp8"."""
+
+    qformat: QFormat
+    kv_format: KvFormat
+    sparse: bool
+
+    @classmethod
+    def of(cls, variant: str) -> Format | None:
+        """Read `Settings.variant`; None for a word of another tool."""
+        qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
+        for part in variant.split("-"):
+            if part.endswith("_2_4"):
+                sparse = True
+            elif part.startswith("kv_") and part[3:] in set(KvFormat):
+                kv_format = KvFormat(part[3:])
+            elif part in set(QFormat):
+                qformat = QFormat(part)
+            else:
+                return None
+        return cls(qformat, kv_format, sparse)
+
+
+def known(settings: Settings) -> list[Calibration]:
+    """Calibrations to look in: the one that is named, else all of the store.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    if settings.sizing.calibration is not None:
+        return [load_calibration(settings.sizing.calibration)]
+    return [load_calibration(path) for path in sorted((settings.paths.store / FOLDER).glob("*.json"))]
+
+
+def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:
+    """The report's data, each run with what a model says of its loads, where there is one.
+
+    Args:
+        data: of the report.
+        settings: where calibrations are, limits of the engine.
+        store: folder of the store.
+
+    Raises:
+        UserError: a calibration cannot be read.
+    """
+    calibrations = known(settings)
+    on_gpu = any(run.result.engine != "openvino" for each in data.workloads for run in each.runs)
+    shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
+
+    def told(run: Run) -> Run:
+        return replace(run, modelled=_modelled_run(run, settings, store, shape, calibrations))
+
+    workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
+    return replace(data, workloads=workloads)
+
+
+def _modelled_run(
+    run: Run, settings: Settings, store: Path, shape: ModelShape | None, calibrations: Sequence[Calibration]
+) -> ModelledRun | None:
+    result = run.result
+    pp = result.world_size // result.tp_size
+    cpu = processor(result.machine) if result.engine == "openvino" else None
+    where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
+    model = calibrated(
+        calibrations, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
+        world=result.world_size, where=where,
+    )  # fmt: skip
+    form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
+    if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
+        with suppress(UserError):  # then there is nothing to show
+            model = gpu_model(shape, result.model, gpu, form, settings.build, tp=result.tp_size, pp=pp)
+    if model is None:
+        return None
+    levels: dict[str, Modelled] = {}
+    for level in result.levels:
+        measured = measured_level(result, level, store / run.piece.place)
+        if measured is not None:
+            levels[level.requests_file] = run_trial(trial(measured), model.deployment)
+    return ModelledRun(levels, f"{model.provenance}: {model.why}") if levels else None
+
+
+def shape_of(settings: Settings) -> ModelShape | None:
+    """Of the model on disk, or as conf/model says it; None for one that is not downloaded yet."""
+    from pipelines.sources import model_source
+
+    if settings.model.folder is not None:
+        return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
+    return settings.model.shape.to_shape() if settings.model.shape is not None else None
+
+
+def calibrated(
+    calibrations: Sequence[Calibration], *, model: str, precision: str, engine: str, tp: int, world: int,
+    where: Collection[str],
+) -> Model | None:  # fmt: skip
+    """The calibration of this deployment on this machine, if there is one."""
+    for each in calibrations:
+        if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
+            return Model(each.deployment, "calibrated", each.why, each.spread)
+    return None
+
+
+def gpu_model(
+    shape: ModelShape, label: str, gpu: GpuSpec, form: Format, build: BuildSettings, *, tp: int, pp: int
+) -> Model:
+    """What the performance model says of a deployment on GPUs.
+
+    Raises:
+        UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
+    """
+    from pipelines.sizing.memory import device_memory
+    from pipelines.sizing.performance import PerformanceModel, Setup
+    from pipelines.sizing.specs import ModelSpec
+
+    setup = Setup(ModelSpec.from_shape(shape, label), gpu, form.qformat, form.kv_format, form.sparse, tp, pp)
+    costed = PerformanceModel.load().cost(setup)
+    sizes = setup.sizes(max_batch_size=build.max_batch_size, max_num_tokens=build.max_num_tokens)
+    blocks = device_memory(sizes, gpu.reported_bytes).kv_tokens // build.tokens_per_block
+    if blocks < 1:
+        raise UserError(f"{label} in {form.qformat} leaves no KV cache on {gpu.gpu} (modelled).")
+    engine = Engine(
+        slots=build.max_batch_size,
+        max_num_tokens=build.max_num_tokens,
+        kv_blocks=blocks,
+        tokens_per_block=build.tokens_per_block,
+    )
+    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay)
+    return Model(deployment, costed.provenance, costed.why, costed.spread)
+
+
+def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
+    """The GPU that a benchmark ran on, when conf/hardware knows it."""
+    from pipelines.sizing.specs import gpu_named
+
+    gpus = machine.get("gpus") or ()
+    row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
+    return gpu_named(row.name) if row else None

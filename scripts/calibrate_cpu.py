@@ -1,0 +1,269 @@
+"""Is the model right? Calibrates to a few loads on our own tritonserver and predicts others, which it then measures.
+
+    python -m scripts.calibrate_cpu [--seconds 8 --rounds 2 --out FOLDER] [key=value ...]
+
+Builds and serves the bundled model through the normal flow, on one thread of the CPU engine, so that server and client
+have the other core. Loads of the fit and loads to predict are measured in turn, `--rounds` times with other requests,
+so that drift of the machine meets both; what is predicted is never fitted to. Rates are shares of what 16 users get in
+a first run, which also fills the KV cache. The calibration, all results and a table in Markdown go to `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipelines.artifacts import Store
+from pipelines.calibrating import aligned, fit_text, free_engine
+from pipelines.commands import load
+from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.domain.errors import UserError
+from pipelines.loadgen.run import Identity, Target, run_benchmark
+from pipelines.machine import gather, library_versions
+from pipelines.plan import make_plan
+from pipelines.serving.process import TritonServer
+from pipelines.session import run_target
+from pipelines.settings import Settings
+from pipelines.sizing.calibrated import METRICS, TITLES, calibration_of, comparison, measured_value
+from pipelines.sizing.calibration import Row, fit
+from pipelines.sizing.measured import Measured, from_result, joined
+from pipelines.sizing.modelled import Deployment, run_trial, trial
+
+BASE = ("quant=none", "engine=openvino", "engine.openvino.num_threads=1")
+GOAL = 10.0
+"""Percent: the median error that is aimed for, per metric."""
+
+
+def lengths(isl: int, osl: int) -> tuple[str, ...]:
+    """Normal, a quarter wide: equal requests of a closed loop would march in step, which no users do."""
+    return (
+        f"workload.isl={{distribution: normal, mean: {isl}, stdev: {isl // 4}, min: 16}}",
+        f"workload.osl={{distribution: normal, mean: {osl}, stdev: {osl // 4}, min: 8}}",
+    )
+
+
+SHORT, LONG = lengths(128, 64), lengths(400, 48)
+SPREAD = (
+    "workload.isl={distribution: uniform, min: 32, max: 512}",
+    "workload.osl={distribution: uniform, min: 16, max: 128}",
+)
+
+
+def closed(users: int, words: Sequence[str]) -> tuple[str, ...]:
+    """A closed loop."""
+    return (f"benchmark.concurrency={users}", *words)
+
+
+def rate(arrival: str, share: float, words: Sequence[str]) -> tuple[str, ...]:
+    """An open loop at a share of the capacity."""
+    return (f"workload={arrival}", f"benchmark.request_rate=@{share}", *words)
+
+
+FITTED = (
+    closed(1, SHORT), closed(4, SHORT), closed(16, SHORT), closed(32, SHORT), closed(1, LONG), closed(16, LONG),
+    rate("poisson", 0.6, SHORT),
+)  # fmt: skip
+UNSEEN = (
+    closed(2, lengths(256, 64)), closed(8, lengths(100, 128)), closed(24, lengths(200, 100)), closed(12, SPREAD),
+    rate("poisson", 0.4, lengths(200, 64)), rate("poisson", 0.7, lengths(100, 96)),
+    (*rate("gamma", 0.45, SHORT), "workload.cv=2"), ("workload=burst", "benchmark.num_requests=48", *SHORT),
+)  # fmt: skip
+PILOT = closed(16, SHORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The server and what it is.
+
+    Attributes:
+        url: of its gRPC.
+        tokenizer: folder of the model.
+        identity: for the results.
+        words: settings of every load.
+        folder: for the results.
+    """
+
+    url: str
+    tokenizer: Path
+    identity: Identity
+    words: tuple[str, ...]
+    folder: Path
+
+    def measure(self, name: str, words: Sequence[str], capacity: float, seed: int) -> Measured:
+        """Put one load on the server."""
+        settings = load((*self.words, *resolved(words, capacity), f"workload.seed={seed}"))
+        place = self.folder / name
+        place.mkdir(parents=True)
+        result: BenchmarkResult = run_benchmark(
+            Target(self.url, settings.benchmark.model_name),
+            settings.workload,
+            settings.benchmark,
+            tokenizer_dir=self.tokenizer,
+            identity=self.identity,
+            out_dir=place,
+        )
+        return from_result(result, place)
+
+
+def resolved(words: Sequence[str], capacity: float) -> list[str]:
+    """Rates in requests per second."""
+    return [
+        f"{word.split('@')[0]}{capacity * float(word.split('@')[1]):.2f}" if "@" in word else word for word in words
+    ]
+
+
+def measure_all(bench: Bench, rounds: int) -> tuple[list[Measured], list[list[Measured]]]:
+    """Loads of the fit, all rounds together, and each unseen load with its rounds; measured in turn."""
+    capacity = bench.measure("pilot", PILOT, 0.0, 1).levels[0].requests_per_s
+    fitted: list[Measured] = []
+    unseen: list[list[Measured]] = [[] for _ in UNSEEN]
+    for number in range(rounds):
+        for i in range(max(len(FITTED), len(UNSEEN))):
+            if i < len(FITTED):
+                fitted.append(bench.measure(f"fit-{i}-{number}", FITTED[i], capacity, 100 + number))
+                say(fitted[-1], "fit")
+            if i < len(UNSEEN):
+                unseen[i].append(bench.measure(f"unseen-{i}-{number}", UNSEEN[i], capacity, 200 + number))
+                say(unseen[i][-1], "to predict")
+    return fitted, unseen
+
+
+def say(measured: Measured, what: str) -> None:
+    """One line about a level."""
+    level = measured.levels[0]
+    sys.stderr.write(f"{what:<10}  {level.load:<58}  {level.requests_per_s:6.1f} requests/s\n")
+
+
+def predicted(unseen: Sequence[Sequence[Measured]], deployment: Deployment) -> list[list[Row]]:
+    """Each unseen load as predicted (its requests and arrivals are known, nothing of its times) and as measured."""
+    return [
+        [Row(each.levels[0], run_trial(trial(each.levels[0]), deployment, each.percentiles)) for each in rounds]
+        for rounds in unseen
+    ]
+
+
+def medians(rows: Sequence[Row]) -> dict[str, float]:
+    """Median of the absolute errors per metric, percent."""
+    found = {}
+    for name in METRICS:
+        values = sorted(abs(row.errors()[name]) for row in rows if name in row.errors())
+        found[name] = 100 * (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+    return found
+
+
+def repeatability(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
+    """Median over the loads of how far two rounds of the measurement lie apart, percent; a model cannot do better."""
+    found = {}
+    for name in METRICS:
+        values = []
+        for rounds in rows:
+            numbers = [measured_value(row, name) for row in rounds]
+            if len(numbers) > 1:
+                values.append(100 * (max(numbers) / min(numbers) - 1))
+        found[name] = sorted(values)[len(values) // 2] if values else float("nan")
+    return found
+
+
+def markdown(rows: Sequence[Sequence[Row]], settings: Settings, command: str, machine: str, load_average: float) -> str:
+    """The table for docs/benchmarks.md."""
+    flat = [row for rounds in rows for row in rounds]
+    found, apart = medians(flat), repeatability(rows)
+    table = comparison(flat)
+    lines = [
+        f"`{command}`: {settings.model.label} {settings.variant}, engine openvino on one thread, TP 1, {machine},"
+        f" {datetime.now(UTC):%Y-%m-%d}, load average before it began {load_average:.1f}. Fitted to"
+        f" {len(FITTED)} loads, {len(UNSEEN)} others predicted; {len(rows[0])} rounds, a row each.",
+        "",
+        "| " + " | ".join(table[0]) + " |",
+        "|" + "---|" * len(table[0]),
+        *("| " + " | ".join(row) + " |" for row in table[1:-1]),
+        "",
+        "| | " + " | ".join(TITLES[name] for name in METRICS) + " |",
+        "|" + "---|" * (len(METRICS) + 1),
+        "| median error of the prediction, % | " + " | ".join(f"{found[name]:.1f}" for name in METRICS) + " |",
+        "| two rounds of the measurement lie apart, %, median | "
+        + " | ".join(f"{apart[name]:.1f}" for name in METRICS)
+        + " |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Measured], list[list[Measured]]]:
+    """Build, serve, measure."""
+    words = (*BASE, f"paths.store={arguments.store}", f"paths.runs={arguments.out / 'runs'}", *arguments.words)
+    settings, machine = load(words), gather()
+    store = Store(settings.paths.store)
+    outcomes = run_target(make_plan(settings, "repository", store, machine), store, words)
+    tokenizer = settings.model.folder
+    if tokenizer is None:
+        raise UserError("This needs a model in a folder.", todo="Take a bundled one, or give model.path.")
+    identity = Identity(
+        settings.model.label,
+        settings.variant,
+        "openvino",
+        machine=machine.to_json(),
+        versions=library_versions(("openvino", "openvino-genai")),
+    )
+    protocol = (f"benchmark.duration_s={arguments.seconds}", "benchmark.warmup_s=1.5", "benchmark.min_requests=40")
+    with TritonServer(outcomes[-1].artifact.path, settings.serving) as server:
+        bench = Bench(server.grpc_url, tokenizer, identity, (*words, *protocol), arguments.out / "results")
+        fitted, unseen = measure_all(bench, arguments.rounds)
+    return settings, fitted, unseen
+
+
+def model_name() -> str:
+    """Of the processor, as Linux calls it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="key=value")
+    parser.add_argument("--seconds", type=float, default=8.0, help="window of each load")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--store", type=Path, default=Path("artifacts"))
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-calibrate-cpu"
+    return arguments
+
+
+def main() -> None:
+    """Measure, fit, predict, compare, write."""
+    arguments, began, load_average = parse(), time.monotonic(), os.getloadavg()[0]
+    try:
+        settings, fitted, unseen = serve_and_measure(arguments)
+        measured = joined(fitted)
+        found = fit(measured, free_engine(settings, measured))
+        rows = predicted(unseen, found.deployment)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    calibration_of(measured, found, library_versions(("numpy", "scipy", "numba"))).save(
+        arguments.out / "calibration.json"
+    )
+    cores = measured.about["machine"]["cpu_count"]
+    command = " ".join(["python -m scripts.calibrate_cpu", *(f"'{word}'" for word in arguments.words)])
+    table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", load_average)
+    (arguments.out / "table.md").write_text(table)
+    flat_rows = [row for each in rows for row in each]
+    errors = medians(flat_rows)
+    (arguments.out / "medians.json").write_text(json.dumps(errors, indent=1) + "\n")
+    missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
+    verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
+    sys.stdout.write(fit_text(measured, found, "each coefficient is fitted by itself") + "\n\npredicted:\n")
+    sys.stdout.write("\n".join(aligned(comparison(flat_rows))) + f"\n\nmedian error of {GOAL:g} %: {verdict}\n")
+    sys.stdout.write(f"{time.monotonic() - began:.0f} s; table: {arguments.out / 'table.md'}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""`calibrate` as a user has it: the file, where it is found again, and what stands beside measured numbers."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.artifacts import Store
+from pipelines.commands import COMMANDS, load
+from pipelines.domain.benchmark import RESULT
+from pipelines.domain.errors import UserError
+from pipelines.modelling import FOLDER, Format, calibrated, gpu_model, shape_of, with_models
+from pipelines.report.collect import collect
+from pipelines.report.sections import document
+from pipelines.report.tables_load import levels_table
+from pipelines.sizing.calibrated import load_calibration
+from pipelines.sizing.specs import gpu_named
+from tests.support.report_store import benchmark, full_store
+
+FILES = Path(__file__).parents[2] / "reference" / "benchmarks"
+LLAMA = ["model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "engine=tensorrt_llm"]
+
+
+def run(capsys, *words):
+    assert COMMANDS["calibrate"].run(words) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """A result of this project of a deployment without noise."""
+    folder = tmp_path_factory.mktemp("result")
+    result, files = benchmark("fp8")
+    for name, content in files.items():
+        raw = json.dumps(content).encode()
+        (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return folder / RESULT, result
+
+
+def test_our_engine_is_calibrated_without_a_model_and_found_again(tmp_path, capsys, ours):
+    text = run(capsys, f"sizing.measured={ours[0]}", f"paths.store={tmp_path}")
+    assert "each coefficient is fitted by itself: the CPU engine" in text
+    assert "concurrency 16, ISL 128, OSL 8" in text
+    assert "median error" in text
+    file = tmp_path / FOLDER / "synthetic-fp8-openvino-tp1.json"
+    assert f"calibration: {file}" in text
+    made = load_calibration(file)
+    assert made.cpu == "2 CPU cores, Linux x86_64 Python 3.11.7"
+    assert made.why == "calibrated on 3 loads measured with trtllm-pipelines on 2026-01-02"
+    same = {"model": "synthetic", "precision": "fp8", "engine": "openvino", "tp": 1, "world": 1}
+    assert calibrated([made], **same, where={made.cpu}).provenance == "calibrated"
+    assert calibrated([made], **same, where={"64 CPU cores, Linux"}) is None
+    assert calibrated([made], **{**same, "precision": "none"}, where={made.cpu}) is None
+
+
+def test_the_place_of_the_file_can_be_given(tmp_path, capsys, ours):
+    file = tmp_path / "here.json"
+    run(capsys, f"sizing.measured={ours[0]}", f"sizing.calibration={file}", f"paths.store={tmp_path / 'store'}")
+    assert load_calibration(file).model == "synthetic"
+    assert not (tmp_path / "store" / FOLDER).exists()
+
+
+def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys):
+    words = [f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"paths.store={tmp_path}"]
+    text = run(capsys, *words)
+    assert "multipliers on the performance model are fitted" in text
+    assert "not decided by these loads" in text  # one load cannot tell ten coefficients apart
+    made = load_calibration(tmp_path / FOLDER / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
+    assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
+    settings = load(LLAMA)
+    prior = gpu_model(
+        shape_of(settings), "llama_3_1_8b", gpu_named("h100_sxm"), Format.of("fp8"), settings.build, tp=1, pp=1
+    ).deployment
+    low, high = made.intervals["weights"]
+    assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ('{"schema": 7}', "has schema 7"),
+        ('{"schema": 1}', "is not a calibration"),
+        ("[]", "schema None"),
+    ],
+)
+def test_a_broken_calibration_is_refused(tmp_path, text, words):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_calibration(path)
+
+
+def test_a_calibration_that_is_not_there_says_how_to_make_one():
+    with pytest.raises(UserError, match=r"/nowhere/c.json cannot be read.*make calibrate"):
+        load_calibration(Path("/nowhere/c.json"))
+
+
+def test_without_a_benchmark_there_is_nothing_to_calibrate_with():
+    with pytest.raises(UserError, match=r"nothing to calibrate with.*sizing.measured="):
+        COMMANDS["calibrate"].run([])
+
+
+@pytest.mark.parametrize("variant", ["none", "fp8", "magnitude_2_4-int8_sq", "fp8-kv_fp8", "sparsegpt_2_4-fp8-kv_int8"])
+def test_the_word_of_a_compression_is_read_back(variant):
+    form = Format.of(variant)
+    assert form.sparse == ("_2_4" in variant)
+    assert form.kv_format.value == (variant.rpartition("kv_")[2] if "kv_" in variant else "auto")
+    assert form.qformat.value in variant
+
+
+def test_a_word_of_another_tool_is_no_compression_of_ours():
+    assert Format.of("awq-marlin") is None
+
+
+def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(tmp_path, capsys, ours):
+    store = full_store(tmp_path / "store", ("none", "fp8"))
+    run(capsys, f"sizing.measured={ours[0]}", f"paths.store={store.root}")
+    data = with_models(collect(Store(store.root)), load([f"paths.store={store.root}"]), store.root)
+    by_format = {run.result.precision: run for run in data.workloads[0].runs}
+    assert by_format["none"].modelled is None
+    plain, beside = levels_table(by_format["none"]), levels_table(by_format["fp8"])
+    assert not [column for column in plain.columns if column.group == "modelled"]
+    at = [i for i, column in enumerate(beside.columns) if column.group == "modelled"]
+    assert [beside.columns[i].title for i in at] == ["req/s", "TTFT p50", "TTFT p95", "ITL p50"]
+    levels = by_format["fp8"].result.levels
+    for row, level in zip(beside.rows, levels, strict=True):
+        assert float(row[at[0]].replace(",", "")) == pytest.approx(level.summary.requests_per_s, rel=0.25)
+    assert any("calibrated on 3 loads" in note for note in beside.notes)
+    text = "".join(figure.caption for figure in document(data).figures())
+    assert "Dotted: modelled" in text
+
+
+def test_a_report_without_any_model_says_nothing_of_one(two_formats_of_the_report):
+    data = two_formats_of_the_report
+    assert all(run.modelled is None for each in data.workloads for run in each.runs)
+    assert "odelled" not in "".join(figure.caption for figure in document(data).figures())
+
+
+@pytest.fixture
+def two_formats_of_the_report(tmp_path):
+    store = full_store(tmp_path / "plain", ("none",))
+    data = collect(Store(store.root))
+    return with_models(data, load([f"paths.store={store.root}"]), store.root)
