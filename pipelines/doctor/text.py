@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from itertools import groupby
+from string import ascii_lowercase
 
 from pipelines.doctor.record import Diagnosis, Finding, Verdict
 
@@ -23,6 +24,8 @@ SHORT = {
     "int4_wo": ("int4", "wo"),
 }
 """Heads of the table's columns, in two lines."""
+WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
+"""Words of a reason, a size with its unit being one, and what stands between them."""
 
 
 def render(diagnosis: Diagnosis) -> str:
@@ -51,8 +54,8 @@ def _findings(findings: list[Finding], width: int, *, colour: bool) -> list[str]
 
 
 def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
-    """A table of models by formats, and every kind of reason once below it, with its first case."""
-    reasons: dict[str, tuple[str, Verdict]] = {}
+    """A table of models by formats, and every kind of reason once below it, with all its cases."""
+    reasons: dict[tuple[str, ...], list[Verdict]] = {}
     if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
         return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
     quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
@@ -64,17 +67,48 @@ def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
     for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
         marks = [_mark(verdict, reasons) for verdict in judged]
         lines.append(f"  {model:<{column}} " + " ".join(f"{mark:>4}" for mark in marks))
-    for letter, first in reasons.values():
-        lines += _wrap(f"{letter}: {first.reason} {first.todo}", width, "  ", hang=3)
+    for letter, cases in zip(ascii_lowercase, reasons.values(), strict=False):
+        lines += _wrap(f"{letter}: {_together(cases)} {cases[0].todo}", width, "  ", hang=3)
     return lines
 
 
-def _mark(verdict: Verdict, reasons: dict[str, tuple[str, Verdict]]) -> str:
+def _mark(verdict: Verdict, reasons: dict[tuple[str, ...], list[Verdict]]) -> str:
     """yes, or the letter under which the reason stands; reasons that differ in names and numbers only share one."""
     if verdict.works:
         return "yes"
-    kind = re.sub(rf"{re.escape(verdict.model)}|{verdict.quant}|[\d.,]+ ?[KMG]?i?B?|\w+ForCausalLM", "", verdict.reason)
-    return reasons.setdefault(kind, (chr(ord("a") + len(reasons)), verdict))[0]
+    of_case = re.compile(rf"{re.escape(verdict.model)}|{verdict.quant}|\d.*|\w+ForCausalLM")
+    kind = tuple("" if of_case.fullmatch(word) else word for word in WORDS.findall(verdict.reason))
+    reasons.setdefault(kind, []).append(verdict)
+    return ascii_lowercase[list(reasons).index(kind)]
+
+
+def _together(cases: list[Verdict]) -> str:
+    """The reason of the first model, and what is different in it for the others."""
+    of_model = {
+        model: [_span(words) for words in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
+        for model, judged in groupby(cases, key=lambda case: case.model)
+    }
+    first = next(iter(of_model.values()))
+    others: dict[str, list[str]] = {}
+    for model, said in list(of_model.items())[1:]:
+        own = [word for word, usual in zip(said, first, strict=True) if word not in (usual, model)]
+        others.setdefault(", ".join(own), []).append(model)
+    listed = "; ".join(", ".join(models) + (f" ({own})" if own else "") for own, models in others.items())
+    return "".join(first) + (f" Likewise {listed}." if listed else "")
+
+
+def _span(words: tuple[str, ...]) -> str:
+    """One word for those of several formats: itself, or from the least to the most."""
+    different = sorted(set(words), key=_size)
+    least, most = different[0], different[-1]
+    unit = most[-4:] if most.endswith("iB") else ""
+    return least if len(different) == 1 else f"{least.removesuffix(unit)} to {most}"
+
+
+def _size(word: str) -> tuple[int, float, str]:
+    """Sizes by size, other words by themselves."""
+    number, _, unit = word.partition(" ")
+    return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
 
 
 def _end(diagnosis: Diagnosis, width: int) -> list[str]:

@@ -46,6 +46,33 @@ def test_the_page_fits_60_columns_and_shares_reasons(tmp_path, monkeypatch):
     assert "The configured pipeline runs here: make all" in page
 
 
+def test_a_shared_reason_is_true_for_every_model_under_its_letter():
+    """Numbers of other models do not stand as the first one's."""
+
+    def refused(model: str, quant: str, size: str) -> Verdict:
+        return Verdict(
+            "openvino",
+            model,
+            quant,
+            works=False,
+            reason=f"{model} needs {size} GiB; here are 23.5 GiB.",
+            todo="Take less.",
+        )
+
+    cases = [
+        refused("gemma_7b", "none", "33.8"),
+        refused("gemma_7b", "fp8", "26.6"),
+        refused("llama_8b", "none", "31.9"),
+        refused("llama_8b", "fp8", "31.9"),
+        refused("llama_70b", "none", "264.8"),
+        refused("llama_70b", "fp8", "201.1"),
+    ]
+    page = " ".join(render(Diagnosis({}, cases)).split())
+    assert "a: gemma_7b needs 26.6 to 33.8 GiB; here are 23.5 GiB." in page
+    assert "Likewise llama_8b (31.9 GiB); llama_70b (201.1 to 264.8 GiB). Take less." in page
+    assert "b:" not in page
+
+
 def test_a_broken_thing_is_said_last_with_what_to_do():
     broken = Finding("store", "/data is not writable", "bad", "Give another folder than paths.store=/data.")
     verdict = Verdict("openvino", "tiny_llama", "fp8", works=True)
