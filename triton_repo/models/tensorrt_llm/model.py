@@ -96,7 +96,10 @@ class TritonChannel:
 
     def send(self, piece: Piece) -> None:
         """Send a response."""
-        response = pb_utils.InferenceResponse([pb_utils.Tensor(*entry) for entry in self._tensors(piece)])
+        # The list lives until they are sent: of outputs that nobody asked for, python backend before 24.12 would else
+        # drop the last reference without the interpreter's lock (its pull request 390).
+        tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(piece)]
+        response = pb_utils.InferenceResponse(tensors)
         if piece.last:
             self._finish(response)
         else:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# these two lie beside this file
+# these three lie beside this file
 from bls_inputs import (  # type: ignore[import-not-found]
     FROM_PREPROCESSING,
     PASSED_ON,
@@ -31,6 +31,7 @@ from bls_inputs import (  # type: ignore[import-not-found]
     parameter,
     refuse,
 )
+from nested import NestedCalls, as_request, ask_once  # type: ignore[import-not-found]
 from speculation import Speculation, as_output  # type: ignore[import-not-found]
 
 Array = np.ndarray[Any, Any]
@@ -61,7 +62,8 @@ class TritonPythonModel:
                 f"Parameter multimodal_encoders_name='{encoders}' of tensorrt_llm_bls is not possible: this model"
                 " drives no vision model. Leave it empty."
             )
-        self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        self._nested = NestedCalls(decoupled=decoupled)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bls")
         self._calls: set[Call] = set()
         self._closing = threading.Event()
@@ -83,28 +85,28 @@ class TritonPythonModel:
         self._calls.add(call)
         try:
             if call.streaming:
-                for response in self._responses(call):
-                    call.sender.send(response)
+                for tensors in self._responses(call):
+                    call.send(tensors)
                 call.finish(None)
             else:
                 self._answer_whole(call)
         except RefusedError as fault:
-            call.finish(_error(str(fault), pb_utils.TritonError.INVALID_ARG))
+            call.fail(str(fault), pb_utils.TritonError.INVALID_ARG)
         except Exception as error:  # noqa: BLE001 - every request must get its end, or its client waits for ever
             pb_utils.Logger.log_error(f"tensorrt_llm_bls: {error}")
-            call.finish(_error(str(error), pb_utils.TritonError.INTERNAL))
+            call.fail(str(error), pb_utils.TritonError.INTERNAL)
         finally:
             self._calls.discard(call)
 
     def _answer_whole(self, call: Call) -> None:
         """One response per sequence; the end rides on the last, as models without streaming need it."""
         responses = list(self._responses(call))
-        for response in responses[:-1]:
-            call.sender.send(response)
+        for tensors in responses[:-1]:
+            call.send(tensors)
         call.finish(responses[-1] if responses else None)
 
-    def _responses(self, call: Call) -> Iterator[Any]:
-        """Run the three steps; yield a response for each one of the model."""
+    def _responses(self, call: Call) -> Iterator[list[Any]]:
+        """Run the three steps; yield the tensors of a response for each one of the model."""
         refuse(call.inputs, has_draft=bool(self._draft))
         prepared = self._prepare(call)
         texts = _Accumulator() if self._accumulate and call.streaming else None
@@ -112,15 +114,15 @@ class TritonPythonModel:
             ids, lengths = outputs["output_ids"], outputs["sequence_length"]
             if texts is not None:
                 ids, lengths = texts.extend(outputs)
-            text = _run("postprocessing", {"TOKENS_BATCH": ids, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"])["OUTPUT"]
+            text = ask_once("postprocessing", {"TOKENS_BATCH": ids, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"])["OUTPUT"]
             if texts is not None:
                 text = _without_partial_characters(text)
             extras = [pb_utils.Tensor(name, values) for name, values in outputs.items() if name in PASSED_ON]
-            yield pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text), *extras])
+            yield [pb_utils.Tensor("text_output", text), *extras]
 
     def _prepare(self, call: Call) -> dict[str, Array]:
         inputs = {inner: call.inputs[name] for name, inner in TO_PREPROCESSING.items() if name in call.inputs}
-        found = _run("preprocessing", inputs, list(FROM_PREPROCESSING))
+        found = ask_once("preprocessing", inputs, list(FROM_PREPROCESSING))
         prepared = {FROM_PREPROCESSING[name]: values for name, values in found.items()}
         prepared |= {inner: call.inputs[name] for name, inner in TO_MODEL.items() if name in call.inputs}
         return prepared
@@ -154,17 +156,8 @@ class TritonPythonModel:
         return responses[-1] if responses else {}
 
     def _ask(self, model: str, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
-        request = pb_utils.InferenceRequest(
-            model_name=model,
-            requested_output_names=["output_ids", "sequence_length", *sorted(PASSED_ON)],
-            inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
-            request_id=call.inner_id,
-        )
-        responses = request.exec(decoupled=True) if self._decoupled else [request.exec()]
-        for response in responses:
-            found = _checked(response)
-            if found:
-                yield found
+        outputs = ["output_ids", "sequence_length", *sorted(PASSED_ON)]
+        yield from self._nested.ask(as_request(model, inputs, outputs, call.inner_id), call.pass_queue)
 
     def _watch(self) -> None:
         """Stop the generation of clients that are gone."""
@@ -172,7 +165,13 @@ class TritonPythonModel:
             for call in list(self._calls):
                 if not call.stopped and call.is_cancelled():
                     call.stopped = True
-                    _stop(self._model, call.inner_id, decoupled=self._decoupled)
+                    self._stop(call)
+
+    def _stop(self, call: Call) -> None:
+        one = np.array([[1]], dtype=np.int32)
+        inputs = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
+        for _ in self._nested.ask(as_request(self._model, inputs, ["output_ids"], call.inner_id), call.pass_queue):
+            pass
 
 
 class Call:
@@ -183,7 +182,7 @@ class Call:
     """
 
     def __init__(self, request: Any) -> None:
-        self.sender = request.get_response_sender()
+        self._sender = request.get_response_sender()
         self.inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         batch = len(self.inputs["text_input"])
         # flags that the server strips of their last dimension get it back, for the same server to strip it again
@@ -218,18 +217,38 @@ class Call:
     def is_cancelled(self) -> bool:
         """Whether the client is gone."""
         with self._lock:
-            return not self._finished and bool(self.sender.is_cancelled())
+            return not self._finished and bool(self._sender.is_cancelled())
 
-    def finish(self, response: Any) -> None:
+    def pass_queue(self) -> bool:
+        """Ask the same for the way the question takes; False when it was not asked because the answer is known."""
+        with self._lock:
+            return not self._finished and not self._sender.is_cancelled()
+
+    def send(self, tensors: list[Any]) -> None:
+        """Send a response that is not the last.
+
+        The list lives until it is sent: of outputs that the client did not ask for, python backend before 24.12 would
+        else drop the last reference without the interpreter's lock (its pull request 390).
+        """
+        self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def finish(self, tensors: list[Any] | None) -> None:
         """End the request, with a last response if there is one."""
+        self._finish(None if tensors is None else pb_utils.InferenceResponse(tensors))
+
+    def fail(self, message: str, kind: Any) -> None:
+        """End the request with an error."""
+        self._finish(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, kind)))
+
+    def _finish(self, response: Any) -> None:
         with self._lock:
             if self._finished:
                 return
             self._finished = True
             if response is None:
-                self.sender.send(flags=FINAL)
+                self._sender.send(flags=FINAL)
             else:
-                self.sender.send(response, flags=FINAL)
+                self._sender.send(response, flags=FINAL)
 
 
 class _Accumulator:
@@ -263,36 +282,3 @@ def _without_partial_characters(texts: Array) -> Array:
     """Cut what a decoder writes for a character that is not complete yet."""
     kept = [text.decode("utf-8").rstrip(REPLACEMENT).encode("utf-8") for text in texts]
     return np.array(kept, dtype=object)
-
-
-def _run(model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
-    """Call a model that answers once."""
-    request = pb_utils.InferenceRequest(
-        model_name=model,
-        requested_output_names=outputs,
-        inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
-    )
-    return _checked(request.exec())
-
-
-def _stop(model: str, request_id: str, *, decoupled: bool) -> None:
-    one = np.array([[1]], dtype=np.int32)
-    inputs = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
-    request = pb_utils.InferenceRequest(
-        model_name=model,
-        requested_output_names=["output_ids"],
-        inputs=[pb_utils.Tensor(name, values) for name, values in inputs.items()],
-        request_id=request_id,
-    )
-    for _ in request.exec(decoupled=True) if decoupled else [request.exec()]:
-        pass
-
-
-def _checked(response: Any) -> dict[str, Array]:
-    if response.has_error():
-        raise RefusedError(response.error().message())
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-
-
-def _error(message: str, kind: Any) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, kind))
