@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.compose import relative_to_cwd
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
+from pipelines.hardware import resolved
 from pipelines.machine import gather
 from pipelines.screen import say
 from pipelines.settings import Settings, validate
@@ -27,6 +29,8 @@ def size(overrides: Sequence[str]) -> int:
 
     raw = raw_config(overrides)
     settings = validate(raw)
+    if settings.sizing.measured is not None and settings.sizing.calibration is None:
+        return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
     result = solve(settings, question, costs())
     folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
@@ -35,6 +39,22 @@ def size(overrides: Sequence[str]) -> int:
     remember(overrides, raw)
     for path in write(result, folder):
         say(f"written: {relative_to_cwd(path.absolute())}")
+    return 0
+
+
+def _from_measured(settings: Settings, path: Path) -> int:
+    """The fleet from a benchmark alone."""
+    from pipelines.size_command.measured import answer_of, price_of, to_json, words
+
+    machine = gather()
+    found = answer_of(settings, machine, path)
+    price = price_of(settings, machine, found)
+    known = resolved(settings.hardware, machine).gpus_per_server is not None
+    say("\n".join(words(found, price, gpus_known=known)))
+    file = settings.report.folder / f"size-measured-{found.measured.model.replace('/', '--')}" / "answer.json"
+    with _writing(file.parent):
+        file.write_text(json.dumps(to_json(found, price), indent=1) + "\n")
+    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
     return 0
 
 
@@ -108,18 +128,25 @@ def write(result: Result, folder: Path) -> list[Path]:
     Raises:
         UserError: the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        answer_file, table = folder / "answer.json", folder / "table.csv"
+    answer_file, table = folder / "answer.json", folder / "table.csv"
+    with _writing(folder):
         answer_file.write_text(json.dumps(to_json(result), indent=1) + "\n")
         table.write_text(to_csv(result))
-    except OSError as error:
-        raise UserError(
-            f"The answer cannot be written to {folder}: {error.strerror}.",
-            todo="Give another folder: report.folder=/some/folder",
-        ) from None
     from pipelines.report.write import write_document
     from pipelines.size_command.document import document
 
     paths = write_document(document(result), folder)
     return [answer_file, table, paths.markdown, paths.html]
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make a folder and say what is wrong with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"The answer cannot be written to {folder}: {error.strerror}.",
+            todo="Give another folder: report.folder=/some/folder",
+        ) from None

@@ -24,31 +24,33 @@ def words(result: Result) -> list[str]:
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
-        lines += [_wrap(f"not: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
+        lines += [wrap(f"not: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
     lines += ["", *_recommended(result), ""]
     lines += [*_checked(question, result.check), ""]
     lines += _changes(result.changes, best.fleet)
     if result.day is not None:
-        lines += ["", *(_wrap(line) for line in day_lines(result))]
+        lines += ["", *(wrap(line) for line in day_lines(result))]
     return lines
 
 
-def _wrap(text: str, indent: int = 2) -> str:
+def wrap(text: str, indent: int = 2) -> str:
+    """Lines of at most WIDTH columns."""
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _pair(word: str, text: str) -> str:
-    return _wrap(f"{word:<10}{text}", 10)
+def pair(word: str, text: str) -> str:
+    """A word and what it is."""
+    return wrap(f"{word:<10}{text}", 10)
 
 
 def _question(question: Question) -> list[str]:
     demand = question.demand
     average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
     return [
-        _pair("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
-        _pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
-        _pair("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
-        _pair("limits", limits_text(question)),
+        pair("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
+        pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
+        pair("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
+        pair("limits", limits_text(question)),
     ]
 
 
@@ -119,30 +121,36 @@ def _recommended(result: Result) -> list[str]:
     question, best = result.answer.question, result.answer.chosen
     lines = [
         f"* {best.label}",
-        _pair("fleet", fleet_text(best.fleet)),
-        _pair("because", result.answer.reason),
-        _pair("interval", interval_text(best)),
-        _pair("rests on", f"{best.instance.costed.provenance}: {best.instance.costed.why}"),
-        _pair("KV cache", memory_text(best)),
-        _pair("tokens", tokens_text(question)),
+        pair("fleet", fleet_text(best.fleet)),
+        pair("because", result.answer.reason),
+        pair("interval", interval_text(best)),
+        pair("rests on", f"{best.instance.costed.provenance}: {best.instance.costed.why}"),
+        pair("KV cache", memory_text(best)),
+        pair("tokens", tokens_text(question)),
     ]
     if best.cost is not None:
-        lines += [_pair("cost", text) for text in cost_texts(best.cost)]
+        lines += [pair("cost", text) for text in cost_texts(best.cost)]
     else:
-        lines.append(_pair("cost", "no prices given (sizing.prices.*)"))
+        lines.append(pair("cost", "no prices given (sizing.prices.*)"))
     return lines
 
 
 def interval_text(option: Option) -> str:
     """Fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
-    top = "more than any fleet (a limit is missed)" if large is None else count(large.servers, "server")
-    most = "no fleet" if large is None else f"{large.instances:,} instances"
-    each = "out of reach" if option.low is None else number(option.low)
+    if large is None:
+        return (
+            f"in eight of ten cases {count(few.instances, 'instance')} or more, up to none that meets the limits "
+            f"(at most {number(option.high)} requests/s each)"
+        )
     return (
-        f"eight of ten cases between {few.instances:,} and {most}, {few.servers:,} and {top}; "
-        f"{each} to {number(option.high)} requests/s each"
+        f"in eight of ten cases {_range(few.instances, large.instances)} instances on "
+        f"{_range(few.servers, large.servers)} servers ({number(option.low)} to {number(option.high)} requests/s each)"
     )
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def memory_text(option: Option) -> str:
@@ -174,6 +182,8 @@ def cost_texts(cost: Cost) -> list[str]:
     lines = [f"{cost.per_year:,.0f} USD a year ({parts}){without}"]
     if cost.utilisation is None:
         return [*lines, "per token: not known without an average rate (or sizing.prices.utilisation)"]
+    if cost.per_million_input is None:
+        return [*lines, f"{cost.per_1k_requests:,.3g} USD per thousand requests, at {100 * cost.utilisation:.0f} %"]
     lines.append(
         f"{cost.per_million_input:,.3g} USD per million input tokens, {cost.per_million_output:,.3g} per million "
         f"output, {cost.per_1k_requests:,.3g} per thousand requests, at {100 * cost.utilisation:.0f} % utilisation"
@@ -183,10 +193,10 @@ def cost_texts(cost: Cost) -> list[str]:
 
 def _checked(question: Question, check: Check) -> list[str]:
     fleet = trial_text(question, check.fleet)
-    lines = [_pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
+    lines = [pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
     if check.fewer is not None:
-        lines.append(_pair("", trial_text(question, check.fewer)))
-    return [*lines, _pair("", check.why)]
+        lines.append(pair("", trial_text(question, check.fewer)))
+    return [*lines, pair("", check.why)]
 
 
 def trial_text(question: Question, trial: Trial) -> str:
@@ -203,7 +213,7 @@ def _changes(changes: Sequence[Change], fleet: Fleet) -> list[str]:
     lines = ["what one change would do        inst.  GPUs servers"]
     for change in changes:
         if change.servers is None:
-            lines.append(_wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
+            lines.append(wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
             continue
         more = change.servers - fleet.servers
         note = f"  {more:+d}" if more else ""

@@ -245,7 +245,10 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
             f"{nearest.why}.",
             todo=_what_limits(question, nearest.metric),
         )
-    listed = "; ".join(f"{each.label}: {each.why.rstrip('.')}" for each in refused)
+    reasons: dict[str, list[str]] = {}
+    for each in refused:
+        reasons.setdefault(each.why.rstrip("."), []).append(each.label)
+    listed = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
     if by_kind["memory"]:
         return UserError(
             f"{name} fits {gpu} in no configuration that was tried: {listed}.",
@@ -257,7 +260,7 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
 
 def _what_limits(question: Question, metric: str) -> str:
     what = {
-        "ttft": f"The prefill of {question.mean_isl:,.0f} input tokens limits it",
+        "ttft": f"The prefill of {question.mean_isl:,.0f} input tokens, network and tokenizer limit it",
         "itl": "Reading the weights once per token limits it",
         "e2e": f"{question.mean_osl:,.0f} output tokens one after the other limit it",
     }.get(metric, "The engine limits it")

@@ -102,7 +102,7 @@ def server_year(prices: Prices, gpus: int, tdp_w: float | None) -> tuple[list[tu
 
 def cost(
     prices: Prices, *, servers: int, gpus_per_server: int, tdp_w: float | None, capacity: float,
-    average: float | None, isl: float, osl: float, input_share: float,
+    average: float | None, isl: float, osl: float, input_share: float | None,
 ) -> Cost:  # fmt: skip
     """Cost of a fleet.
 
@@ -115,7 +115,7 @@ def cost(
         average: requests per second over the whole year; None when only the peak is known.
         isl: mean input tokens.
         osl: mean output tokens.
-        input_share: of the engine's time that prompts take.
+        input_share: of the engine's time that prompts take; None is not known, and then nothing is told per token.
     """
     each, missing = server_year(prices, gpus_per_server, tdp_w)
     parts = tuple((what, servers * usd) for what, usd in each)
@@ -126,11 +126,14 @@ def cost(
         return Cost(parts, tuple(missing), None, None, None, None)
     requests = utilisation * capacity * SECONDS
     total = servers * sum(usd for _, usd in each)
+    each_1k = 1e3 * total / requests
+    if input_share is None:
+        return Cost(parts, tuple(missing), utilisation, each_1k, None, None)
     return Cost(
         parts,
         tuple(missing),
         utilisation,
-        per_1k_requests=1e3 * total / requests,
+        per_1k_requests=each_1k,
         per_million_input=1e6 * total * input_share / (requests * isl),
         per_million_output=1e6 * total * (1 - input_share) / (requests * osl),
     )

@@ -109,7 +109,7 @@ def test_a_limit_that_nothing_meets_says_the_best_there_is_and_what_limits_it():
         UserError, match=r"meets the limits: best reachable is TP 4 fp8, where TTFT P95 is .* limit is 5"
     ):
         answer(asked, made_up)
-    with pytest.raises(UserError, match=r"prefill of 1,000 input tokens limits it"):
+    with pytest.raises(UserError, match=r"prefill of 1,000 input tokens, network"):
         answer(asked, made_up)
 
 

@@ -1,0 +1,181 @@
+"""`make size` from the words of the user to the files."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.domain.errors import UserError
+from pipelines.machine import GpuFacts, Machine
+from pipelines.settings import Settings
+from pipelines.size_command.ask import ask, lengths
+from tests.conftest import ROOT
+from tests.support.load_settings import workload
+
+BENCHMARKS = ROOT / "tests" / "reference" / "benchmarks"
+H100 = ["model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200"]
+ASKED = [*H100, "sizing.average_rate=53", "sizing.slo.ttft_ms=500"]
+NO_GPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
+
+
+def load(*overrides) -> Settings:
+    from pipelines.commands import load as composed
+
+    return composed(list(overrides))
+
+
+def size(tmp_path, *words):
+    return main(["size", *words, f"report.folder={tmp_path}"])
+
+
+def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
+    assert size(tmp_path, *ASKED, "sizing.tp=[1,2]", "sizing.requests=400") == 0
+    said = capsys.readouterr().out
+    assert max(len(line) for line in said.splitlines() if not line.startswith("written")) <= 80
+    assert "65/s at peak (P95 of Poisson arrivals in one second)" in said
+    assert "* TP 1 fp8" in said
+    folder = tmp_path / "size-llama_3_8b-h100_sxm"
+    found = json.loads((folder / "answer.json").read_text())
+    best = found["options"][0]
+    assert found["recommended"] == best["option"] == "TP 1 fp8"
+    assert best["fleet"]["needed"] == -(-65 // best["requests_per_s"])
+    assert best["provenance"] in ("calibrated", "transferred", "datasheet")
+    assert best["requests_per_s_low"] <= best["requests_per_s"] <= best["requests_per_s_high"]
+    assert found["check"]["fleet"]["meets"]
+    rows = list(csv.DictReader((folder / "table.csv").open()))
+    assert [row["option"] for row in rows] == [option["option"] for option in found["options"]]
+    assert (folder / "pareto.svg").is_file()
+    assert (folder / "changes.svg").is_file()
+    text = (folder / "report.md").read_text()
+    assert "Because it needs the fewest" in text
+    assert "modelled" in text
+
+
+def test_a_day_is_replayed_and_drawn(tmp_path, capsys):
+    words = ["sizing=autoscaled", "sizing.autoscaling.cold_start_s=120", "sizing.tp=1", "sizing.requests=400"]
+    assert size(tmp_path, *ASKED, *words) == 0
+    said = capsys.readouterr().out
+    assert "built-in shape of a business day (assumed, not measured)" in said
+    assert "GPU-hours" in said
+    day = json.loads((tmp_path / "size-llama_3_8b-h100_sxm" / "answer.json").read_text())["day"]
+    assert day["autoscaled"]["gpu_hours"] < day["fixed"]["gpu_hours"]
+    assert (tmp_path / "size-llama_3_8b-h100_sxm" / "day.png").is_file()
+
+
+def test_prices_that_are_given_are_told(tmp_path, capsys):
+    prices = ["sizing.prices.server_usd=320000", "sizing.prices.years=4", "sizing.prices.licence_usd=4500"]
+    assert size(tmp_path, *ASKED, *prices, "sizing.tp=1", "sizing.requests=400") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "116,000 USD a year (servers 80,000, licences 36,000); not given and not in it: hosting, power" in said
+    assert "% utilisation" in said
+
+
+def test_a_benchmark_is_sized_from(tmp_path, capsys):
+    words = ["sizing.peak_rate=30", "sizing.slo.ttft_ms=3000", "hardware=h100_sxm"]
+    assert size(tmp_path, f"sizing.measured={BENCHMARKS / 'aiperf_1_5.json'}", *words) == 0
+    said = capsys.readouterr().out
+    assert "measured with aiperf" in " ".join(said.split())
+    assert "not simulated" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*H100], "There is no load to size for"),
+        (["sizing.average_rate=5"], r"hardware=auto, and this machine has no GPU \(nvidia-smi is not installed\)"),
+        ([*ASKED, "sizing.model=lama-3-8b"], r"model 'lama-3-8b' is not known.*Did you mean 'llama-3-8b'"),
+        ([*ASKED, "hardware=h100_smx"], r"hardware=h100_smx is not known.*Did you mean 'h100_sxm'"),
+        ([*ASKED, "model=lama_3_8b"], r"model=lama_3_8b is not known.*Did you mean 'llama_3_8b'"),
+        (["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"], "sizes of org--x are not known"),
+    ],
+)
+def test_what_is_missing_is_named(words, message):
+    with pytest.raises(UserError, match=message):
+        ask(load(*words), NO_GPU)
+
+
+def test_the_gpu_of_this_machine_is_taken_with_its_servers_size():
+    gpus = tuple(GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 85_520_809_984) for _ in range(4))
+    machine = Machine(8, 2**38, gpus, "", has_tensorrt_llm=True, platform="test")
+    asked = ask(load("model=llama_3_8b", "sizing.average_rate=5"), machine)
+    assert (asked.gpu.gpu, asked.gpu.gpus_per_server, asked.tp) == ("H100-SXM-80GB", 4, (1, 2, 4))
+
+
+def test_a_chosen_tp_is_not_searched():
+    assert ask(load(*ASKED, "parallel=tp2"), NO_GPU).tp == (2,)
+    assert ask(load(*ASKED), NO_GPU).tp == (1, 2, 4, 8)
+    assert ask(load(*ASKED, "sizing.tp=[4,8]"), NO_GPU).tp == (4, 8)
+
+
+def test_a_model_of_the_table_needs_no_file_in_conf():
+    asked = ask(load("sizing.model=mixtral-8x7b", "hardware=h100_sxm", "sizing.average_rate=5"), NO_GPU)
+    assert asked.model.n_experts == 8
+
+
+def test_turns_of_a_conversation_carry_all_before_them():
+    isl, osl = lengths(workload(isl=100, osl=50, turns=3), 6)
+    assert list(isl) == [100, 250, 400] * 2
+    assert set(osl) == {50}
+
+
+def test_lengths_of_a_trace_are_its_own(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"time": 0, "isl": 10, "osl": 5}\n{"time": 1, "isl": 20, "osl": 7}\n')
+    isl, osl = lengths(workload(arrival="trace", trace=file), 4)
+    assert (list(isl), list(osl)) == ([10, 20, 10, 20], [5, 7, 5, 7])
+
+
+def test_a_trace_without_lengths_is_refused(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"time": 0, "prompt": "Hello", "osl": 5}\n')
+    with pytest.raises(UserError, match="sizing needs isl in every line"):
+        lengths(workload(arrival="trace", trace=file), 4)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from pipelines.commands import load
+from pipelines.machine import gather
+from pipelines.size_command.ask import ask
+from pipelines.size_command.run import costs, solve
+from pipelines.size_command.words import words
+settings = load(sys.argv[1:])
+result = solve(settings, ask(settings, gather()), costs())
+words(result)
+print(time.process_time())
+"""
+
+
+def seconds(*overrides) -> float:
+    """Process time from the start of Python to the answer, imports included; the best of three, the first compiles."""
+    run = [sys.executable, "-c", SCRIPT, *overrides]
+    done = [subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(3)]
+    return min(float(each.stdout) for each in done)
+
+
+def test_an_answer_without_a_search_is_quick():
+    """A second on a machine of its own; twice that where others keep the caches busy."""
+    assert seconds(*ASKED, "sizing.tp=1") < 2.0
+
+
+def test_an_answer_with_a_search_takes_less_than_ten_seconds():
+    assert seconds(*ASKED, "sizing.formats=[none,fp8,int8_sq,int4_awq]") < 10.0
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert size(tmp_path / "file", *ASKED, "sizing.tp=1", "sizing.requests=200") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_result_of_nothing_known_is_refused(tmp_path, capsys):
+    file = tmp_path / "x.json"
+    file.write_text("{}")
+    assert size(tmp_path, f"sizing.measured={file}", "sizing.peak_rate=3") == 2
+    assert "is no result of a benchmark" in " ".join(capsys.readouterr().err.split())
+    assert Path(file).is_file()
