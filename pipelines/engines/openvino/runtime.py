@@ -18,6 +18,11 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.sizing import cpu_memory
 
+KERNEL_CACHE = 512
+"""Compiled kernels that the plugin keeps of each kind. Every number of tokens in an iteration has its own, about five
+of a kind; unbounded, a server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4).
+With 32 users and prompts of one length nothing is dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
@@ -90,6 +95,7 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": inference_precision(options),
         "KV_CACHE_PRECISION": kv_cache,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "CPU_RUNTIME_CACHE_CAPACITY": str(KERNEL_CACHE),
     }
     if options.num_threads is not None:
         chosen["INFERENCE_NUM_THREADS"] = options.num_threads

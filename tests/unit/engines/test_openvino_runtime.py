@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,19 @@ def test_properties_never_quantize_activations_unasked() -> None:
     chosen = properties(OpenVinoOptions(inference_precision="bf16", num_threads=3), "u8")
     assert chosen == {
         "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "CPU_RUNTIME_CACHE_CAPACITY": "512",
         "INFERENCE_NUM_THREADS": 3,
     }  # fmt: skip
+
+
+def test_kernels_are_kept_once() -> None:
+    """OneDNN reads this when OpenVINO is imported; in a fresh process this package comes first."""
+    code = (
+        "import os, sys, pipelines.engines.openvino;"
+        "print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'], 'openvino' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == ["0", "False"]
 
 
 def test_a_prompt_longer_than_one_iteration_needs_chunking() -> None:
