@@ -29,6 +29,7 @@ class Case:
         unit: of time, "ticks" or "s".
         overhead: of a request on its way to the engine and back, on TTFT and E2E.
         client_delay: closed loop: from an answer to the arrival of the user's next request.
+        what: model, format, GPU and split; empty in ticks.
         reason: why this unit, for people.
         notes: what a reader should know.
     """
@@ -38,6 +39,7 @@ class Case:
     unit: str
     overhead: float
     client_delay: float
+    what: str
     reason: str
     notes: tuple[str, ...] = ()
 
@@ -90,7 +92,7 @@ def _in_ticks(settings: Settings) -> Case:
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
     delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
     reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
-    return Case(tuple(engines), cost, "ticks", 0.0, delay, reason, tuple(notes))
+    return Case(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
 
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
@@ -134,8 +136,8 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         unit="s",
         overhead=costed.overhead_s,
         client_delay=delay + costed.overhead_s + settings.workload.think_time_s,
-        reason=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}; "
-        f"{costed.provenance}: {costed.why}",
+        what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}",
+        reason=f"{costed.provenance}: {costed.why}",
         notes=(f"KV cache: {blocks:,} blocks of {wanted.tokens_per_block} tokens (modelled)",),
     )
 

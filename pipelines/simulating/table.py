@@ -76,8 +76,9 @@ def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
 def asked(settings: Settings, case: Case, load: str | None = None) -> str:
     """What is simulated in one line; `load` in place of all loads that the settings name, "" for none."""
     work = settings.workload
-    parts = [f"{case.slots:,} slots", f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"]
-    parts[1] += f", {work.turns} turns" if work.turns > 1 else ""
+    lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"
+    parts = [case.what] if case.what else []
+    parts += [f"{case.slots:,} slots", lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
     if load is None:
         count = settings.benchmark.num_requests
         load = {"burst": f"{count} requests at once", "trace": f"trace {work.trace}"}.get(work.arrival, work.arrival)

@@ -82,7 +82,7 @@ def _pictures(
 
     _, per, _ = words(case.unit)
     what = asked(settings, case, drawn[0].level.load.text)
-    shown = [Shown(NAMES[each.engine.policy], each.run, each.engine.slots) for each in drawn]
+    shown = [Shown(NAMES[each.engine.policy], each.run, each.engine.slots, case.overhead) for each in drawn]
     yield slots_picture(shown, unit=case.unit, until=_until(settings, case, drawn), caption=what)
     if curves:
         yield curves_picture(curves, unit=case.unit, rate_unit=per, load=axis, caption=asked(settings, case, ""))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.simulator.interface import Run
 
-MAX_SLOTS = 16
+MAX_SLOTS = 12
 """Slots drawn at most: more rows cannot be read."""
 ROLE = {CONTEXT: "wait", GEN: "work", EOS: "s3", NOOP: "muted"}
 """Colours of the cells."""
@@ -34,11 +34,19 @@ WIDTH = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A run with its name, e.g. "static", and the slots of its engine."""
+    """A run to be drawn.
+
+    Attributes:
+        name: e.g. "static".
+        run: with iterations.
+        slots: of its engine.
+        overhead: of a request on its way to the engine and back; part of its latencies.
+    """
 
     name: str
     run: Run
     slots: int
+    overhead: float = 0.0
 
 
 def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: str) -> Figure:
@@ -170,8 +178,8 @@ def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme
         for name, times, marker, face in kinds:
             seen = times <= until  # NaN, which had not happened, is not
             axes.plot(
-                times[seen], scale * (times - np.asarray(rows.arrival))[seen], marker, color=colour, markersize=4,
-                markerfacecolor=face, label=f"{shown.name}, {name}",
+                times[seen], scale * (times - np.asarray(rows.arrival) + shown.overhead)[seen], marker, color=colour,
+                markersize=4, markerfacecolor=face, label=f"{shown.name}, {name}",
             )  # fmt: skip
     axis(
         axes, "Latency of each request, at the time its first and its last token came", f"time, {unit}",

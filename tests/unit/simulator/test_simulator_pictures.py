@@ -1,0 +1,63 @@
+"""The pictures: what is drawn, in words that are really in them; the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.report.blocks import Figure
+from pipelines.simulator.cost import TickCost
+from pipelines.simulator.interface import Engine, Load
+from pipelines.simulator.pictures import MAX_SLOTS, Curve, Point, Shown, curves_picture, slots_picture
+from pipelines.simulator.run import simulate
+
+
+def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:
+    load = Load(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
+    runs = [
+        Shown(name, simulate(Engine(name, count), load, TickCost(), iterations=True, backend="numpy"), count)
+        for name in policies
+    ]
+    return slots_picture(runs, unit="ticks", until=until, caption="4 slots; all at once")
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Figure:
+    return slots(4)
+
+
+def test_every_kind_of_cell_is_named_and_explained(drawn):
+    for text in (
+        "Context 1<",
+        "Gen<",
+        "NoOp<",
+        "Context: prompt",
+        "Gen: a token",
+        "EoS: the last token",
+        "time, ticks",
+    ):
+        assert text in drawn.svg
+
+
+def test_it_says_what_was_simulated_and_that_it_is_modelled(drawn):
+    assert "Simulated: 4 slots; all at once" in drawn.svg
+    assert drawn.origin == "modelled"
+    assert "static: 30 requests done" in drawn.alt
+
+
+def test_the_same_run_gives_the_same_picture(drawn):
+    assert slots(4).png == drawn.png
+
+
+def test_more_slots_than_can_be_read_are_named_not_drawn():
+    assert f"(first {MAX_SLOTS} of 40 slots)" in slots(40, policies=("inflight",)).svg
+
+
+def test_curves_name_their_units_and_loads():
+    points = tuple(Point(users, 10.0 * users, 100.0 * users, (0.01, 0.02), None) for users in (1.0, 2.0, 4.0))
+    made = curves_picture(
+        [Curve("static", points)], unit="s", rate_unit="s", load="concurrency", caption="a model on a GPU"
+    )
+    for text in ("output tokens per s", "ms, p50 and p95", "concurrency", "static", ">4<"):
+        assert text in made.svg
+    assert "static: 400 output tokens per s at 4" in made.alt
