@@ -2,6 +2,6 @@
 
 import os
 
-# The plugin keeps compiled kernels itself, bounded (`runtime.KERNEL_CACHE`); oneDNN would keep 1024 a second time.
+# The plugin keeps compiled kernels itself, bounded (`runtime.KERNEL_CACHE`); oneDNN would keep its own beside them.
 # It reads this when OpenVINO is imported, so it stands before that.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")

@@ -19,9 +19,8 @@ from pipelines.engines.port import BuildLimits
 from pipelines.sizing import cpu_memory
 
 KERNEL_CACHE = 512
-"""Compiled kernels that the plugin keeps of each kind. Every number of tokens in an iteration has its own, about five
-of a kind; unbounded, a server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4).
-With 32 users and prompts of one length nothing is dropped."""
+"""Entries of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own; unbounded, a
+server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4)."""
 
 
 @dataclass(frozen=True, slots=True)
