@@ -36,8 +36,9 @@ def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
 def compiled() -> Callable[..., Any]:
     """`loop.run` compiled by numba; kept on disk, beside the source or in the user's cache folder.
 
-    The functions are compiled as copies that see one another instead of the plain ones. Numba keeps a function by its
-    name and file, blind to a change in a function it calls, so the name carries a digest of all the source.
+    The functions are compiled as copies that see one another instead of the plain ones. Only `run` is called from
+    Python, so only it gets a wrapper (half of the time to compile would go there) and is kept. Numba keeps a function
+    by its name and file, blind to a change in a function it calls, so the name carries a digest of all the source.
     """
     import numba
 
@@ -49,7 +50,9 @@ def compiled() -> Callable[..., Any]:
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        names[name] = _kept(numba, copy) if name == "run" else numba.njit(copy)
+        names[name] = (
+            _kept(numba, copy) if name == "run" else numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy)
+        )
     return names["run"]  # type: ignore[no-any-return]
 
 

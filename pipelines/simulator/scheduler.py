@@ -65,11 +65,10 @@ def pause_last(rules: Rules, w: Work) -> None:
         i = w.order.pop()
     r = w.requests[i]
     last = w.n.it - 1
-    if r.began >= 0:
-        leave(rules, w, i, last, last - r.began + 1, r.offset + last)
-    else:
+    if r.began < 0:
         w.prefilling.pop()
-        leave(rules, w, i, last, 0, r.isl + r.produced)
+    tokens = last - r.began + 1 if r.began >= 0 else 0
+    leave(rules, w, i, last, tokens, r.offset + last if r.began >= 0 else r.isl + r.produced)
     r.preemptions += 1
     w.n.head = i
     w.n.waiting += 1
