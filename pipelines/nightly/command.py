@@ -12,9 +12,10 @@ from pipelines.commands import load
 from pipelines.compose import relative_to_cwd
 from pipelines.domain.errors import UserError
 from pipelines.nightly.changes import changes
+from pipelines.nightly.finding import Finding
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
-from pipelines.nightly.verdict import Finding, Verdict, judge
+from pipelines.nightly.verdict import Verdict, judge
 from pipelines.report.console import WIDTH
 from pipelines.screen import say
 

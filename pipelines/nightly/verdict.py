@@ -8,43 +8,14 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from eval.paired import mcnemar_exact
+from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
+from pipelines.nightly.finding import Finding
 from pipelines.nightly.judge import Judged, Rule, replay
-from pipelines.nightly.record import HIGHER_IS_BETTER, Record, base_name, unpack_bits
+from pipelines.nightly.record import HIGHER_IS_BETTER, Record, base_name
 from pipelines.nightly.settings import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
 """Metrics with a judgement of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is worse than it was or should be.
-
-    Attributes:
-        cell: name.
-        metric: with its load.
-        before: median of the nights before, or the limit that was pinned.
-        now: tonight's value.
-        limit: value beyond which tonight counts as worse.
-        reason: why it counts, for people.
-        first: the first record of the stretch that is worse.
-        last_good: the record before it; None where there is none.
-    """
-
-    cell: str
-    metric: str
-    before: float
-    now: float
-    limit: float
-    reason: str
-    first: Record
-    last_good: Record | None
-
-    @property
-    def change_percent(self) -> float:
-        """Of tonight against before; positive is more."""
-        return 100 * (self.now / self.before - 1) if self.before else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +84,9 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Ver
             series.append(line)
             found += _worse(line)
         found += _pinned(record, settings.expect) + _errors(record, settings.expect)
-        found += _accuracy_limit(record, settings.expect) + _accuracy_fell([*nights, record], settings, chance)
+        asked = [*nights, record]
+        since = max(restarts_of(asked, "accuracy", settings.expect), default=0)
+        found += accuracy_limit(record, settings.expect) + accuracy_fell(asked[since:], settings, chance)
     if not any(record.status == "done" for record in ours):
         failures.append(("the run", "no cell could be measured here"))
     return Verdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)
@@ -223,70 +196,6 @@ def _errors(record: Record, expect: ExpectSettings) -> list[Finding]:
         for metric, now in metrics_of(record).items()
         if base_name(metric) == "error_share" and now > limit / 100
     ]
-
-
-def _accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:
-    """More loss than the format may have, and chance does not explain it."""
-    found = record.accuracy
-    limits = expect.accuracy_loss_percent
-    limit = limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
-    if found is None or limit is None or found["loss_percent"] is None:
-        return []
-    if found["loss_percent"] <= limit or found["verdict"] != "loses accuracy":
-        return []
-    least = found["baseline"] * (1 - limit / 100)
-    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; {limit:g} % is expected at most"
-    return [Finding(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
-
-
-def _accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Finding]:
-    """Fewer right answers to the same questions than on the best night before, paired question by question."""
-    floor = settings.expect.floor_percent.get("accuracy")
-    last = nights[-1].accuracy
-    if floor is None or last is None:
-        return []
-    start = max(restarts_of(nights, "accuracy", settings.expect), default=0)
-    asked = [n for n in nights[start:] if n.accuracy and n.accuracy["prompts_sha256"] == last["prompts_sha256"]]
-    best = max(asked, key=_right)
-    stretch = []
-    for night in reversed(asked):
-        if not _fell(best, night, floor / 100, chance):
-            break
-        stretch.append(night)
-    if not stretch:
-        return []
-    place = asked.index(stretch[-1])
-    before = _right(best)
-    lost, gained = _paired(best, nights[-1])
-    why = f"{lost} answers lost and {gained} gained against {best.commit[:12]}, the best night"
-    return [
-        Finding(
-            nights[-1].cell, "accuracy", before, _right(nights[-1]), before * (1 - floor / 100), why,
-            stretch[-1], asked[place - 1] if place else None,
-        )
-    ]  # fmt: skip
-
-
-def _right(record: Record) -> float:
-    return float(record.accuracy["accuracy"]) if record.accuracy else 0.0
-
-
-def _fell(best: Record, night: Record, floor: float, chance: float) -> bool:
-    lost, gained = _paired(best, night)
-    return _right(night) < _right(best) * (1 - floor) and lost > gained and mcnemar_exact(lost, gained) < chance
-
-
-def _paired(best: Record, night: Record) -> tuple[int, int]:
-    """(questions lost, questions gained) from one night to another."""
-    before, after = (_answers(record.accuracy) for record in (best, night))
-    return (
-        sum(a and not b for a, b in zip(before, after, strict=True)),
-        sum(b and not a for a, b in zip(before, after, strict=True)),
-    )
-
-
-def _answers(accuracy: Any) -> list[bool]:
-    return unpack_bits(accuracy["right"], accuracy["questions"])
 
 
 def _failure(record: Record, nights: list[Record], expect: ExpectSettings) -> list[tuple[str, str]]:

@@ -1,0 +1,79 @@
+"""Accuracy of a night: against the limit that was pinned, and question by question against the nights before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval.paired import mcnemar_exact
+from pipelines.nightly.finding import Finding
+from pipelines.nightly.record import Record, unpack_bits
+from pipelines.nightly.settings import ExpectSettings, NightlySettings
+
+
+def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:
+    """More loss than the format may have, and chance does not explain it."""
+    found = record.accuracy
+    limits = expect.accuracy_loss_percent
+    limit = limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
+    if found is None or limit is None or found["loss_percent"] is None:
+        return []
+    if found["loss_percent"] <= limit or found["verdict"] != "loses accuracy":
+        return []
+    least = found["baseline"] * (1 - limit / 100)
+    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; {limit:g} % is expected at most"
+    return [Finding(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
+
+
+def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Finding]:
+    """Fewer right answers to the same questions than on the best night before, paired question by question.
+
+    Args:
+        nights: of one cell since its accuracy was last expected to change, oldest first; the last one is judged.
+        settings: with the loss that is let pass.
+        chance: below which a loss is no accident.
+    """
+    floor = settings.expect.floor_percent.get("accuracy")
+    last = nights[-1].accuracy
+    if floor is None or last is None:
+        return []
+    asked = [n for n in nights if n.accuracy and n.accuracy["prompts_sha256"] == last["prompts_sha256"]]
+    best = max(asked, key=_right)
+    stretch = []
+    for night in reversed(asked):
+        if not _fell(best, night, floor / 100, chance):
+            break
+        stretch.append(night)
+    if not stretch:
+        return []
+    place = asked.index(stretch[-1])
+    before = _right(best)
+    lost, gained = _paired(best, nights[-1])
+    why = f"{lost} answers lost and {gained} gained against {best.commit[:12]}, the best night"
+    return [
+        Finding(
+            nights[-1].cell, "accuracy", before, _right(nights[-1]), before * (1 - floor / 100), why,
+            stretch[-1], asked[place - 1] if place else None,
+        )
+    ]  # fmt: skip
+
+
+def _right(record: Record) -> float:
+    return float(record.accuracy["accuracy"]) if record.accuracy else 0.0
+
+
+def _fell(best: Record, night: Record, floor: float, chance: float) -> bool:
+    lost, gained = _paired(best, night)
+    return _right(night) < _right(best) * (1 - floor) and lost > gained and mcnemar_exact(lost, gained) < chance
+
+
+def _paired(best: Record, night: Record) -> tuple[int, int]:
+    """(questions lost, questions gained) from one night to another."""
+    before, after = (_answers(record.accuracy) for record in (best, night))
+    return (
+        sum(a and not b for a, b in zip(before, after, strict=True)),
+        sum(b and not a for a, b in zip(before, after, strict=True)),
+    )
+
+
+def _answers(accuracy: Any) -> list[bool]:
+    return unpack_bits(accuracy["right"], accuracy["questions"])
