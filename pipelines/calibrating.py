@@ -11,13 +11,14 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
 from pipelines.machine import Machine, library_versions
-from pipelines.modelling import FOLDER, Format, gpu_model, shape_of
+from pipelines.modelling import Format, gpu_model, shape_of
 from pipelines.settings import Settings
 from pipelines.simulator.interface import Engine
 from pipelines.sizing.calibrated import Calibration, calibration_of, comparison
 from pipelines.sizing.calibration import Fit, fit
 from pipelines.sizing.measured import Measured, read_measured
 from pipelines.sizing.modelled import Deployment
+from pipelines.sizing_settings import CALIBRATIONS
 
 SHOWN = {
     "token_compute": ("linears, computed", "us/token"),
@@ -101,7 +102,7 @@ def place(settings: Settings, made: Calibration) -> Path:
     """Where a calibration is kept: in the store, by what it is of."""
     parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
-    return settings.paths.store / FOLDER / f"{name}.json"
+    return settings.paths.store / CALIBRATIONS / f"{name}.json"
 
 
 def fit_text(measured: Measured, found: Fit, words: str) -> str:

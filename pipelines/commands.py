@@ -15,6 +15,7 @@ from pipelines.domain.errors import UserError
 from pipelines.machine import gather
 from pipelines.plan import Plan, make_plan
 from pipelines.settings import Settings, validate
+from pipelines.sizing_settings import calibration_files
 from pipelines.targets import Target, farthest
 
 if TYPE_CHECKING:
@@ -165,6 +166,10 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
+    if made.flavour.name != "openvino" or settings.sizing.calibration or any(calibration_files(settings.paths.store)):
+        from pipelines.modelled_plan import modelled_text  # imports numpy, which a plan without a model does not need
+
+        sys.stdout.write(modelled_text(made))
     return 0
 
 

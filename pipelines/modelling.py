@@ -6,7 +6,7 @@ CPU engine that was never calibrated there is no model, and nothing is shown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,11 @@ from pipelines.simulator.interface import Engine
 from pipelines.sizing.calibrated import Calibration, load_calibration, processor
 from pipelines.sizing.measured import measured_level
 from pipelines.sizing.modelled import Deployment, Modelled, Provenance, run_trial, trial
+from pipelines.sizing_settings import calibration_files
 
 if TYPE_CHECKING:
+    from pipelines.sizing.performance import Costed, Setup
     from pipelines.sizing.specs import GpuSpec
-
-FOLDER = "calibrations"
-"""Below the store: where calibrations are kept and looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +74,33 @@ class Format:
 
 
 def known(settings: Settings) -> list[Calibration]:
-    """Calibrations to look in: the one that is named, else all of the store.
+    """Calibrations to look in: the one that is named, else those of the store; files of other versions are passed over.
 
     Raises:
-        UserError: one cannot be read.
+        UserError: the one that is named cannot be read.
     """
     if settings.sizing.calibration is not None:
         return [load_calibration(settings.sizing.calibration)]
-    return [load_calibration(path) for path in sorted((settings.paths.store / FOLDER).glob("*.json"))]
+    found = []
+    for path in calibration_files(settings.paths.store):
+        with suppress(UserError):
+            found.append(load_calibration(path))
+    return found
+
+
+def costs(settings: Settings) -> Callable[[Setup], Costed]:
+    """What an iteration of a setup costs: the performance model, moved by the calibration that is named.
+
+    Raises:
+        UserError: it cannot be read; also when it is called with a setup that the calibration does not speak of.
+    """
+    from pipelines.sizing.performance import PerformanceModel
+
+    model = PerformanceModel.load()
+    if settings.sizing.calibration is None:
+        return model.cost
+    calibration = load_calibration(settings.sizing.calibration)
+    return lambda setup: calibration.cost(setup, model.cost(setup))
 
 
 def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:

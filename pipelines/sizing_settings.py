@@ -14,6 +14,8 @@ from pipelines.sizing.autoscale import Policy, Signal
 from pipelines.sizing.demand import USUAL_PERCENTILE, Demand, poisson_percentile, rate_of_users
 from pipelines.sizing.price import Prices
 
+CALIBRATIONS = "calibrations"
+"""Below the store: where `make calibrate` keeps its files, and where they are looked for."""
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -25,6 +27,11 @@ def _percent(value: object) -> object:
         meant = f"; did you mean {100 * value:g}?" if 0 < value < 1 else ""
         raise ValueError(f"is {value:g}; percentiles go from 1 to 99.99, 50 is the median{meant}")
     return value
+
+
+def calibration_files(store: Path) -> list[Path]:
+    """What `make calibrate` has left in a store."""
+    return sorted((store / CALIBRATIONS).glob("*.json"))
 
 
 class SizingSloSettings(SloSettings):

@@ -97,8 +97,9 @@ def _in_ticks(settings: Settings) -> Case:
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.memory_rules import engine_sizes
+    from pipelines.modelling import costs
     from pipelines.sizing.memory import device_memory
-    from pipelines.sizing.performance import PerformanceModel, Setup
+    from pipelines.sizing.performance import Setup
     from pipelines.sizing.specs import ModelSpec, gpu_named
 
     wanted, build = settings.simulator, settings.build
@@ -113,7 +114,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         tp=build.tp_size,
         pp=build.pp_size,
     )
-    costed = PerformanceModel.load().cost(setup)
+    costed = costs(settings)(setup)
     memory = device_memory(sizes, (hardware.memory_gb or 0) * 1e9)
     blocks = wanted.kv_blocks or memory.kv_tokens // wanted.tokens_per_block
     if blocks < 1:

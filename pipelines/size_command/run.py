@@ -25,6 +25,7 @@ SHOWN_CURVES = 6
 
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
+    from pipelines.modelling import costs
     from pipelines.size_command.words import words
 
     raw = raw_config(overrides)
@@ -32,7 +33,7 @@ def size(overrides: Sequence[str]) -> int:
     if settings.sizing.measured is not None and settings.sizing.calibration is None:
         return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
-    result = solve(settings, question, costs())
+    result = solve(settings, question, costs(settings))
     folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
     say("\n".join(words(result)))
     say()
@@ -56,13 +57,6 @@ def _from_measured(settings: Settings, path: Path) -> int:
         file.write_text(json.dumps(to_json(found, price), indent=1) + "\n")
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")
     return 0
-
-
-def costs() -> CostOf:
-    """What an iteration costs, by the performance model."""
-    from pipelines.sizing.performance import PerformanceModel
-
-    return PerformanceModel.load().cost
 
 
 def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:

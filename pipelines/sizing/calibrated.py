@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.simulator.cost import IterationCost
 from pipelines.simulator.interface import Engine
-from pipelines.sizing.calibration import Fit, Row
+from pipelines.sizing.calibration import GPU_KNOBS, Fit, Row, moved
 from pipelines.sizing.measured import Measured
 from pipelines.sizing.modelled import Deployment
+from pipelines.sizing.performance import Costed, Provenance, Setup
 
 SCHEMA = 1
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
@@ -37,6 +39,7 @@ class Calibration:
         at_bound: what was fitted to the edge of what is allowed.
         undecided: what the benchmark says little of.
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
+        multipliers: on the performance model's coefficients, by knob; none for an engine of which it knows nothing.
         levels: measured and modelled, per load of the fit.
         fitted_on: tool, files, dates, notes.
         versions: of what made it.
@@ -55,6 +58,7 @@ class Calibration:
     at_bound: tuple[str, ...]
     undecided: tuple[str, ...]
     spread: Mapping[str, float]
+    multipliers: Mapping[str, float]
     levels: tuple[Mapping[str, Any], ...]
     fitted_on: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -65,12 +69,41 @@ class Calibration:
         """Where it comes from, in one line."""
         when = str(self.fitted_on.get("measured_at") or "")[:10]
         loads = f"{len(self.levels)} loads" if len(self.levels) != 1 else "1 load"
-        return f"calibrated on {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
+        return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
 
     def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
         """Whether it speaks of this deployment; `where` is the machine of the CPU engine, or names of the GPU."""
         mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
         return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
+
+    def cost(self, setup: Setup, said: Costed) -> Costed:
+        """What the performance model says of a setup, moved by what was measured.
+
+        For the very setup that was measured that is the fit itself; others on the same GPU move by the same factors,
+        and say so.
+
+        Raises:
+            UserError: it is of the CPU engine, or of another GPU.
+        """
+        if not self.multipliers or self.gpu != setup.gpu.name:
+            raise UserError(
+                f"sizing.calibration is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
+                todo="Calibrate on this GPU: make calibrate hardware=... model=... sizing.measured=...",
+            )
+        knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
+        theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
+        before = Deployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
+        after = moved(before, knobs, theta)
+        same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
+        spread = {
+            name: self.spread[name] if same else max(self.spread[name], other) for name, other in said.spread.items()
+        }
+        why = self.why if same else f"{self.why} of {self.precision} TP {self.tp} PP {self.pp}"
+        provenance: Provenance = "calibrated" if same else "transferred"
+        return replace(
+            said, cost=after.cost, overhead_s=after.overhead_s, client_delay=after.client_gap_s, provenance=provenance,
+            why=why, spread=spread,
+        )  # fmt: skip
 
     def save(self, path: Path) -> None:
         """Write it.
@@ -136,6 +169,7 @@ def calibration_of(measured: Measured, found: Fit, versions: Mapping[str, str]) 
         at_bound=found.at_bound,
         undecided=found.undecided,
         spread=found.spread,
+        multipliers={name: float(value) for name, value in found.multipliers.items()},
         levels=tuple(_kept(row) for row in found.rows),
         fitted_on={
             "tool": measured.tool,

@@ -106,6 +106,7 @@ class Fit:
         undecided: knobs of which the measurement says little; they stay near their prior.
         rows: one per level.
         spread: log-deviation left, by "ttft", "itl" and "throughput".
+        multipliers: on the model that it began with, by knob; none where it began with a guess.
     """
 
     deployment: Deployment
@@ -114,6 +115,7 @@ class Fit:
     undecided: tuple[str, ...]
     rows: tuple[Row, ...]
     spread: Mapping[str, float]
+    multipliers: Mapping[str, float]
 
 
 def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | None = None) -> Fit:
@@ -165,6 +167,9 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
         undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
         rows=rows,
         spread=_spread(rows),
+        multipliers={}
+        if isinstance(start, Engine)
+        else dict(zip((k.name for k in used), np.exp(found.x), strict=True)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelines.domain.benchmark import Distribution
+from pipelines.simulator.backend import Backend
 from pipelines.simulator.cost import IterationCost
 from pipelines.simulator.interface import Engine, Load, Requests
 from pipelines.simulator.run import simulate
@@ -117,11 +118,13 @@ def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> 
     return np.cumsum(random.gamma(shape, 1 / (shape * rate), count))
 
 
-def run_trial(trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear") -> Modelled:
-    """Simulate a load and read it as it was measured."""
+def run_trial(
+    trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
+) -> Modelled:
+    """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
     closed = trial.load.arrival is None
     delay = deployment.overhead_s + deployment.client_gap_s if closed else 0.0
-    run = simulate(deployment.engine, replace(trial.load, client_delay=delay), deployment.cost)
+    run = simulate(deployment.engine, replace(trial.load, client_delay=delay), deployment.cost, backend=backend)
     return _read(run.requests, trial, deployment.overhead_s, percentiles)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ from pipelines.artifacts import Store
 from pipelines.commands import COMMANDS, load
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
-from pipelines.modelling import FOLDER, Format, calibrated, gpu_model, shape_of, with_models
+from pipelines.domain.formats import QFormat
+from pipelines.modelling import Format, calibrated, costs, gpu_model, known, shape_of, with_models
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
 from pipelines.sizing.calibrated import load_calibration
-from pipelines.sizing.specs import gpu_named
+from pipelines.sizing.performance import Setup
+from pipelines.sizing.specs import ModelSpec, gpu_named
+from pipelines.sizing_settings import CALIBRATIONS
 from tests.support.report_store import benchmark, full_store
 
 FILES = Path(__file__).parents[2] / "reference" / "benchmarks"
@@ -43,11 +47,11 @@ def test_our_engine_is_calibrated_without_a_model_and_found_again(tmp_path, caps
     assert "each coefficient is fitted by itself: the CPU engine" in text
     assert "concurrency 16, ISL 128, OSL 8" in text
     assert "median error" in text
-    file = tmp_path / FOLDER / "synthetic-fp8-openvino-tp1.json"
+    file = tmp_path / CALIBRATIONS / "synthetic-fp8-openvino-tp1.json"
     assert f"calibration: {file}" in text
     made = load_calibration(file)
     assert made.cpu == "2 CPU cores, Linux x86_64 Python 3.11.7"
-    assert made.why == "calibrated on 3 loads measured with trtllm-pipelines on 2026-01-02"
+    assert made.why == "fitted to 3 loads measured with trtllm-pipelines on 2026-01-02"
     same = {"model": "synthetic", "precision": "fp8", "engine": "openvino", "tp": 1, "world": 1}
     assert calibrated([made], **same, where={made.cpu}).provenance == "calibrated"
     assert calibrated([made], **same, where={"64 CPU cores, Linux"}) is None
@@ -58,7 +62,7 @@ def test_the_place_of_the_file_can_be_given(tmp_path, capsys, ours):
     file = tmp_path / "here.json"
     run(capsys, f"sizing.measured={ours[0]}", f"sizing.calibration={file}", f"paths.store={tmp_path / 'store'}")
     assert load_calibration(file).model == "synthetic"
-    assert not (tmp_path / "store" / FOLDER).exists()
+    assert not (tmp_path / "store" / CALIBRATIONS).exists()
 
 
 def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys):
@@ -66,7 +70,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     text = run(capsys, *words)
     assert "multipliers on the performance model are fitted" in text
     assert "not decided by these loads" in text  # one load cannot tell ten coefficients apart
-    made = load_calibration(tmp_path / FOLDER / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
+    made = load_calibration(tmp_path / CALIBRATIONS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
     prior = gpu_model(
@@ -127,7 +131,7 @@ def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(t
     levels = by_format["fp8"].result.levels
     for row, level in zip(beside.rows, levels, strict=True):
         assert float(row[at[0]].replace(",", "")) == pytest.approx(level.summary.requests_per_s, rel=0.25)
-    assert any("calibrated on 3 loads" in note for note in beside.notes)
+    assert any("fitted to 3 loads" in note for note in beside.notes)
     text = "".join(figure.caption for figure in document(data).figures())
     assert "Dotted: modelled" in text
 
@@ -143,3 +147,35 @@ def two_formats_of_the_report(tmp_path):
     store = full_store(tmp_path / "plain", ("none",))
     data = collect(Store(store.root))
     return with_models(data, load([f"paths.store={store.root}"]), store.root)
+
+
+def test_the_plan_shows_what_the_model_says_only_where_there_is_one(tmp_path, capsys):
+    store = f"paths.store={tmp_path}"
+    assert COMMANDS["plan"].run(["quant=none", "engine=openvino", store]) == 0
+    assert "modelled under" not in capsys.readouterr().out
+    assert COMMANDS["plan"].run([*LLAMA, "workload=chat", store]) == 0
+    text = capsys.readouterr().out
+    assert "modelled under workload=chat (" in text
+    assert len(re.findall(r"^  concurrency +\d+ ( +[\d.,]+){4}$", text, re.M)) == 4
+    assert "usually off by" in text
+
+
+def test_a_calibration_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
+    """The setup that was measured costs what was fitted; another split of it moves by the same factors and says so."""
+    file = tmp_path / "c.json"
+    run(capsys, f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"sizing.calibration={file}")
+    settings = load([*LLAMA, f"sizing.calibration={file}"])
+    model = ModelSpec.from_shape(shape_of(settings), "llama_3_1_8b")
+    here = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8))
+    split = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, tp=2))
+    assert (here.provenance, split.provenance) == ("calibrated", "transferred")
+    assert here.cost.fixed == pytest.approx(load_calibration(file).deployment.cost.fixed)
+    assert "TP 1" in split.why
+    with pytest.raises(UserError, match="is of llama_3_1_8b on h100_sxm, not of A100"):
+        costs(settings)(Setup(model, gpu_named("a100_sxm_80gb"), QFormat.NONE))
+
+
+def test_calibrations_of_other_versions_are_passed_over(tmp_path):
+    (tmp_path / CALIBRATIONS).mkdir()
+    (tmp_path / CALIBRATIONS / "old.json").write_text('{"schema": 0}')
+    assert known(load([f"paths.store={tmp_path}"])) == []

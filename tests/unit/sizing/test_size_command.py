@@ -142,10 +142,11 @@ from pathlib import Path
 from pipelines.commands import load
 from pipelines.machine import gather
 from pipelines.size_command.ask import ask
-from pipelines.size_command.run import costs, solve
+from pipelines.modelling import costs
+from pipelines.size_command.run import solve
 from pipelines.size_command.words import words
 settings = load(sys.argv[1:])
-result = solve(settings, ask(settings, gather()), costs())
+result = solve(settings, ask(settings, gather()), costs(settings))
 words(result)
 print(time.process_time())
 """
