@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from pipelines.artifacts import Store
 from pipelines.domain.errors import Fault, UserError
@@ -50,9 +52,10 @@ class Case:
 
 
 def in_ticks(settings: Settings) -> bool:
-    """Whether time is in ticks: as asked, or because no GPU is named."""
+    """Whether time is in ticks: as asked, or because nothing says what an iteration takes."""
     asked = settings.simulator.time
-    return asked == "ticks" or (asked == "auto" and settings.hardware.name == "auto")
+    known = settings.hardware.name != "auto" or settings.sizing.calibration is not None
+    return asked == "ticks" or (asked == "auto" and not known)
 
 
 def make_case(settings: Settings, machine: Machine) -> Case:
@@ -63,11 +66,13 @@ def make_case(settings: Settings, machine: Machine) -> Case:
     """
     if in_ticks(settings):
         return _in_ticks(settings)
+    if settings.sizing.calibration is not None:
+        return _calibrated(settings, settings.sizing.calibration)
     hardware = resolved(settings.hardware, machine)
     if hardware.memory_gb is None or hardware.name == "auto":
         raise UserError(
             "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
-            todo="Name one, e.g. hardware=h100_sxm, or leave simulator.time out for ticks.",
+            todo="Name one, e.g. hardware=h100_sxm, give sizing.calibration, or leave simulator.time out for ticks.",
         )
     return _in_seconds(settings, hardware)
 
@@ -80,7 +85,7 @@ def _in_ticks(settings: Settings) -> Case:
         max_num_tokens=wanted.max_num_tokens,
         admission=_admission(settings),
         kv_blocks=wanted.kv_blocks,
-        tokens_per_block=wanted.tokens_per_block,
+        tokens_per_block=wanted.tokens_per_block or settings.build.tokens_per_block,
         prefix_tokens=wanted.prefix_tokens or 0,
     )
     engines = [replace(base, policy=policy) for policy in wanted.policy]
@@ -116,7 +121,8 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     )
     costed = costs(settings)(setup)
     memory = device_memory(sizes, (hardware.memory_gb or 0) * 1e9)
-    blocks = wanted.kv_blocks or memory.kv_tokens // wanted.tokens_per_block
+    block = wanted.tokens_per_block or build.tokens_per_block
+    blocks = wanted.kv_blocks or memory.kv_tokens // block
     if blocks < 1:
         raise UserError(
             f"{settings.model.label} in {settings.quant.qformat} leaves no KV cache on {hardware.name} (modelled).",
@@ -127,7 +133,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         max_num_tokens=wanted.max_num_tokens or build.max_num_tokens,
         admission=_admission(settings),
         kv_blocks=blocks,
-        tokens_per_block=wanted.tokens_per_block,
+        tokens_per_block=block,
         prefix_tokens=_prefix(settings),
     )
     delay = costed.client_delay if wanted.client_delay is None else wanted.client_delay
@@ -139,7 +145,30 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         client_delay=delay + costed.overhead_s + settings.workload.think_time_s,
         what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}",
         reason=f"{costed.provenance}: {costed.why}",
-        notes=(f"KV cache: {blocks:,} blocks of {wanted.tokens_per_block} tokens (modelled)",),
+        notes=(f"KV cache: {blocks:,} blocks of {block} tokens (modelled)",),
+    )
+
+
+def _calibrated(settings: Settings, path: Path) -> Case:
+    """The deployment that a calibration was fitted to, with the limits that are given here instead of its own."""
+    from pipelines.sizing.calibrated import load_calibration
+
+    wanted, found = settings.simulator, load_calibration(path)
+    deployment = found.deployment
+    limits = {name: getattr(wanted, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    base = replace(deployment.engine, prefix_tokens=_prefix(settings), **given)
+    if wanted.admission is not None:
+        base = replace(base, admission=_admission(settings))
+    delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
+    return Case(
+        engines=tuple(replace(base, policy=policy) for policy in wanted.policy),
+        cost=deployment.cost,
+        unit="s",
+        overhead=deployment.overhead_s,
+        client_delay=delay + deployment.overhead_s + settings.workload.think_time_s,
+        what=f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}, PP {found.pp}",
+        reason=found.why,
     )
 
 
@@ -156,7 +185,7 @@ def _shape(settings: Settings) -> ModelShape:
 
 
 def _admission(settings: Settings) -> Admission:
-    on_demand = settings.simulator.admission == "max_utilization"
+    on_demand = (settings.simulator.admission or settings.triton.batch_scheduler_policy) == "max_utilization"
     return "MAX_UTILIZATION" if on_demand else "GUARANTEED_NO_EVICT"
 
 

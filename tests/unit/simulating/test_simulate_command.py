@@ -11,7 +11,14 @@ import pytest
 
 from pipelines import commands
 from pipelines.domain.errors import UserError
+from pipelines.loadgen.settings import load_faults
 from pipelines.simulating import files
+from pipelines.simulating.command import with_defaults
+from pipelines.simulator.cost import IterationCost
+from pipelines.simulator.interface import Engine
+from pipelines.sizing.calibrated import Calibration
+from pipelines.sizing.modelled import Deployment
+from tests.conftest import ROOT
 
 
 def simulated(folder: Path, *overrides: str) -> Path:
@@ -162,6 +169,21 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
     assert "TTFT mean, ms" in out
 
 
+def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
+    cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
+    deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
+    known = {"model": "tiny_gemma", "precision": "fp8", "engine": "openvino", "gpu": None, "cpu": "x", "tp": 1, "pp": 1}
+    fitted = {"intervals": {}, "at_bound": (), "undecided": (), "spread": {}, "levels": (), "versions": {}}
+    made = Calibration(**known, **fitted, deployment=deployment, fitted_on={"tool": "this project"})
+    made.save(tmp_path / "c.json")
+    words = (f"sizing.calibration={tmp_path}/c.json", "benchmark.concurrency=3", "simulator.kv_blocks=100")
+    summary = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
+    outcome = summary["outcomes"][1]
+    assert (summary["unit"], outcome["slots"]) == ("s", 6)
+    assert outcome["itl"]["mean"] > 3e-3  # 2 ms and 1 ms of weights at least
+    assert "tiny_gemma fp8 on openvino" in capsys.readouterr().out
+
+
 def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
     def stop(path: Path, content: bytes) -> None:
         with path.open("wb") as file:
@@ -172,3 +194,13 @@ def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         files.write(tmp_path / "requests.csv", b"policy,load,request\n")
     assert list(tmp_path.iterdir()) == []
+
+
+GUIDE = (ROOT / "docs" / "simulator.md").read_text()
+LINES = [line.split("#")[0].split() for line in GUIDE.splitlines() if line.startswith("    make simulate")]
+
+
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_the_commands_of_the_guide_are_taken(words):
+    _, settings = with_defaults(words[2:])
+    assert not load_faults(settings.workload, settings.benchmark)
