@@ -1,7 +1,7 @@
 """Fit the performance model to the published measurements, cross-validate it, and write what came out.
 
-    python scripts/calibrate_performance.py            # all of it: some ten minutes on one core
-    python scripts/calibrate_performance.py --steps 0  # keep the fit, validate again
+    python scripts/calibrate_performance.py --more     # all of it: some ten minutes on one core
+    python scripts/calibrate_performance.py --steps 1  # nearly keep the fit, validate again
     python scripts/accuracy_docs.py                    # docs/accuracy.md from the result
 
 Reads pipelines/sizing/data/published.csv.gz (public measurements with the source of each) and the present
@@ -20,30 +20,37 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pipelines.sizing import closed_loop
+from pipelines.sizing.accuracy import GOALS, UNSEEN, goals_of
 from pipelines.sizing.bench import Bench
-from pipelines.sizing.cases import PUBLISHED, case_of, read_rows
+from pipelines.sizing.cases import PUBLISHED, Case, case_of, read_rows
 from pipelines.sizing.crossvalidation import FOLDS, NORMAL_80, Neighbours, folds, refit, score
 from pipelines.sizing.fit import Design, Fitted, fit
+from pipelines.sizing.neighbours import block_of as neighbours_block
 from pipelines.sizing.parameters import FILE, PRIORS, Parameters
+from pipelines.sizing.performance import WIDER
 
 VALIDATED = PUBLISHED.with_name("cross_validation.csv.gz")
 STEP = 0.04
 """Of the finite differences: simulated closed loops are not smooth below it."""
+ABLATION_STEPS = 4
 
 
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="Gauss-Newton steps at most")
-    parser.add_argument("--transfer", action="store_true", help="also leave out whole GPUs, models and versions")
+    parser.add_argument("--more", action="store_true", help="also transfer and ablations; else they are kept")
     options = parser.parse_args()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
@@ -68,6 +75,13 @@ def main() -> None:
     scale = scales(neighbours.block, corrected, spread)
     spread *= np.array([scale[name] for name in neighbours.block])
     covered = np.abs(corrected) <= NORMAL_80 * spread
+    before = Parameters.load().document
+    log_measured = np.log(measured)
+    if options.more:
+        scores, unseen = transfer(design, bench, fitted, neighbours, log_measured, tell)
+        of_terms = ablations(design, bench, fitted, measured, tell)
+    else:
+        scores, of_terms, unseen = before.get("transfer", {}), before.get("ablations", {}), None
     document = {
         "made_by": "scripts/calibrate_performance.py",
         "data": {
@@ -77,17 +91,17 @@ def main() -> None:
         },
         "parameters": parameters_of(design, fitted),
         "labels": labels_of(bench),
-        "spread": spreads(bench, corrected),
+        "spread": before.get("spread", {}) if unseen is None else spreads(bench, physics, unseen),
+        "goals": goals(bench, corrected, measured) | ({UNSEEN: scores["gpu"]["all"]} if scores else {}),
         "cross_validation": {
             "folds": FOLDS,
             "formula": table(bench, physics, measured, None),
             "with_neighbours": table(bench, corrected, measured, covered),
         },
-        "transfer": transfer(design, bench, fitted, neighbours, np.log(measured), tell) if options.transfer else {},
+        "transfer": scores,
+        "ablations": of_terms,
         "neighbours": taught(rows, neighbours, errors, scale),
     }
-    if not options.transfer:
-        document["transfer"] = Parameters.load().document.get("transfer", {})
     FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     write_validated(rows, measured, physics, corrected, spread)
     tell(f"wrote {FILE}")
@@ -136,12 +150,31 @@ def labels_of(bench: Bench) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def spreads(bench: Bench, corrected: Any) -> dict[str, dict[str, float]]:
-    """Standard deviation of log(predicted / measured) that holds 80 % of a metric, for "calibrated" setups."""
-    of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms"), "throughput": ("output_tok_s",)}
-    of["throughput"] += ("output_tok_s_per_gpu", "requests_s")
-    found = {name: np.quantile(np.abs(corrected[np.isin(bench.metric, each)]), 0.8) for name, each in of.items()}
-    return {name: {"calibrated": round(float(width) / NORMAL_80, 4)} for name, width in found.items()}
+def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
+    """By metric and provenance the standard deviation of log(predicted / measured) that holds 80 % (formula alone)."""
+    of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms")}
+    of["throughput"] = ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
+    found: dict[str, dict[str, float]] = {}
+    for name, metrics in of.items():
+        at = np.isin(bench.metric, metrics)
+        wide = {
+            kind: float(np.quantile(np.abs(each[at]), 0.8))
+            for kind, each in (("calibrated", physics), ("transferred", unseen))
+        }
+        found[name] = {kind: round(width / NORMAL_80, 4) for kind, width in wide.items()}
+        found[name]["datasheet"] = round(found[name]["transferred"] * WIDER["datasheet"] / WIDER["transferred"], 4)
+    return found
+
+
+def goals(bench: Bench, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
+    """Scores of the measurements that each goal is about."""
+    of_case = [goals_of(case) for case in bench.cases]
+    found = {}
+    for name in GOALS:
+        at = np.array([name in each for each in of_case])
+        if at.any():
+            found[name] = score(corrected[at], measured[at] * np.exp(corrected[at]), measured[at])
+    return found
 
 
 def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
@@ -159,24 +192,71 @@ def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str
 
 def transfer(
     design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Scores of rows whose GPU, model or version of a framework was left out as a whole."""
+) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:
+    """Scores of rows whose GPU, model or version was left out as a whole; and the formula's errors on unseen GPUs."""
     of = {
         "gpu": [case.setup.gpu.name for case in bench.cases],
         "model": [case.setup.model.name for case in bench.cases],
         "version": [case.setup.framework for case in bench.cases],
     }
     found: dict[str, dict[str, dict[str, float]]] = {}
+    unseen = np.zeros(len(log_measured))
+    value = np.exp(log_measured)
     for kind, words in of.items():
-        names, found[kind] = np.array(words), {}
+        names, found[kind], errors = np.array(words), {}, np.zeros(len(log_measured))
         for name in sorted(set(words)):
             left = names == name
             residuals = refit(design, bench, fitted, log_measured, ~left, steps=2)
             corrected, _ = neighbours.correct(residuals, ~left)
-            found[kind][name] = score(
-                corrected[left], np.exp(log_measured + corrected)[left], np.exp(log_measured)[left]
-            )
-            tell(f"{name} left out: {found[kind][name]}")
+            errors[left] = corrected[left]
+            found[kind][name] = score(corrected[left], value[left] * np.exp(corrected[left]), value[left])
+            unseen[left] = residuals[left] if kind == "gpu" else unseen[left]
+            tell(f"{name} left out: median {found[kind][name]['median']:.1f}")
+        found[kind]["all"] = score(errors, value * np.exp(errors), value)
+    return found, unseen
+
+
+def ablations(
+    design: Design, bench: Bench, fitted: Fitted, measured: Any, tell: Any
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Errors of the formula without one of its terms, fitted again."""
+    changes: dict[str, dict[str, float]] = {
+        "none": {},
+        "no KV term": {"e_k": 1e6, "e_d": 1e6},
+        "hard maximum": {"knee": 40.0},
+        "no all-reduce latency": {"a": 0.0},
+        "no client delay": {"client_delay": 0.0},
+    }
+    found = {}
+    for name, change in changes.items():
+        found[name] = _without(design, bench, fitted, measured, change)
+        tell(f"ablation {name}: {found[name]}")
+    reserve = partial(_reserving, closed_loop.protocol_of)
+    with patch.object(closed_loop, "protocol_of", reserve):
+        bench.served.clear()
+        found["reserve-all admission"] = _without(design, bench, fitted, measured, {})
+    bench.served.clear()
+    return found
+
+
+def _reserving(protocol_of: Any, case: Case) -> Any:
+    return replace(protocol_of(case), admission="GUARANTEED_NO_EVICT")
+
+
+def _without(
+    design: Design, bench: Bench, fitted: Fitted, measured: Any, change: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    def changed(values: Any) -> Any:
+        same = np.ones(len(bench.cases))
+        return bench.log_predicted({**values, **{name: value * same for name, value in change.items()}})
+
+    ones = np.ones(len(measured))
+    again = fit(design, changed, measured, ones, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
+    of_case = [neighbours_block(case) for case in bench.cases]
+    found = {}
+    for name in ("closed loop, TTFT", "closed loop, ITL", "full load", "static, rate"):
+        at = np.array([each == name for each in of_case])
+        found[name] = score(again.residuals[at], measured[at] * np.exp(again.residuals[at]), measured[at])
     return found
 
 

@@ -17,6 +17,8 @@ from pipelines.sizing.protocols import decode_seconds, full_load_rate, prefill_s
 
 SIMULATED = ("closed_loop_concurrency", "open_loop_trace")
 """Modes that the simulator runs; the others are closed forms."""
+OFFLINE = ("inflight_maxload", "mlperf_offline")
+"""Modes without a server."""
 LIMITS = {  # model: (server TTFT, TPOT, interactive TTFT, TPOT), p99, ms
     "llama-2-70b": (2000, 200, 450, 40),
     "llama-3.1-405b": (6000, 175, 4500, 80),
@@ -54,7 +56,7 @@ class Bench:
         self.facts = _stacked(
             [facts(s.model, s.gpu, s.qformat, s.kv_format, tp=s.tp, pp=s.pp, sparse=s.sparse) for s in setups]
         )
-        self.labels = [setup.labels for setup in setups]
+        self.labels = [_labels(case) for case in cases]
         sizes = [setup.sizes(max_batch_size=LOGIT_ROWS) for setup in setups]
         memory = [device_memory(size, s.gpu.reported_bytes) for size, s in zip(sizes, setups, strict=True)]
         self.kv_tokens = np.array([max(each.kv_tokens, 1) for each in memory], float)
@@ -164,6 +166,12 @@ def one_of(cost: IterationCost, index: int) -> IterationCost:
     columns = ((name, getattr(cost, name)) for name in COST_FIELDS)
     one = {name: float(column if np.ndim(column) == 0 else column[index]) for name, column in columns}
     return IterationCost(**{**one, "window": int(one["window"])})  # type: ignore[arg-type]
+
+
+def _labels(case: Case) -> tuple[str, ...]:
+    """Levels of the parameters: those of the setup, and whether a server was in between."""
+    labels = case.setup.labels
+    return (*labels, f"offline={case.setup.runs_on.family}") if case.mode in OFFLINE else labels
 
 
 def _metric(case: Case, served: Served, overhead: float) -> float:

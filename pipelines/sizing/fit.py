@@ -19,6 +19,8 @@ from pipelines.sizing.parameters import EXPECTED, PRIORS, Parameters
 SCALE = 0.1
 """Residual from which a row counts as an outlier: soft-l1 goes from squares to absolute values there."""
 
+STALLED = 5e-4
+"""Two steps in a row that gain less than this share of the loss end the fit."""
 Predict = Callable[[Mapping[str, Any]], Any]
 """Parameter values, arrays of one per row -> log(predicted), float64[rows]."""
 
@@ -75,7 +77,8 @@ class Design:
 
     def parameters(self, theta: Any) -> Parameters:
         """The vector as parameters."""
-        shared, offsets = {}, {name: {} for name in PRIORS}  # type: ignore[var-annotated]
+        shared: dict[str, float] = {}
+        offsets: dict[str, dict[str, float]] = {name: {} for name in PRIORS}
         for (name, label), value in zip(self.columns, theta, strict=True):
             if label:
                 offsets[name][label] = float(value)
@@ -87,16 +90,24 @@ class Design:
         """Parameters as the vector; what they do not know is at its prior."""
         return np.array(
             [
-                parameters.offsets.get(name, {}).get(label, 0.0) if label else math.log(parameters.shared[name])
+                parameters.offsets.get(name, {}).get(label, 0.0)
+                if label
+                else math.log(parameters.shared.get(name, PRIORS[name].value))
                 for name, label in self.columns
             ]
         )
 
 
 def slopes(predict: Predict, values: Mapping[str, Any], here: Any, names: Sequence[str], step: float) -> dict[str, Any]:
-    """Differences of log(predicted) along the logarithm of each parameter; `here` is log(predicted) at the values."""
-    factor = math.exp(step)
-    return {name: (predict({**values, name: values[name] * factor}) - here) / step for name in names}
+    """Differences of log(predicted) along the logarithm of each parameter; `here` is log(predicted) at the values.
+
+    A parameter at its upper bound moves nothing, so only its prior pulls it, back within the bound.
+    """
+    found = {}
+    for name in names:
+        moved = np.minimum(values[name] * math.exp(step), PRIORS[name].high)
+        found[name] = (predict({**values, name: moved}) - here) / step
+    return found
 
 
 @dataclass(frozen=True)
@@ -142,9 +153,9 @@ def fit(
         tell: is told of each step.
     """
     theta = design.mean.copy() if start is None else np.array(start)
-    log_measured, damping = np.log(measured), 1e-2
+    log_measured, damping, stalled = np.log(measured), 1e-2, 0
     residuals = predict(design.values(theta)) - log_measured
-    loss = _loss(design, theta, residuals, weights)
+    loss = loss_of(design, theta, residuals, weights)
     hessian, jacobian = np.diag(1 / design.spread**2), np.zeros((len(residuals), len(theta)))
     for number in range(steps):
         jacobian = design.jacobian(slopes(predict, design.values(theta), residuals + log_measured, names, difference))
@@ -156,17 +167,19 @@ def fit(
             step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
             tried = theta + np.clip(step, -0.7, 0.7)
             found = predict(design.values(tried)) - log_measured
-            new = _loss(design, tried, found, weights)
+            new = loss_of(design, tried, found, weights)
             if new < loss:
                 theta, residuals, loss, damping = tried, found, new, max(damping / 4, 1e-4)
                 break
             damping *= 5
         tell(f"step {number + 1}: loss {loss:.2f}, median {np.median(np.abs(residuals[weights > 0])):.4f}")
-        if before - loss < 1e-3 * before:
+        stalled = stalled + 1 if before - loss < STALLED * before else 0
+        if stalled > 1:
             break
     return Fitted(theta, np.linalg.inv(hessian), residuals, jacobian)
 
 
-def _loss(design: Design, theta: Any, residuals: Any, weights: Any) -> float:
+def loss_of(design: Design, theta: Any, residuals: Any, weights: Any) -> float:
+    """What is minimised."""
     robust = 2 * (np.sqrt(1 + (residuals / SCALE) ** 2) - 1)
     return float((weights * robust).sum() + (((theta - design.mean) / design.spread) ** 2).sum())

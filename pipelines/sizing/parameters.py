@@ -2,8 +2,9 @@
 
 log value = log shared + sum of the offsets of a setup's labels. A label is a level of the hierarchy and its value, such
 as `family=trtllm-torch` or `gpu=h100_sxm`. Offsets are shrunk towards 0 when they are fitted, so that a label with few
-measurements stays near the shared value; an unknown label has offset 0. The file is written by
-scripts/calibrate_performance.py and says what it was fitted on.
+measurements stays near the shared value; an unknown label has offset 0. `offline=...` is a benchmark that drives the
+engine in its own process, without a server: published full loads are, and nothing that is sized here. The file is
+written by scripts/calibrate_performance.py and says what it was fitted on.
 """
 
 from __future__ import annotations
@@ -43,23 +44,31 @@ class Prior:
 PRIORS: dict[str, Prior] = {
     "e_c": Prior(
         0.6, 0.3, 0.05, 1.0,
-        {"engine": 0.15, "family": 0.3, "gpu": 0.2, "form": 0.2, "arch": 0.2, "version": 0.1},
+        {
+            "engine": 0.15, "family": 0.3, "gpu": 0.2, "form": 0.2, "arch": 0.2,
+            "version": 0.15, "kind": 0.3, "offline": 0.1,
+        },
         "of peak FLOP/s, linears",
     ),
     "e_m": Prior(
         0.8, 0.1, 0.1, 1.0,
-        {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1},
+        {"engine": 0.08, "family": 0.1, "gpu": 0.08, "form": 0.1, "kind": 0.1},
         "of memory bandwidth, weights",
     ),
     "e_a": Prior(
         0.4, 0.5, 0.02, 1.0,
-        {"engine": 0.3, "family": 0.3, "arch": 0.3},
+        {"engine": 0.3, "family": 0.3, "arch": 0.3, "version": 0.15, "offline": 0.2},
         "of peak 16-bit FLOP/s, attention of prompts",
     ),
     "e_k": Prior(
         0.8, 0.3, 0.05, 1.0,
-        {"engine": 0.2, "family": 0.3, "gpu": 0.2, "form": 0.2, "version": 0.1},
+        {"engine": 0.2, "family": 0.3, "gpu": 0.2, "form": 0.2, "version": 0.15, "offline": 0.15},
         "of memory bandwidth, KV cache",
+    ),
+    "e_d": Prior(
+        0.03, 1.0, 0.002, 1.0,
+        {"engine": 0.5, "family": 0.6, "arch": 0.3},
+        "of peak 16-bit FLOP/s, attention of decoding requests",
     ),
     "e_l": Prior(
         0.5, 0.4, 0.05, 1.0,
@@ -67,13 +76,13 @@ PRIORS: dict[str, Prior] = {
         "of the link between GPUs",
     ),
     "a": Prior(
-        1e-05, 0.7, 1e-06, 0.0001,
+        1e-05, 0.7, 1e-06, 3e-05,
         {"engine": 0.4, "family": 0.5, "link": 0.5},
         "seconds of latency per all-reduce",
     ),
     "c_act": Prior(
         8.0, 0.7, 0.5, 100.0,
-        {"engine": 0.3, "family": 0.4},
+        {"engine": 0.3, "family": 0.4, "version": 0.2, "offline": 0.3},
         "times activations are read or written per layer",
     ),
     "knee": Prior(
@@ -83,37 +92,42 @@ PRIORS: dict[str, Prior] = {
     ),
     "t0": Prior(
         0.001, 1.0, 1e-05, 0.02,
-        {"engine": 0.6, "family": 0.7, "version": 0.3},
+        {"engine": 0.6, "family": 0.7, "version": 0.3, "offline": 0.6},
         "seconds per iteration",
     ),
     "t_layer": Prior(
         3.5e-05, 0.7, 1e-06, 0.0005,
-        {"engine": 0.4, "family": 0.5, "version": 0.2},
+        {"engine": 0.4, "family": 0.5, "version": 0.2, "offline": 0.3},
         "seconds per layer and iteration",
     ),
     "t_seq": Prior(
         1.5e-05, 1.0, 1e-07, 0.0005,
-        {"engine": 0.6, "family": 1.0, "version": 0.4},
+        {"engine": 0.6, "family": 1.0, "version": 0.4, "offline": 0.6},
         "seconds per request and iteration",
     ),
     "t_prefill": Prior(
         0.0003, 1.0, 1e-06, 0.03,
-        {"engine": 0.6, "family": 0.8},
+        {"engine": 0.6, "family": 0.8, "offline": 0.5},
         "seconds per prompt",
     ),
     "sparse_compute": Prior(
-        1.25, 0.2, 1.0, 2.0,
+        1.27, 0.2, 1.0, 2.0,
         {},
         "FLOP/s with 2:4 sparsity over dense ones",
     ),
+    "sparse_knee": Prior(
+        1.75, 0.2, 1.2, 8.0,
+        {},
+        "p of the smooth maximum with 2:4 sparsity, whose kernels hide less of their reads",
+    ),
     "kv_share": Prior(
         0.9, 0.1, 0.3, 1.3,
-        {"family": 0.15},
+        {"family": 0.15, "version": 0.08, "offline": 0.1},
         "of the KV pool that memory predicts",
     ),
     "slots": Prior(
         1024.0, 0.5, 32.0, 8192.0,
-        {"family": 0.5, "version": 0.2},
+        {"family": 0.5, "version": 0.3},
         "requests together at most, at full load",
     ),
     "overhead_s": Prior(

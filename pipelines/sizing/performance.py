@@ -69,6 +69,7 @@ class Setup:
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
+            f"kind={'mixture' if self.model.n_experts > 1 else 'dense'}",
             f"link={gpu.link(self.tp)[0]}",
         )
 

@@ -54,7 +54,8 @@ class Facts:
         sparse: 1 with 2:4 sparsity, else 0.
         dense_share: share of the weights that every token uses.
         expert_share: experts per token / experts.
-        window: sliding window, tokens.
+        windowed: share of the layers that have a sliding window.
+        window: its size, tokens.
     """
 
     token_flops: Any
@@ -75,6 +76,7 @@ class Facts:
     sparse: Any
     dense_share: Any
     expert_share: Any
+    windowed: Any
     window: Any
 
 
@@ -111,6 +113,7 @@ def facts(
         sparse=float(sparse),
         dense_share=attention / model.linear_params if model.n_experts > 1 else 1.0,
         expert_share=model.experts_per_token / model.n_experts,
+        windowed=windowed / model.layers,
         window=model.sliding_window,
     )
 
@@ -124,18 +127,19 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
     """
     memory = values["e_m"] * facts.bandwidth
     compute = values["e_c"] * facts.peak * (1 + facts.sparse * (values["sparse_compute"] - 1))
+    decode = facts.attention_flops / (values["e_d"] * facts.peak16)
     links = facts.reduce_bytes / (values["e_l"] * facts.link)
     return IterationCost(
         token_compute=facts.token_flops / compute,
         row_compute=facts.row_flops / (values["e_c"] * facts.peak16),
         weights=facts.weight_bytes / memory,
         head_weights=facts.head_bytes / memory,
-        knee=values["knee"],
+        knee=values["knee"] + facts.sparse * (values["sparse_knee"] - values["knee"]),
         dense_share=facts.dense_share,
         expert_share=facts.expert_share,
         prefill_attention=facts.attention_flops / (values["e_a"] * facts.peak16),
-        kv_token=facts.kv_bytes / (values["e_k"] * facts.bandwidth),
-        kv_window_token=facts.kv_window_bytes / (values["e_k"] * facts.bandwidth),
+        kv_token=facts.kv_bytes / (values["e_k"] * facts.bandwidth) + (1 - facts.windowed) * decode,
+        kv_window_token=facts.kv_window_bytes / (values["e_k"] * facts.bandwidth) + facts.windowed * decode,
         window=facts.window,
         token=facts.token_bytes * values["c_act"] / facts.bandwidth + links,
         fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces,

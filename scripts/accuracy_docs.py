@@ -1,0 +1,215 @@
+"""Write docs/accuracy.md and its pictures from pipelines/sizing/parameters.json and the cross-validated predictions.
+
+python scripts/accuracy_docs.py
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipelines.sizing.accuracy import GOALS, verdict
+from pipelines.sizing.cases import PUBLISHED, read_rows
+from pipelines.sizing.parameters import PRIORS, Parameters
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PICTURE = "pictures/accuracy.png"
+PANELS = (
+    ("TTFT, closed loop, ms", "closed_loop_concurrency", ("ttft_ms",)),
+    ("ITL, closed loop, ms", "closed_loop_concurrency", ("tpot_ms", "itl_ms")),
+    ("Tokens/s at full load", "inflight_maxload", ("output_tok_s", "output_tok_s_per_gpu")),
+    ("Tokens/s/GPU, static batch", "static_batch", ("output_tok_s_per_gpu",)),
+    ("Prefill, ms", "static_batch", ("ttft_ms", "prefill_batch_ms")),
+    ("Tokens/s, MLPerf", "mlperf", ("output_tok_s",)),
+)
+HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
+TEXT = """# Accuracy of the performance model
+
+Written by `scripts/accuracy_docs.py` from `pipelines/sizing/parameters.json`; no number is typed by hand. Errors are of
+**predictions for measurements that were left out** of the fit ({folds}-fold cross-validation over {rows:,} published
+measurements; all rows of one configuration, over framework versions and models of the same shape, are in one fold).
+Method and choices: [decision 0023](decisions/0023-performance-model.md); data and licences:
+[pipelines/sizing/data](../pipelines/sizing/data/README.md). Predict your own table:
+`python -m pipelines.sizing.predict --cases FILE.csv --out FILE.csv`.
+
+Errors are |predicted / measured - 1|; bias is the signed median.
+
+## Goals
+
+| goal | pass | stretch | anchor | cross-validated | |
+|---|---|---|---|---|---|
+{goals}
+
+![Predicted against measured, each point left out of the fit]({picture})
+
+The shaded band is within 20 %. Colours: frameworks.
+
+## By source, protocol, framework and number
+
+*Formula*: physics and fitted parameters alone, on which sizing and simulation run. *With neighbours*: corrected by the
+errors of similar measured cases, which is what `pipelines.sizing.predict` writes. *Held*: measurements inside the 80 %
+interval.
+
+| source, mode, family, metric | n | formula: median / MAPE | with neighbours | 90 % below | bias | rank corr. | held |
+|---|---|---|---|---|---|---|---|
+{table}
+
+No row was refused: coverage is 100 % of the public rows. What is refused: unknown GPUs, models, frameworks, metrics and
+formats, FP8 without FP8 tensor cores (A100), FP4 before Blackwell, ranks that do not divide the heads.
+
+## Transfer
+
+Whole GPUs, models and framework versions left out of the fit and of the neighbours.
+
+{transfer}
+
+## What the terms are worth
+
+Each change was fitted again (a few Gauss-Newton steps); errors of the formula on the rows it was fitted to, as median /
+MAPE.
+
+| change | TTFT, closed loop | ITL, closed loop | full load | static |
+|---|---|---|---|---|
+{ablations}
+
+## Parameters
+
+Shared values with 90 % intervals from the covariance of the fit (correlated: one may rise while another falls); offsets
+by framework, GPU, format and link are in the file. At a bound: {bounds}.
+
+| parameter | value | 90 % interval | what |
+|---|---|---|---|
+{parameters}
+
+## Limits
+
+* TTFT at high concurrency is decided by the protocol (how many requests, whether the start burst counts, client delay):
+  without knowing it nobody predicts it to better than about 15 %.
+* SGLang's TTFT and the MLPerf server TTFT are predicted badly by the formula: what queues there is not modelled.
+  MLPerf's TTFT is a share of its limit; the layout (ranks) of MLPerf systems is inferred as the smallest that fits.
+* The replayed ShareGPT traces (vLLM 0.19) are a stand-in with assumed lengths.
+* Splitwise's prefill has rows where the queue, not the GPU, was timed; its MAPE is theirs.
+* Averages of a data set of published numbers: your engine is one engine. Measure it and `make calibrate`.
+"""
+
+
+def main() -> None:
+    """Write page and picture."""
+    document = Parameters.load().document
+    cross = document["cross_validation"]
+    bound = [
+        f"`{name}`"
+        for name, entry in document["parameters"].items()
+        if not PRIORS[name].low * 1.02 < entry["value"] < PRIORS[name].high / 1.02
+    ]
+    page = TEXT.format(
+        folds=cross["folds"],
+        rows=document["data"]["rows"],
+        picture=PICTURE,
+        goals="\n".join(goal_lines(document["goals"])),
+        table="\n".join(table_lines(cross)),
+        transfer="\n\n".join(transfer_lines(document["transfer"])),
+        ablations="\n".join(ablation_lines(document["ablations"])),
+        parameters="\n".join(parameter_lines(document["parameters"])),
+        bounds=", ".join(bound) or "none",
+    )
+    (DOCS / "accuracy.md").write_text(page, encoding="utf-8")
+    draw(DOCS / PICTURE)
+
+
+def goal_lines(found: Any) -> list[str]:
+    """One line per goal."""
+    lines = []
+    for name, goal in GOALS.items():
+        score = found.get(name)
+        if score is None:
+            continue
+        shown = f"median {score['median']:.1f} %, MAPE {score['mape']:.1f} % (n = {score['n']})"
+        cells = (name, goal.words("pass"), goal.words("stretch"), goal.anchor, shown, verdict(goal, score))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def table_lines(cross: Any) -> list[str]:
+    """One line per source, mode, family and metric."""
+    return [
+        f"| {name.replace(' | ', ', ')} | {score['n']} | {plain['median']:.1f} / {plain['mape']:.1f} "
+        f"| {score['median']:.1f} / {score['mape']:.1f} | {score['p90']:.1f} | {score['bias']:+.1f} "
+        f"| {score['rank']:.2f} | {score['covered']:.0f} % |"
+        for name, score in cross["with_neighbours"].items()
+        for plain in [cross["formula"][name]]
+    ]
+
+
+def transfer_lines(transfer: Any) -> list[str]:
+    """One table per kind."""
+    tables = []
+    for kind, found in transfer.items():
+        lines = [HEAD.format(f"left out: {kind}"), "|---|---|---|---|---|---|---|"]
+        lines += [
+            f"| {name} | {score['n']} | {score['median']:.1f} | {score['mape']:.1f} | {score['p90']:.1f} "
+            f"| {score['bias']:+.1f} | {score['rank']:.2f} |"
+            for name, score in found.items()
+        ]
+        tables.append("\n".join(lines))
+    return tables
+
+
+def ablation_lines(ablations: Any) -> list[str]:
+    """One line per change."""
+    return [
+        f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in found.values()) + " |"
+        for name, found in ablations.items()
+    ]
+
+
+def parameter_lines(parameters: Any) -> list[str]:
+    """One line per parameter."""
+    return [
+        f"| `{name}` | {each['value']:.3g} | {each['low']:.3g} to {each['high']:.3g} | {each['about']} |"
+        for name, each in parameters.items()
+    ]
+
+
+def draw(path: Path) -> None:
+    """Predicted against measured, logarithmic, by panel and framework."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = {row["case_id"]: row for row in read_rows(PUBLISHED)}
+    text = gzip.decompress(PUBLISHED.with_name("cross_validation.csv.gz").read_bytes()).decode()
+    found = [(rows[each["case_id"]], each) for each in csv.DictReader(io.StringIO(text))]
+    figure, axes = pyplot.subplots(2, 3, figsize=(12, 8), constrained_layout=True)
+    colours: dict[str, Any] = {}
+    for axis, (title, mode, metrics) in zip(axes.flat, PANELS, strict=True):
+        panel = [(row, each) for row, each in found if row["mode"].startswith(mode) and row["metric"] in metrics]
+        for family in sorted({row["framework"].split()[0] for row, _ in panel}):
+            points = [
+                (float(each["measured"]), float(each["predicted"]))
+                for row, each in panel
+                if row["framework"].split()[0] == family
+            ]
+            colour = colours.setdefault(family, f"C{len(colours)}")
+            axis.scatter(*zip(*points, strict=True), s=9, alpha=0.6, color=colour, label=family, linewidths=0)
+        ends = [
+            min(float(each["measured"]) for _, each in panel) / 1.5,
+            max(float(e["measured"]) for _, e in panel) * 1.5,
+        ]
+        axis.fill_between(ends, [end * 0.8 for end in ends], [end * 1.2 for end in ends], color="0.88", zorder=0)
+        axis.plot(ends, ends, color="0.4", linewidth=0.8, zorder=1)
+        axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=f"{title} (n = {len(panel)})")
+        axis.set(xlabel="measured", ylabel="predicted")
+        axis.legend(fontsize=8, loc="upper left")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
