@@ -47,12 +47,12 @@ def compiled() -> Callable[..., Any]:
     names: dict[str, Any] = {"__name__": loop.__name__}
     for module in modules:
         names |= {name: value for name, value in vars(module).items() if not name.startswith("__")}
+    njit: Any = numba.njit  # its types lack the two options
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        names[name] = (
-            _kept(numba, copy) if name == "run" else numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy)
-        )
+        bare = name != "run"
+        names[name] = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy) if bare else _kept(numba, copy)
     return names["run"]  # type: ignore[no-any-return]
 
 
