@@ -65,8 +65,7 @@ def model_of(plan: Plan) -> Model | None:
 
 def _levels(plan: Plan, deployment: Deployment) -> list[Level]:
     think = plan.settings.workload.think_time_s
-    delay = deployment.overhead_s + deployment.client_gap_s + think
-    case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, delay, "", "")
+    case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
     with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
         levels = make_levels(plan.settings, case)
         fit = [level for level in levels if not level.faults(deployment.engine)]

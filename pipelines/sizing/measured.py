@@ -66,6 +66,7 @@ class MeasuredLevel:
         e2e_s: time to the last token.
         steady: the window lies under load; else the idle start is inside.
         cv: of the gaps of arrival=gamma.
+        think_s: pause of a user of a closed loop.
         sent: the very requests, where they were kept.
     """
 
@@ -83,6 +84,7 @@ class MeasuredLevel:
     osl_stdev: float = 0.0
     steady: bool = True
     cv: float = 1.0
+    think_s: float = 0.0
     sent: Sent | None = field(default=None, compare=False)
 
     @property
@@ -258,6 +260,7 @@ def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -
         e2e_s=summary.e2e_s,
         steady=result.protocol.get("window") == "steady" and level.arrival not in ("burst", "trace"),
         cv=float(result.workload.get("cv", 1.0)),
+        think_s=float(result.workload.get("think_time_s", 0.0)),
         sent=None if folder is None else _sent(folder / level.requests_file),
     )
 

@@ -62,7 +62,7 @@ class Trial:
     """A load made ready once, to be simulated with many costs.
 
     Attributes:
-        load: of the simulator; the client delay is the deployment's.
+        load: of the simulator; its client delay is the users' pause, to which the deployment's is added.
         window: of an open loop, seconds; None counts requests.
         first: of a closed loop: requests before this one are warm-up.
         last: and those from this one on only keep it under load.
@@ -91,7 +91,9 @@ def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
         for mean, deviation in ((level.isl, level.isl_stdev), (level.osl, level.osl_stdev))
     )
     if level.arrival == "closed":
-        return Trial(Load(isl, osl, users=users), None, before, before + count, not level.steady)
+        return Trial(
+            Load(isl, osl, users=users, client_delay=level.think_s), None, before, before + count, not level.steady
+        )
     arrival = _arrivals(level, total, random)
     return Trial(Load(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
 
@@ -103,7 +105,11 @@ def _replayed(level: MeasuredLevel) -> Trial:
     if level.arrival == "closed":
         first, last = np.searchsorted(sent.due, (start, end))
         return Trial(
-            Load(sent.isl, sent.osl, users=level.concurrency or 1), None, int(first), int(last), not level.steady
+            Load(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
+            None,
+            int(first),
+            int(last),
+            not level.steady,
         )
     return Trial(Load(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
 
@@ -123,9 +129,10 @@ def run_trial(
 ) -> Modelled:
     """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
     closed = trial.load.arrival is None
-    delay = deployment.overhead_s + deployment.client_gap_s if closed else 0.0
-    run = simulate(deployment.engine, replace(trial.load, client_delay=delay), deployment.cost, backend=backend)
-    return _read(run.requests, trial, deployment.overhead_s, percentiles)
+    delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
+    sent = replace(trial, load=replace(trial.load, client_delay=delay))
+    run = simulate(deployment.engine, sent.load, deployment.cost, backend=backend)
+    return _read(run.requests, sent, deployment.overhead_s, percentiles)
 
 
 def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Modelled:
@@ -161,7 +168,7 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
         return begin, float(arrival[order[trial.last]]), due
     # nobody sends any more; the window ended where the next request would have left
     after = requests.end[requests.end > arrival[order[-1]]]
-    return begin, float(after.min()), due
+    return begin, float(after.min()) + trial.load.client_delay, due
 
 
 def _distribution(values: Any, percentiles: Percentiles) -> Distribution:

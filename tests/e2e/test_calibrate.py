@@ -1,0 +1,71 @@
+"""`calibrate` with measurements of the real engine and server: a load that was not fitted is predicted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipelines.domain.benchmark import RESULT
+from pipelines.sizing.calibrated import METRICS, load_calibration
+from pipelines.sizing.calibration import Row
+from pipelines.sizing.measured import read_measured
+from pipelines.sizing.modelled import run_trial, trial
+
+QUICK = ["quant=int4_wo", "build.max_batch_size=32", "engine=openvino", "engine.openvino.num_threads=1"]
+LENGTHS = [
+    "workload.isl={distribution: normal, mean: 64, stdev: 16, min: 16}",
+    "workload.osl={distribution: normal, mean: 24, stdev: 6, min: 4}",
+]
+SHORT = ["benchmark.warmup_s=0.5", "benchmark.duration_s=1.5", *LENGTHS]
+BOUND = 0.4
+"""Median error over the metrics of the unseen load; machines that run tests are busy with other things."""
+
+
+def measured(cli, *words):
+    before = set((cli.store / "benchmark").glob("*")) if (cli.store / "benchmark").exists() else set()
+    cli.run("benchmark", *QUICK, *SHORT, *words)
+    (folder,) = set((cli.store / "benchmark").glob("*")) - before
+    return folder / RESULT
+
+
+@pytest.fixture(scope="module")
+def fitted(cli):
+    """A benchmark of three loads, and what `calibrate` prints of it."""
+    result = measured(cli, "benchmark.concurrency=[1,4,12]")
+    return result, cli.run("calibrate", *QUICK, f"sizing.measured={result}")
+
+
+def test_calibrating_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
+    _, text = fitted
+    assert "concurrency 12" in text
+    assert "median error" in text
+    made = load_calibration(cli.store / "calibrations" / "tiny_gemma-int4_wo-openvino-tp1.json")
+    assert made.deployment.engine.slots == 32
+    assert made.deployment.engine.kv_blocks  # as the server's own gauge tells it
+    assert len(made.levels) == 3
+
+
+def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
+    made = load_calibration(cli.store / "calibrations" / "tiny_gemma-int4_wo-openvino-tp1.json")
+    (level,) = read_measured([measured(cli, "benchmark.concurrency=8")]).levels
+    errors = Row(level, run_trial(trial(level), made.deployment)).errors()
+    assert set(METRICS) <= set(errors)
+    assert np.median([abs(errors[name]) for name in METRICS]) < BOUND, errors
+
+
+def test_plan_and_report_show_modelled_numbers(cli, fitted):
+    plan = cli.run("plan", *QUICK, *LENGTHS)
+    assert "modelled under workload=fixed (calibrated: fitted to 3 loads measured with trtllm-pipelines" in plan
+    cli.run("report", *QUICK)
+    (page,) = (cli.folder / "reports").glob("*/report.md")
+    text = page.read_text()
+    assert "Modelled: simulated with the same requests, not measured; calibrated" in text
+    assert "Dotted: modelled, not measured" in text
+
+
+def test_a_result_of_the_store_is_read_back_with_its_requests(cli, fitted):
+    result, _ = fitted
+    levels = read_measured([result]).levels
+    assert all(level.sent is not None for level in levels)
+    kept = json.loads(result.read_text())["levels"]
+    assert [level.requests for level in levels] == [item["summary"]["requests"] for item in kept]
