@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pipelines.artifacts import Store
 from pipelines.calibrating import aligned, fit_text, free_engine
 from pipelines.commands import load
-from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.run import Identity, Target, run_benchmark
 from pipelines.machine import gather, library_versions
@@ -33,7 +33,7 @@ from pipelines.session import run_target
 from pipelines.settings import Settings
 from pipelines.sizing.calibrated import METRICS, TITLES, calibration_of, comparison, measured_value
 from pipelines.sizing.calibration import Row, fit
-from pipelines.sizing.measured import Measured, from_result, joined
+from pipelines.sizing.measured import Measured, from_result, joined, read_measured
 from pipelines.sizing.modelled import Deployment, run_trial, trial
 
 BASE = ("quant=none", "engine=openvino", "engine.openvino.num_threads=1")
@@ -171,14 +171,14 @@ def repeatability(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
     return found
 
 
-def markdown(rows: Sequence[Sequence[Row]], settings: Settings, command: str, machine: str, load_average: float) -> str:
+def markdown(rows: Sequence[Sequence[Row]], settings: Settings, command: str, machine: str, when: str) -> str:
     """The table for docs/benchmarks.md."""
     flat = [row for rounds in rows for row in rounds]
     found, apart = medians(flat), repeatability(rows)
     table = comparison(flat)
     lines = [
         f"`{command}`: {settings.model.label} {settings.variant}, engine openvino on one thread, TP 1, {machine},"
-        f" {datetime.now(UTC):%Y-%m-%d}, load average before it began {load_average:.1f}. Fitted to"
+        f" {when}. Fitted to"
         f" {len(FITTED)} loads, {len(UNSEEN)} others predicted; {len(rows[0])} rounds, a row each.",
         "",
         "| " + " | ".join(table[0]) + " |",
@@ -225,6 +225,15 @@ def model_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def measured_before(folder: Path) -> tuple[list[Measured], list[list[Measured]]]:
+    """Results of an earlier run, to be fitted again."""
+    fitted = [read_measured([path / RESULT]) for path in sorted(folder.glob("results/fit-*"))]
+    rounds = [sorted(folder.glob(f"results/unseen-{i}-*")) for i in range(len(UNSEEN))]
+    if not fitted or not all(rounds):
+        raise UserError(f"--again {folder} holds no finished run of this script.")
+    return fitted, [[read_measured([path / RESULT]) for path in paths] for paths in rounds]
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,6 +241,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="window of each load")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--store", type=Path, default=Path("artifacts"))
+    parser.add_argument(
+        "--again", type=Path, metavar="FOLDER", help="fit the results of an earlier run; measures nothing"
+    )
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     arguments.out = arguments.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-calibrate-cpu"
@@ -242,7 +254,11 @@ def main() -> None:
     """Measure, fit, predict, compare, write."""
     arguments, began, load_average = parse(), time.monotonic(), os.getloadavg()[0]
     try:
-        settings, fitted, unseen = serve_and_measure(arguments)
+        if arguments.again is not None:
+            settings = load((*BASE, *arguments.words))
+            fitted, unseen = measured_before(arguments.again)
+        else:
+            settings, fitted, unseen = serve_and_measure(arguments)
         measured = joined(fitted)
         found = fit(measured, free_engine(settings, measured))
         rows = predicted(unseen, found.deployment)
@@ -253,7 +269,9 @@ def main() -> None:
     )
     cores = measured.about["machine"]["cpu_count"]
     command = " ".join(["python -m scripts.calibrate_cpu", *(f"'{word}'" for word in arguments.words)])
-    table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", load_average)
+    when = f"{str(measured.about['measured_at'])[:10]}, "
+    when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
+    table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)
     (arguments.out / "table.md").write_text(table)
     flat_rows = [row for each in rows for row in each]
     errors = medians(flat_rows)

@@ -9,6 +9,7 @@ their chunks) and takes
       + token T                                             norms, activations, all-reduce traffic
       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
       + few_sequence n_seq, where n_seq <= few              a server that sends tokens one by one to few clients only
+      + prompts, where n_prefill > 0                        what a batch of a new size costs before it is computed
 
 with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the weights
 that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a mixture of
@@ -47,6 +48,7 @@ class IterationCost:
         prefill: per prompt, or chunk of one, in the iteration.
         few: requests up to which an iteration has `few_sequence`; 0 is never.
         few_sequence: per request, in iterations of so few: the CPU engine's server then sends every token by itself.
+        prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
     """
 
     token_compute: float
@@ -66,9 +68,10 @@ class IterationCost:
     prefill: float = 0.0
     few: int = 0
     few_sequence: float = 0.0
+    prompts: float = 0.0
 
     def array(self) -> Any:
-        """float64[17]: the fields in their order, for the loop."""
+        """float64[18]: the fields in their order, for the loop."""
         return np.array(astuple(self), dtype=np.float64)
 
     def seconds(

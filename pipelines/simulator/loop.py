@@ -27,7 +27,8 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
     attention = c[7] * q_ctx + c[8] * kv + c[9] * kv_window
     replies = c[16] * sequences * (sequences <= c[15])
-    return linears + attention + c[11] * tokens + c[12] + c[13] * sequences + c[14] * prefills + replies
+    host = c[12] + c[13] * sequences + c[14] * prefills + c[17] * (prefills > 0)
+    return linears + attention + c[11] * tokens + host + replies
 
 
 def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:

@@ -71,7 +71,7 @@ GPU_KNOBS = (
 FREE_KNOBS = tuple(
     Knob(name, WIDE, (name,))
     for name in (
-        *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill", "few_sequence"),
+        *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill", "few_sequence", "prompts"),
         *("overhead_s", "client_gap_s"),
     )
 )
@@ -223,7 +223,8 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         token=0.4 * first / light.isl,
         fixed=0.6 * step,
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
-        prefill=0.2 * first,
+        prefill=0.1 * first,
+        prompts=0.1 * first,
         few=FEW if measured.engine == "openvino" else 0,
         few_sequence=0.2 * step if measured.engine == "openvino" else 0.0,
     )

@@ -17,7 +17,7 @@ from pipelines.sizing.modelled import Deployment, run_trial, trial
 ENGINE = Engine(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(
     0.0, 0.0, 0.0, 0.0, knee=1.0, prefill_attention=6e-8, kv_token=5e-7, token=4e-5, fixed=5e-4, sequence=1.5e-4,
-    prefill=1.5e-3, few=FEW, few_sequence=2e-4,
+    prefill=1e-3, few=FEW, few_sequence=2e-4, prompts=1e-3,
 )  # fmt: skip
 TRUE = Deployment(ENGINE, COST, overhead_s=2e-3, client_gap_s=3e-4)
 NOTHING = Distribution(0)

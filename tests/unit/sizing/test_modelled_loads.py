@@ -92,3 +92,13 @@ def test_users_who_think_come_back_later():
     """A second of thinking beside 116 ms of waiting."""
     found = run_trial(trial(replace(level(users=1), think_s=1.0)), DEPLOYMENT)
     assert found.requests_per_s == pytest.approx(1 / 1.116, rel=0.02)
+
+
+def test_what_only_the_cpu_engine_pays():
+    """10 ms; with few requests 1 ms for each; with prompts in it 5 ms once, however many."""
+    cost = replace(COST, few=4, few_sequence=0.001, prompts=0.005)
+    assert cost.seconds(4, 4) == pytest.approx(0.014)
+    assert cost.seconds(5, 5) == pytest.approx(0.010)
+    assert cost.seconds(200, 5, prefills=2) == pytest.approx(0.015)
+    burst = run_trial(trial(level("burst", count=5, steady=False, osl=1)), replace(DEPLOYMENT, cost=cost))
+    assert burst.ttft_s.max == pytest.approx(0.020)  # one iteration of five prompts and the way
