@@ -36,10 +36,11 @@ def document(result: Result) -> Document:
         Section("changes", "What one change would do", (one_change(result, where), *_changes(result))),
     ]
     if result.day is not None:
-        lines = [line.split(None, 1)[-1] if line.startswith("day") else line.strip() for line in day_lines(result)]
         sections.append(
             Section(
-                "day", "A day", (day_picture(result, result.day, where), *(Callout("note", line) for line in lines))
+                "day",
+                "A day",
+                (day_picture(result, result.day, where), *(Callout("note", line) for line in day_lines(result))),
             )
         )
     sections.append(Section("terms", "The question, and what it rests on", (Terms(_terms(result)),)))

@@ -167,7 +167,8 @@ def to_csv(result: Result) -> str:
 
 def _row(option: Option, question: Question) -> dict[str, Any]:
     found = _option(option, question)
-    flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    nested = ("at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
+    flat = {name: value for name, value in found.items() if name not in nested}
     values = {f"{name}_ms": round(1000 * seconds, 3) for name, seconds in found["at_percentile_s"].items()}
     cost = option.cost
     prices = {

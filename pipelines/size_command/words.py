@@ -29,7 +29,8 @@ def words(result: Result) -> list[str]:
     lines += [*_checked(question, result.check), ""]
     lines += _changes(result.changes, best.fleet)
     if result.day is not None:
-        lines += ["", *(wrap(line) for line in day_lines(result))]
+        said = day_lines(result)
+        lines += ["", pair("day", said[0]), *(pair("", line) for line in said[1:])]
     return lines
 
 
@@ -228,9 +229,9 @@ def day_lines(result: Result) -> list[str]:
     gpus = result.answer.chosen.gpus
     moving, fixed = day.moving.instance_hours * gpus, day.fixed.instance_hours * gpus
     return [
-        f"day       {day.how}; {day.moving.requests:,} requests, busiest {day.moving.rate.max():,.3g}/s",
-        f"          fixed {fixed:,.0f} GPU-hours, {100 * day.fixed.over:.2f} % of requests over a limit",
-        f"          autoscaled {moving:,.0f} GPU-hours ({100 * (moving / fixed - 1):+.0f} %), "
+        f"{day.how}; {day.moving.requests:,} requests, busiest {day.moving.rate.max():,.3g}/s",
+        f"fixed {fixed:,.0f} GPU-hours, {100 * day.fixed.over:.2f} % of requests over a limit",
+        f"autoscaled {moving:,.0f} GPU-hours ({100 * (moving / fixed - 1):+.0f} %), "
         f"{100 * day.moving.over:.2f} % over a limit, {day.moving.ready.min()} to {day.moving.ready.max()} instances, "
         f"{day.moving.starts} starts",
     ]

@@ -141,7 +141,7 @@ def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
 
 def scaled(cost: IterationCost, factor: float) -> IterationCost:
     """Every second of an iteration times a factor."""
-    shape = ("knee", "dense_share", "expert_share", "window")
+    shape = ("knee", "dense_share", "expert_share", "window", "few")
     times = {name: getattr(cost, name) for name in IterationCost.__slots__ if name not in shape}
     return replace(cost, **{name: factor * seconds for name, seconds in times.items()})
 

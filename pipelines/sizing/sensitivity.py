@@ -12,6 +12,7 @@ from pipelines.domain.formats import FORMATS
 from pipelines.sizing.answer import WORDS, CostOf, Option
 from pipelines.sizing.fleet import Layout, fleet
 from pipelines.sizing.instance import OutOfReachError, instance, instances_for
+from pipelines.sizing.memory import SMALL_BATCH
 from pipelines.sizing.performance import Setup
 from pipelines.sizing.question import Question
 
@@ -76,6 +77,9 @@ def _questions(question: Question) -> Iterator[tuple[str, Question]]:
             value = limit * (1 + sign * LIMIT)
             slo = replace(question.slo, **{name: value})
             yield f"{word} limit {side}{100 * LIMIT:g} % ({value:g} ms)", replace(question, slo=slo)
+    if question.limits.max_batch_size > SMALL_BATCH:  # leaves more memory for the KV cache
+        limits = replace(question.limits, max_batch_size=SMALL_BATCH)
+        yield f"max_batch_size {SMALL_BATCH}", replace(question, limits=limits)
     for name in ("isl", "osl"):
         for side, sign in ((LESS, -1), (MORE, 1)):
             lengths = np.maximum(1, np.round(getattr(question, name) * (1 + sign * LENGTH))).astype(np.int64)
