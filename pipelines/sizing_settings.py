@@ -110,7 +110,8 @@ class AutoscalingSettings(Group):
         trace: arrivals instead of `day`, as workload.trace has them.
         cold_start_s: from the decision until the new instance takes requests (engine load and what comes before).
         signal: what decides: time in the queue, TTFT, or use of the KV cache.
-        up_at: one more when the signal is above this share of its limit (the TTFT limit; the KV cache).
+        up_at: one more when the signal is above this share of its limit: the TTFT limit, or the use of the KV cache
+            when an instance serves all it can within the limits.
         down_at: one less when it is below.
         up_after_s: for so long.
         down_after_s: for so long.

@@ -35,7 +35,7 @@ def pareto(result: Result, six: str) -> Figure:
         axis(right, "Speed for each user", f"tokens/s per user (1 / ITL {percent})", "")
         _panel(right, result, theme, lambda seen: 1 / seen.at(question.percentile)["itl"], less_x=False)
         itl = question.slo.itl_ms
-        _limit(right, None if itl is None else 1000 / itl, theme)
+        _limit(right, None if itl is None else 1000 / itl, theme, side="left")
 
     best = result.answer.chosen
     return plot(
@@ -89,14 +89,14 @@ def _points(option: Option, seen: Sequence[Seen], x_of: XOf) -> list[Point]:
     return [(x, y) for x, y in found if math.isfinite(x)]
 
 
-def _limit(axes: Axes, value: float | None, theme: Theme) -> None:
+def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right") -> None:
     if value is None or not axes.axison:
         return
     axes.set_xlim(right=max(axes.get_xlim()[1], 1.06 * value))
     axes.axvline(value, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
-        "limit", (value, 1.0), (-3, -8), xycoords=("data", "axes fraction"), textcoords="offset points", ha="right",
-        color=theme["bad"], fontsize=7.5,
+        "limit", (value, 1.0), (-3 if side == "right" else 3, -8), xycoords=("data", "axes fraction"),
+        textcoords="offset points", ha=side, color=theme["bad"], fontsize=7.5,
     )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ class Policy:
     """When instances come and go.
 
     Attributes:
-        signal: "queue_time" and "ttft" are held against the TTFT limit, "kv_use" against the KV cache.
+        signal: "queue_time" and "ttft" are held against the TTFT limit, "kv_use" against what it is when an instance
+            serves all it can within the limits.
         up_at: one more when the signal is above this share of it ...
         down_at: one less when it is below ...
         up_after_s: for so long.
@@ -59,6 +60,7 @@ class Curve:
         e2e: float[m, n].
         queue: float[m], mean seconds before a slot.
         kv_use: float[m], mean share of the KV cache in use.
+        kv_limit: `kv_use` at the rate within the limits.
         most: requests per second that one instance can serve at all.
     """
 
@@ -68,6 +70,7 @@ class Curve:
     e2e: Any
     queue: Any
     kv_use: Any
+    kv_limit: float
     most: float
 
 
@@ -238,7 +241,7 @@ def _signal(curve: Curve, signal: Signal, slo: Slo) -> Callable[[float, float], 
     import numpy as np
 
     if signal == "kv_use":
-        return lambda load, _: float(np.interp(load, curve.loads, curve.kv_use))
+        return lambda load, _: float(np.interp(load, curve.loads, curve.kv_use)) / curve.kv_limit
     if slo.ttft_ms is None:
         raise ValueError(f"signal '{signal}' without a limit of TTFT")
     limit = slo.ttft_ms / 1000

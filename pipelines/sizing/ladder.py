@@ -24,5 +24,6 @@ def curve(question: Question, option: Option) -> Curve:
         e2e=np.stack([one.e2e for one in seen]),
         queue=np.array([one.queue for one in seen]),
         kv_use=np.array([one.kv_use for one in seen]),
+        kv_limit=option.capacity.seen.kv_use,
         most=most,
     )
