@@ -9,6 +9,7 @@ after the cold start, or stop one at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -131,7 +132,7 @@ def counted_rates(times: Sequence[float], step_s: float) -> Any:
 
 
 def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
-    """Play a day.
+    """Play a day. It begins with as many instances as its first load needs.
 
     Args:
         rates: float[steps], requests per second.
@@ -145,7 +146,8 @@ def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, dra
 
     mean = np.asarray(rates) * policy.step_s
     arrivals = np.random.default_rng(seed).poisson(mean) if drawn else mean
-    scaler, signal = _Scaler(policy), _signal(curve, policy.signal, slo)
+    begin = min(policy.most, max(policy.least, math.ceil(rates[0] / (policy.up_at * curve.most))))
+    scaler, signal = _Scaler(policy, begin), _signal(curve, policy.signal, slo)
     rows, over, total, queue = [], 0.0, 0.0, 0.0
     for count in arrivals:
         scaler.tick()
@@ -178,9 +180,9 @@ def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, dra
 class _Scaler:
     """Counts instances: ready ones, and steps that those on their way still need."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, begin: int) -> None:
         self._policy = policy
-        self.ready = policy.least
+        self.ready = begin
         self._coming: list[int] = []
         self._above = self._below = 0.0
         self.starts, self.paid_steps = 0, 0

@@ -39,8 +39,9 @@ def test_what_cannot_be_served_waits_and_is_late():
 
 def test_an_instance_comes_after_the_cold_start_and_not_before():
     """35/s needs four; the first decision is after more than 20 s above, and is ready 100 s later."""
-    found = replay(steady(35), CURVE, policy(), SLO, seed=1, drawn=False)
-    assert found.ready[:12].max() == 1
+    quiet = np.concatenate([steady(1, hours=0.1), steady(35)])
+    found = replay(quiet, CURVE, policy(), SLO, seed=1, drawn=False)
+    assert found.ready[:48].max() == 1
     assert found.ready.max() >= 4
     first = int(np.argmax(found.starting > 0))
     ready = int(np.argmax(found.ready > 1))
@@ -75,8 +76,15 @@ def test_a_day_costs_less_than_the_fixed_fleet():
 
 @pytest.mark.parametrize("signal", ["ttft", "queue_time", "kv_use"])
 def test_every_signal_brings_enough_instances(signal):
-    found = replay(steady(35, hours=2), CURVE, policy(signal=signal, up_at=0.6, down_at=0.2), SLO, seed=1)
+    rates = np.concatenate([steady(1, hours=0.1), steady(35, hours=2)])
+    found = replay(rates, CURVE, policy(signal=signal, up_at=0.6, down_at=0.2), SLO, seed=1)
+    assert found.ready[0] == 1
     assert found.ready[-1] >= 4
+
+
+def test_a_day_begins_with_what_its_first_load_needs():
+    """20/s over 10/s, at 0.7 of it: three."""
+    assert replay(steady(20), CURVE, policy(), SLO, seed=1).ready[0] == 3
 
 
 def test_the_same_seed_gives_the_same_day():

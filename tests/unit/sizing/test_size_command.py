@@ -12,11 +12,7 @@ from pipelines.__main__ import main
 from pipelines.domain.errors import UserError
 from pipelines.machine import GpuFacts, Machine
 from pipelines.settings import Settings
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine
 from pipelines.size_command.ask import ask, lengths
-from pipelines.sizing.calibrated import Calibration
-from pipelines.sizing.modelled import Deployment
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
 
@@ -92,40 +88,6 @@ def test_a_benchmark_is_sized_from(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "measured with aiperf" in " ".join(said.split())
     assert "not simulated" in said
-
-
-def calibration(folder, **changes):
-    """A calibration that says twice the data sheet's time."""
-    cost = IterationCost(token_compute=2.4e-5, row_compute=0.0, weights=5e-3, head_weights=0.0)
-    given = {
-        "model": "llama_3_8b", "precision": "fp8", "engine": "tensorrt_llm", "gpu": "h100_sxm", "cpu": None, "tp": 1,
-        "pp": 1, "deployment": Deployment(Engine(), cost, 0.004, 0.001), "intervals": {}, "at_bound": (),
-        "undecided": (), "spread": {"ttft": 0.05, "itl": 0.05, "throughput": 0.05}, "levels": ({},) * 4,
-        "fitted_on": {"tool": "aiperf"}, "versions": {},
-    }  # fmt: skip
-    path = folder / "calibration.json"
-    Calibration(**given | changes).save(path)
-    return f"sizing.calibration={path}"
-
-
-def test_a_calibration_sizes_its_own_deployment_and_no_other(tmp_path, capsys):
-    assert size(tmp_path, *ASKED, calibration(tmp_path), "sizing.tp=[1,2]", "sizing.requests=400") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "rests on calibrated: calibrated on 4 loads measured with aiperf" in said
-    assert "not: TP 2 fp8: The calibration is of TP 1 PP 1 fp8 on h100_sxm alone, not of TP 2 fp8" in said
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "gemma_2b"}, "is of gemma_2b, not of llama_3_8b"),
-        ({"gpu": None, "engine": "openvino"}, "is of openvino without a GPU"),
-        ({"gpu": "l4"}, "The calibration is of TP 1 PP 1 fp8 on l4 alone"),
-    ],
-)
-def test_a_calibration_of_something_else_is_refused(tmp_path, capsys, changes, message):
-    assert size(tmp_path, *ASKED, calibration(tmp_path, **changes), "sizing.tp=1") == 2
-    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
