@@ -115,7 +115,8 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
         "right": policies[1],
         "isl": round(typical(settings.workload.isl)),
         "mean": typical(settings.workload.osl),
-        "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))),
+        # the page stops before the step at `until`; what ends there shall still be counted
+        "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
     }
     budgets = [each.max_num_tokens for each in case.engines if each.policy == "inflight_chunked"]

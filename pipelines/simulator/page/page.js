@@ -247,6 +247,7 @@ function setUp() {
   addEventListener("resize", () => go(state.now));
   matchMedia("(prefers-color-scheme:dark)").addEventListener("change", () => go(state.now));
   rerun();
+  go(Math.floor((byId("left").clientWidth - LEFT) / 12));  // the first screen full, where slots begin to differ
 }
 
 const KEYS = {" ": "play", ArrowRight: "step", ArrowLeft: "back", Home: "start", End: "end"};

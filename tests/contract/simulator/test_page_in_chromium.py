@@ -144,10 +144,16 @@ def test_the_page_shows_the_run_it_was_made_for(tmp_path):
     controls = {"slots": 3, "left": "static", "right": "inflight", "until": 1e5}
     made = page(LIGHT, DARK, controls, load)
     found = said_by(
-        made, tmp_path, LOOK + 'answer({done: read("done"), end: [state.runs.left.end, state.runs.right.end]});'
+        made,
+        tmp_path,
+        LOOK
+        + """
+const first = state.now, panel = (byId("left").clientWidth - LEFT) / 12;
+byId("end").click();
+answer({done: read("done"), end: [state.runs.left.end, state.runs.right.end], opens: 0 < first && first <= panel});""",
     )
     ends = [in_python(case(policy, load, slots=3)).end for policy in ("static", "inflight")]
-    assert found == {"done": ["40", "40"], "end": ends}
+    assert found == {"done": ["40", "40"], "end": ends, "opens": True}
 
 
 def test_a_changed_length_draws_new_requests_and_the_button_brings_back_the_given_ones(tmp_path):
