@@ -145,13 +145,13 @@ def interval_text(option: Option) -> str:
             f"(at most {number(option.high)} requests/s each)"
         )
     return (
-        f"in eight of ten cases {_range(few.instances, large.instances)} instances on "
-        f"{_range(few.servers, large.servers)} servers ({number(option.low)} to {number(option.high)} requests/s each)"
+        f"in eight of ten cases {_range(few.instances, large.instances, 'instance')} on "
+        f"{_range(few.servers, large.servers, 'server')} ({number(option.low)} to {number(option.high)} requests/s each)"
     )
 
 
-def _range(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def _range(low: int, high: int, word: str) -> str:
+    return count(low, word) if low == high else f"{low:,} to {high:,} {word}s"
 
 
 def memory_text(option: Option) -> str:

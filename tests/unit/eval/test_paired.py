@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
-from eval.paired import above_chance, compare_pair, mcnemar_exact
+from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
 from pipelines.domain.errors import UserError
+from tests.conftest import REFERENCE
 
 
 @pytest.mark.parametrize(
@@ -104,3 +106,17 @@ def test_above_chance(result, right: int, expected: bool) -> None:
     33 of 100 does. For 32, 0.32 is below 0.32122.
     """
     assert above_chance(result([1] * right + [0] * (100 - right))) is expected
+
+
+SEED = json.loads((REFERENCE / "seed_cases.json").read_text())
+
+
+@pytest.mark.parametrize("model", SEED["mmlu"])
+def test_published_losses_are_percent_of_the_baseline(model):
+    """Falcon-180B: 70.4 to 68.6 is a loss of 2.56 %; over 1,000 questions a tenth of a percent is one of them."""
+    base = SEED["mmlu"][model]["base"]
+    for name, loss in SEED["mmlu_loss_pct"][model].items():
+        after = SEED["mmlu"][model][name]
+        lost = round(10 * (base - after))
+        pair = Paired(1000, base / 100, after / 100, lost, 0, lost, (after - base) / 100, None, 1.0)
+        assert round(pair.loss_percent, 2) == loss
