@@ -1,0 +1,53 @@
+"""The demonstration on the CPU engine: its loads are possible, none is fitted and predicted, errors are by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipelines.commands import load
+from pipelines.domain.benchmark import Distribution
+from pipelines.loadgen.settings import load_faults
+from pipelines.sizing.calibration import Row
+from pipelines.sizing.measured import MeasuredLevel
+from pipelines.sizing.modelled import Modelled
+from scripts.calibrate_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, repeatability, resolved
+
+
+@pytest.mark.parametrize("words", [PILOT, *FITTED, *UNSEEN])
+def test_every_load_composes_and_fits_the_engine(words):
+    settings = load([*BASE, *resolved(words, 20.0)])
+    assert not load_faults(settings.workload, settings.benchmark)
+    assert (settings.workload.isl.longest or 0) <= settings.build.max_input_len
+
+
+def test_at_least_six_loads_are_predicted_and_none_of_them_is_fitted():
+    assert len(UNSEEN) >= 6
+    assert not set(UNSEEN) & set(FITTED)
+
+
+def test_rates_are_shares_of_the_capacity():
+    assert resolved(("workload=poisson", "benchmark.request_rate=@0.5"), 31.0)[1] == "benchmark.request_rate=15.50"
+
+
+def row(real, made):
+    times = Distribution(10, *[real] * 7)
+    level = MeasuredLevel("closed", 4, None, 100, 10, 10, real, times, times, times)
+    said = Distribution(10, *[made] * 7)
+    return Row(level, Modelled(made, 10 * made, said, said, said))
+
+
+def test_the_table_has_the_medians_of_errors_and_of_repeats():
+    """Errors of 10, 20, 30 and 10 % have the median 15; rounds of 1.0 and 1.2, 2.0 and 2.0 lie 20 and 0 % apart."""
+    rows = [[row(1.0, 1.1), row(1.2, 1.2 * 0.8)], [row(2.0, 2.6), row(2.0, 1.8)]]
+    flat = [each for rounds in rows for each in rounds]
+    assert medians(flat)["rps"] == pytest.approx(15)
+    assert repeatability(rows)["rps"] == pytest.approx(20)
+    text = markdown(rows, load(list(BASE)), "the command", "2 cores", "2026-11-21, load 0.1")
+    assert "| median error of the prediction, % | 15.0 | 15.0 | 15.0 | 15.0 |" in text
+    assert text.count("| concurrency 4, ISL 100, OSL 10 |") == 4
+    assert "`the command`: tiny_gemma none, engine openvino on one thread, TP 1, 2 cores, 2026-11-21, load 0.1." in text
+
+
+def test_a_metric_without_a_value_is_left_out():
+    level = replace(row(1.0, 1.1).level, itl_s=Distribution(0))
+    assert "itl_mean" not in Row(level, row(1.0, 1.1).modelled).errors()
