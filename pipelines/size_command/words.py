@@ -146,7 +146,8 @@ def interval_text(option: Option) -> str:
         )
     return (
         f"in eight of ten cases {_range(few.instances, large.instances, 'instance')} on "
-        f"{_range(few.servers, large.servers, 'server')} ({number(option.low)} to {number(option.high)} requests/s each)"
+        f"{_range(few.servers, large.servers, 'server')} ({number(option.low)} to {number(option.high)} requests/s "
+        "each)"
     )
 
 
