@@ -16,14 +16,16 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from math import exp, log
 from pathlib import Path
+from typing import Any
 
 from pipelines.artifacts import Store
 from pipelines.calibrating import aligned, fit_text, free_engine
 from pipelines.commands import load
-from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.run import Identity, Target, run_benchmark
 from pipelines.machine import gather, library_versions
@@ -149,6 +151,23 @@ def predicted(unseen: Sequence[Sequence[Measured]], deployment: Deployment) -> l
     ]
 
 
+def over_rounds(rounds: Sequence[Row]) -> Row:
+    """One row of a load: geometric means over its rounds, of what was measured and of what was modelled."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value]
+        return exp(sum(map(log, known)) / len(known)) if known else None
+
+    def times(found: Sequence[Distribution]) -> Distribution:
+        return replace(found[0], **{name: mean([getattr(d, name) for d in found]) for name in ("mean", "p50", "p95")})
+
+    def merged(found: Sequence[Any]) -> Any:
+        parts = {name: times([getattr(each, name) for each in found]) for name in ("ttft_s", "itl_s")}
+        return replace(found[0], requests_per_s=mean([each.requests_per_s for each in found]), **parts)
+
+    return Row(merged([row.level for row in rounds]), merged([row.modelled for row in rounds]))
+
+
 def medians(rows: Sequence[Row]) -> dict[str, float]:
     """Median of the absolute errors per metric, percent."""
     found = {}
@@ -173,13 +192,13 @@ def repeatability(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
 
 def markdown(rows: Sequence[Sequence[Row]], settings: Settings, command: str, machine: str, when: str) -> str:
     """The table for docs/benchmarks.md."""
-    flat = [row for rounds in rows for row in rounds]
+    flat = [over_rounds(rounds) for rounds in rows]
     found, apart = medians(flat), repeatability(rows)
     table = comparison(flat)
     lines = [
         f"`{command}`: {settings.model.label} {settings.variant}, engine openvino on one thread, TP 1, {machine},"
         f" {when}. Fitted to"
-        f" {len(FITTED)} loads, {len(UNSEEN)} others predicted; {len(rows[0])} rounds, a row each.",
+        f" {len(FITTED)} loads, {len(UNSEEN)} others predicted; a row is the mean of {len(rows[0])} rounds.",
         "",
         "| " + " | ".join(table[0]) + " |",
         "|" + "---|" * len(table[0]),
@@ -273,7 +292,7 @@ def main() -> None:
     when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
     table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)
     (arguments.out / "table.md").write_text(table)
-    flat_rows = [row for each in rows for row in each]
+    flat_rows = [over_rounds(each) for each in rows]
     errors = medians(flat_rows)
     (arguments.out / "medians.json").write_text(json.dumps(errors, indent=1) + "\n")
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
