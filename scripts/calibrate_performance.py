@@ -44,6 +44,13 @@ VALIDATED = PUBLISHED.with_name("cross_validation.csv.gz")
 STEP = 0.04
 """Of the finite differences: simulated closed loops are not smooth below it."""
 ABLATION_STEPS = 4
+ABLATED = {
+    "closed loop, TTFT": ("closed loop", "TTFT"),
+    "closed loop, ITL": ("closed loop", "ITL"),
+    "full load": ("full load", ""),
+    "static, rate": ("static, rate", ""),
+}
+"""Columns of the table of ablations: how the names of their blocks start and end."""
 
 
 def main() -> None:
@@ -254,8 +261,8 @@ def _without(
     again = fit(design, changed, measured, ones, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
     of_case = [neighbours_block(case) for case in bench.cases]
     found = {}
-    for name in ("closed loop, TTFT", "closed loop, ITL", "full load", "static, rate"):
-        at = np.array([each == name for each in of_case])
+    for name, (start, end) in ABLATED.items():
+        at = np.array([each.startswith(start) and each.endswith(end) for each in of_case])
         found[name] = score(again.residuals[at], measured[at] * np.exp(again.residuals[at]), measured[at])
     return found
 

@@ -103,6 +103,11 @@ class Case:
     source: str
     note: str
 
+    @property
+    def randomised(self) -> bool:
+        """Lengths were drawn around the nominal ones (InferenceMAX)."""
+        return "InferenceM" in self.note
+
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV file, also a gzipped one.

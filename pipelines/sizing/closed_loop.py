@@ -42,10 +42,9 @@ class Protocol:
 def protocol_of(case: Case) -> Protocol:
     """The protocol of a source, as its documentation and the errors of other choices say."""
     framework = case.setup.runs_on
-    randomised = "InferenceM" in case.note
     return Protocol(
         per_user=2 if framework.family == "nim" else 10,
-        shortest=0.8 if randomised else 1.0,
+        shortest=0.8 if case.randomised else 1.0,
         policy="inflight_chunked" if framework.chunked else "inflight",
         admission="MAX_UTILIZATION",
         max_num_tokens=2048 if framework.chunked else 8192,

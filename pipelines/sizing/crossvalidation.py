@@ -13,7 +13,7 @@ from pipelines.sizing.fit import SCALE, Design, Fitted, loss_of
 from pipelines.sizing.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, fit_kernel, points
 
 FOLDS = 5
-KERNEL_ROWS = 260
+KERNEL_ROWS = 700
 """Rows of a block at most that its kernel is fitted to; more take much longer and change little."""
 DAMPINGS = (0.01, 0.1, 1.0, 10.0)
 """Of the steps that are tried, until one lowers the loss of the rows that were kept."""

@@ -93,21 +93,24 @@ def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[
 
 
 def block_of(case: Case) -> str:
-    """Cases of one block have errors of one kind; nothing is learnt across blocks."""
+    """Cases of one block have errors of one kind; nothing is learnt across blocks.
+
+    Full loads: by runtime. Static batches: by source and prefill or not. Closed loops: by family of frameworks, lengths
+    fixed or drawn, and number. MLPerf: by number.
+    """
     rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
+    framework = case.setup.runs_on
     if case.mode == "inflight_maxload":
-        return "full load"
+        return f"full load, {framework.engine}"
     if case.mode == "static_batch":
         if case.source == "splitwise-sim":
             return "static, Splitwise"
         return "static, prefill" if case.metric in ("ttft_ms", "prefill_batch_ms") else "static, rate"
     if case.mode == "open_loop_trace":
         return "trace"
-    kind = "rate" if rate else "TTFT" if case.metric == "ttft_ms" else "ITL"
+    kind = {"ttft_ms": "TTFT", "e2e_ms": "E2E"}.get(case.metric, "rate" if rate else "ITL")
     if case.mode == "closed_loop_concurrency":
-        # NIM's closed loops were measured differently (two requests per user), and are few
-        where = "closed loop (NIM)" if case.setup.runs_on.family == "nim" else "closed loop"
-        return f"{where}, {'E2E' if case.metric == 'e2e_ms' else kind}"
+        return f"closed loop, {framework.family}, {'drawn' if case.randomised else 'fixed'} lengths, {kind}"
     return f"MLPerf, {kind}"
 
 
