@@ -134,6 +134,23 @@ def test_fewer_right_answers_than_the_best_night_before():
     assert found.reason == "30 answers lost and 0 gained against 000000000000, the best night"
 
 
+@pytest.mark.parametrize(("since", "code"), [("2026-11-05", 0), ("2026-11-04", 3)])
+def test_an_accepted_accuracy_is_what_later_nights_are_compared_with(since, code):
+    """30 answers are lost from 5 November on; a level accepted from the night before has one with the old answers."""
+    accepted = {"cell": "* fp8 *", "metric": "accuracy", "since": since, "reason": "new calibration texts"}
+    nights = [night(number, accuracy=lossy(30 if number < 4 else 60)) for number in range(8)]
+    settings = nightly_settings(expect={"accepted": [accepted]})
+    assert verdict(night(8, accuracy=lossy(60)), before=nights, settings=settings).exit_code == code
+
+
+def test_losing_from_an_accepted_accuracy_is_a_regression():
+    accepted = {"cell": "* fp8 *", "metric": "accuracy", "since": "2026-11-05", "reason": "new calibration texts"}
+    nights = [night(number, accuracy=lossy(30 if number < 4 else 60)) for number in range(8)]
+    settings = nightly_settings(expect={"accepted": [accepted]})
+    (found,) = verdict(night(8, accuracy=lossy(90)), before=nights, settings=settings).regressions
+    assert (found.before, found.now, found.last_good) == (0.94, 0.91, nights[-1])
+
+
 def test_some_other_answers_are_no_loss():
     """12 lost, 9 gained of 1,000: McNemar's p is 0.66."""
     before = [place >= 30 for place in range(1000)]
