@@ -104,7 +104,7 @@ def model_source(
         the source and the model's shape.
 
     Raises:
-        UserError: it is no such folder; says what is missing.
+        UserError: it is no such folder, or a file of it cannot be read; says what is missing.
     """
     if not folder.is_dir():
         raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
@@ -117,9 +117,9 @@ def model_source(
         shape = ModelShape.from_hf_config(json.loads(config.read_text()), str(config))
     except ValueError as error:
         raise UserError(f"{config} is not valid JSON: {error}.") from None
-    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if path.is_file()})
-    digest = content_digest({path.name: hashes.sha256(path) for path in files})
-    return Source(folder, digest), shape
+    meant = _is_meant if weights else Path.is_file
+    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
+    return Source(folder, _digest(folder, files, hashes, key)), shape
 
 
 def _check_weights(folder: Path, key: str) -> None:
@@ -139,14 +139,38 @@ def files_source(path: Path, hashes: HashCache, key: str) -> Source:
     """Look at a file, or a folder of files (all of them, hidden ones aside).
 
     Raises:
-        UserError: it does not exist or is empty.
+        UserError: it does not exist, is empty, or a file of it cannot be read.
     """
     path = path.expanduser().absolute()
     if path.is_file():
-        return Source(path, content_digest({"": hashes.sha256(path)}))  # renaming it changes nothing
+        return Source(path, _digest(path, [path], hashes, key))
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
-    files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    files = sorted(p for p in path.rglob("*") if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
-    return Source(path, content_digest({p.relative_to(path).as_posix(): hashes.sha256(p) for p in files}))
+    return Source(path, _digest(path, files, hashes, key))
+
+
+def _is_meant(path: Path) -> bool:
+    """Whether a name in a folder stands for a file: also a link whose file is gone, which is not to be passed over."""
+    return path.is_file() or not path.exists()
+
+
+def _digest(root: Path, files: list[Path], hashes: HashCache, key: str) -> str:
+    """Digest of a folder's files by their names within it; of a single file, whose own name changes nothing.
+
+    Raises:
+        UserError: naming the file that cannot be read: a link that leads nowhere, or one that just vanished.
+    """
+    digests = {}
+    for file in files:
+        try:
+            digests["" if file == root else file.relative_to(root).as_posix()] = hashes.sha256(file)
+        except OSError as error:
+            where = f" -> '{file.readlink()}'" if file.is_symlink() else ""
+            raise UserError(
+                f"{key}='{root}': {file.name}{where} cannot be read ({error.strerror}).",
+                todo="Put the file there, or take the name away.",
+            ) from None
+    return content_digest(digests)
