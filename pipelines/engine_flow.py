@@ -155,10 +155,17 @@ class EngineFlow:
             return
         assert guess.draft is not None  # the settings say so
         self._draft_checkpoint(settings, "tensorrt_llm")
-        alone = settings.build.model_copy(update=ALONE)
+        alone = settings.build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.build", self._build(alone, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"
+
+    def _draft_longest(self, build: BuildSettings) -> int | None:
+        """A draft's max_seq_len: no sequence of it outgrows its target's; None is its own longest."""
+        longest, target, draft = build.max_seq_len, self.shape, self.draft_shape
+        if longest is None and target and draft and draft.max_position_embeddings > target.max_position_embeddings:
+            return target.max_position_embeddings
+        return longest
 
     def _draft_checkpoint(self, settings: Settings, layout: Layout) -> None:
         """Quantize the smaller model; afterwards `given["draft_checkpoint"]` is it, where there is one."""

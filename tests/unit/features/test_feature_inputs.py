@@ -17,6 +17,7 @@ from pipelines.inputs import look, same_vocabulary
 from pipelines.model_settings import ZOO
 from pipelines.plan import Plan, make_plan
 from pipelines.report.gpu_commands import gpu_commands
+from pipelines.sources import files_source, model_source
 from tests.unit.core.test_plan import MACHINE
 
 GEMMA, LLAMA = ZOO / "models" / "tiny_gemma", ZOO / "models" / "tiny_llama"
@@ -45,6 +46,54 @@ def plan(tmp_path: Path, overrides: list[str], target: str = "repository") -> Pl
 
 def hashes(tmp_path: Path) -> HashCache:
     return Store(tmp_path / "store").hashes
+
+
+def test_heads_whose_link_leads_nowhere_are_named(tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    heads.mkdir()
+    (heads / "config.json").write_text("{}")
+    (heads / "medusa.safetensors").symlink_to(tmp_path / "moved.safetensors")
+    with pytest.raises(
+        UserError,
+        match=r"heads_path='.*heads': medusa\.safetensors -> '.*moved\.safetensors' cannot be read \(No such file",
+    ):
+        plan(
+            tmp_path,
+            [
+                "engine=tensorrt_llm",
+                "hardware=h100_sxm",
+                "model=tiny_llama",
+                "quant=none",
+                "speculative=medusa",
+                f"speculative.heads_path={heads}",
+            ],
+        )
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    class Hashes(HashCache):
+        def sha256(self, path: Path) -> str:
+            path.unlink()
+            return super().sha256(path)
+
+    for place in (tmp_path / "folder" / "heads.safetensors", tmp_path / "text.jsonl"):
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+        given = place.parent if place.parent != tmp_path else place
+        with pytest.raises(UserError, match=rf"the.key='{given}': {place.name} cannot be read \(No such file"):
+            files_source(given, Hashes(tmp_path / "hashes.json"), "the.key")
+
+
+def test_weights_whose_link_leads_nowhere_are_named(tmp_path: Path) -> None:
+    """As a Hugging Face cache looks after its blobs were cleaned away."""
+    folder = tmp_path / "model"
+    shutil.copytree(GEMMA, folder)
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(UserError, match=r"model\.path='.*model': model\.safetensors -> '.*gone' cannot be read"):
+        model_source(folder, hashes(tmp_path))
+    assert model_source(folder, hashes(tmp_path), weights=False)[1].vocab_size == 1920
 
 
 def test_an_adapter_tells_its_rank_and_linears(tmp_path: Path) -> None:
@@ -126,14 +175,24 @@ def test_the_baseline_guesses_nothing(tmp_path: Path) -> None:
         assert (built["baseline.build"].speculative_decoding_mode, built["baseline.build"].max_draft_len) == (None, 0)
 
 
-def test_the_command_of_the_draft_names_its_own_longest_sequence(tmp_path: Path) -> None:
-    """Llama 3 8B was made for 8,192 tokens; a draft that leaves its length open is built for its own."""
-    words = ["engine=tensorrt_llm", "hardware=h100_sxm", "quant=fp8", "speculative=draft_target"]
-    words += ["model=llama_3_8b", "model@speculative.draft=llama_3_2_1b"]
+@pytest.mark.parametrize(
+    ("given", "target", "draft"),
+    [
+        (["model=llama_3_8b"], 8192, 8192),
+        (["model=llama_3_1_8b"], 131072, 131072),
+        (["model=llama_3_8b", "build.max_seq_len=4096"], 4096, 4096),
+    ],
+)
+def test_a_draft_is_built_for_no_longer_sequences_than_its_target(
+    tmp_path: Path, given: list[str], target: int, draft: int
+) -> None:
+    """Llama 3 8B was made for 8,192 tokens, the draft for 131,072: tables and activations for those would be wasted."""
+    words = ["engine=tensorrt_llm", "hardware=h100_sxm", "quant=fp8", "speculative=draft_target", *given]
+    words += ["model@speculative.draft=llama_3_2_1b"]
     text = "\n".join(gpu_commands(plan(tmp_path, words, "build")))
-    target, _, rest = text.partition("draft.build")
-    assert "--max_seq_len 8192" in target
-    assert "--max_seq_len 131072" in rest
+    first, _, rest = text.partition("draft.build")
+    assert f"--max_seq_len {target} " in first.replace("\n", " ")
+    assert f"--max_seq_len {draft} " in rest.replace("\n", " ")
 
 
 def test_the_accuracy_needs_no_draft_model(tmp_path: Path) -> None:
