@@ -50,8 +50,14 @@ class OpenVinoSession:
         and those for which no block is left are given up by openvino_genai.
 
         Raises:
-            UserError: a prompt is longer than the engine was built for.
+            UserError: a prompt is longer than the engine was built for, or it shall sample with a draft model.
         """
+        if limits.temperature > 0 and self._options.draft_dir is not None:
+            raise UserError(
+                f"temperature={limits.temperature:g} is not possible with a draft model: its guesses are checked"
+                " greedily.",
+                todo="Leave the temperature at 0, or open the engine without draft_dir.",
+            )
         for prompt in prompts:
             self._check_tokens(prompt)
             check_request(self.folder, self._options, len(prompt), limits.max_new_tokens)
@@ -95,6 +101,8 @@ class OpenVinoSession:
     ) -> list[Generation]:
         """Answer the prompts in their order, those at a time whose blocks fit into the KV cache."""
         config, blocks = generation_config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
+        if self._options.draft_dir is not None:
+            config.num_assistant_tokens = self._options.num_draft_tokens
         free, started = kv_blocks(self.folder, self._options), 0
         running: dict[int, genai.GenerationHandle] = {}
         found: dict[int, Generation] = {}

@@ -100,6 +100,32 @@ def test_guesses_are_counted_as_openvino_genai_counts_them(engines, drafting, pr
     assert its_count <= ours.draft.accepted <= its_count + GUESSES
 
 
+def test_an_engine_opened_directly_answers_the_same_with_a_draft(engines, prompts) -> None:
+    """16 requests, of which the smallest possible KV cache holds 10 at a time, with no token to spare."""
+    requests = [prompt[:40] for prompt in prompts] * 2
+    assert {len(prompt) for prompt in requests} == {40}
+    small = {"inference_precision": "f32", "num_threads": 1, "kv_cache_bytes": LIMITS.max_seq_len * 4096}
+    plain = OpenVinoEngine(OpenVinoOptions(**small))
+    drafting = OpenVinoEngine(OpenVinoOptions(**small, draft_dir=engines[1], num_draft_tokens=GUESSES))
+    found = []
+    for engine in (plain, drafting):
+        with engine.open(engines[0]) as session:
+            whole = session.generate(requests, SamplingLimits(56), SilentProgress())
+            stop = frozenset({whole[0].token_ids[30]})
+            found.append([*whole, *session.generate(requests, SamplingLimits(56, stop), SilentProgress())])
+    assert found[1] == found[0]
+    assert {answer.finish_reason for answer in found[0]} == {"stop", "length"}
+
+
+def test_an_engine_opened_directly_does_not_sample_with_a_draft(engines) -> None:
+    options = OpenVinoOptions(draft_dir=engines[1])
+    with (
+        OpenVinoEngine(options).open(engines[0]) as session,
+        pytest.raises(UserError, match=r"temperature=0\.7 is not possible with a draft model"),
+    ):
+        session.generate([[2, 5]], SamplingLimits(4, temperature=0.7), SilentProgress())
+
+
 def test_a_draft_of_another_vocabulary_or_shorter_sequences_is_refused(engines, workshop) -> None:
     other = workshop.engine(workshop.checkpoint("llama_draft", QFormat.NONE))
     with pytest.raises(UserError, match=r"vocabulary of 1\d\d\d tokens; the engine's is 1920.*same tokenizer"):
