@@ -15,7 +15,7 @@ from pipelines.modelling import Format, gpu_model, shape_of
 from pipelines.settings import Settings
 from pipelines.simulator.interface import Engine
 from pipelines.sizing.calibrated import Calibration, calibration_of, comparison
-from pipelines.sizing.calibration import Fit, fit
+from pipelines.sizing.calibration import Fit, Row, fit
 from pipelines.sizing.measured import Measured, read_measured
 from pipelines.sizing.modelled import Deployment
 from pipelines.sizing_settings import CALIBRATIONS
@@ -109,18 +109,29 @@ def place(settings: Settings, made: Calibration) -> Path:
 def fit_text(measured: Measured, found: Fit, words: str) -> str:
     """What was measured, what the fit gives back, and what it found."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
-    lines = [head, "", *aligned(comparison(found.rows)), "", "coefficient, fitted, 95 % interval"]
+    lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
     for name, (title, unit) in SHOWN.items():
         if name not in found.intervals:
             continue
         low, high = found.intervals[name]
         scale = _UNITS[unit[:2]]
         value = scale * (low * high) ** 0.5
-        mark = "  not decided by these loads" if name in found.undecided else ""
+        mark = " *" if name in found.undecided else ""
         lines.append(f"  {title:<32} {value:>9.3g} {unit:<9} {scale * low:.3g} to {scale * high:.3g}{mark}")
+    if found.undecided:
+        lines.append("  * not decided by these loads: what was assumed before")
     if found.at_bound:
         lines.append(f"at the edge of what is allowed: {', '.join(found.at_bound)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
+
+
+def compared(rows: Sequence[Row]) -> list[str]:
+    """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
+    head, *loads, medians = comparison(rows)
+    lines = [(head[0], *head[1::3])]
+    for load in loads:
+        lines += [(load[0], *load[1::3]), ("  modelled", *load[2::3]), ("  error, %", *load[3::3])]
+    return aligned([*lines, (f"{medians[0]}, %", *medians[3::3])])
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

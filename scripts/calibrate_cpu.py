@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.artifacts import Store
-from pipelines.calibrating import aligned, fit_text, free_engine
+from pipelines.calibrating import compared, fit_text, free_engine
 from pipelines.commands import load
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
@@ -298,7 +298,7 @@ def main() -> None:
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
     verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
     sys.stdout.write(fit_text(measured, found, "each coefficient is fitted by itself") + "\n\npredicted:\n")
-    sys.stdout.write("\n".join(aligned(comparison(flat_rows))) + f"\n\nmedian error of {GOAL:g} %: {verdict}\n")
+    sys.stdout.write("\n".join(compared(flat_rows)) + f"\n\nmedian error of {GOAL:g} %: {verdict}\n")
     sys.stdout.write(f"{time.monotonic() - began:.0f} s; table: {arguments.out / 'table.md'}\n")
 
 

@@ -46,7 +46,8 @@ def test_our_engine_is_calibrated_without_a_model_and_found_again(tmp_path, caps
     text = run(capsys, f"sizing.measured={ours[0]}", f"paths.store={tmp_path}")
     assert "each coefficient is fitted by itself: the CPU engine" in text
     assert "concurrency 16, ISL 128, OSL 8" in text
-    assert "median error" in text
+    assert "median error, %" in text
+    assert max(map(len, text.partition("\ncalibration: ")[0].splitlines()[2:])) <= 80
     file = tmp_path / CALIBRATIONS / "synthetic-fp8-openvino-tp1.json"
     assert f"calibration: {file}" in text
     made = load_calibration(file)
