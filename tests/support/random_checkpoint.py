@@ -63,7 +63,7 @@ def write_checkpoint(folder: Path, shape: ModelShape, qformat: QFormat) -> Path:
     Args:
         folder: where to; made.
         shape: a Llama's, with a head of its own.
-        qformat: none, fp8, int8_sq or int4_awq.
+        qformat: any but w4a8_awq and nvfp4.
 
     Returns:
         the folder.

@@ -74,7 +74,7 @@ def large(tmp_path_factory):
     return engine
 
 
-@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ])
+@pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.INT4_WO])
 def test_a_model_of_a_hundred_megabytes(large, qformat):
     agree(predicted(LARGE, qformat), observed(large(qformat)))
 
@@ -84,7 +84,14 @@ def test_float32_arithmetic_holds_wider_weights(large):
 
 
 @pytest.mark.parametrize(
-    ("kind", "qformat"), [("llama", QFormat.NONE), ("llama", QFormat.FP8), ("gemma", QFormat.NONE)]
+    ("kind", "qformat"),
+    [
+        ("llama", QFormat.NONE),
+        ("llama", QFormat.FP8),
+        ("llama", QFormat.INT8_WO),
+        ("gemma", QFormat.NONE),
+        ("gemma", QFormat.INT4_WO),
+    ],
 )
 def test_the_bundled_models(workshop, tmp_path, kind, qformat):
     shape = ModelShape.from_hf_config(json.loads((MODELS / f"tiny_{kind}" / "config.json").read_text()))
