@@ -11,7 +11,7 @@ from pipelines.engine_flow import EngineFlow, Node
 from pipelines.feature_settings import MultimodalSettings
 from pipelines.flavours import Flavour
 from pipelines.machine import Machine
-from pipelines.memory_rules import cpu_predicted
+from pipelines.memory_rules import cpu_reached
 from pipelines.settings import Settings
 from pipelines.sources import BuiltEngine, Source
 from pipelines.stages.benchmark import Benchmark
@@ -122,10 +122,10 @@ class _Flow(EngineFlow):
         self.add("benchmark", stage, label, inputs)
 
     def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
-        """What the CPU engine should need at full load, for the result; empty where that is not modelled."""
+        """What the CPU engine should need under this load, for the result; empty where that is not modelled."""
         if elsewhere or self.built is not None or self.flavour.name != "openvino":
             return {}
-        memory = cpu_predicted(settings, self.shape)
+        memory = cpu_reached(settings, self.shape)
         return {"total": memory.total, **asdict(memory)} if memory else {}
 
     def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:

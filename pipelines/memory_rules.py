@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
-from pipelines.loadgen.settings import LengthSettings, WorkloadSettings
+from pipelines.loadgen.settings import DEFAULT_CONCURRENCY, LengthSettings, WorkloadSettings
 from pipelines.machine import native_bf16
 from pipelines.settings import HardwareSettings, Settings
 from pipelines.sizing.cpu_memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
@@ -180,6 +180,28 @@ def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | N
     return cpu_memory(sizes) if sizes is not None else None
 
 
+def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
+    """Memory of the CPU engine's process that the benchmark can bring about; None where it is not modelled.
+
+    As at full load, but for iterations: a closed loop has no larger ones than those of all users' prompts together.
+    With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
+    """
+    sizes = cpu_sizes(settings, shape) if shape is not None else None
+    workload, isl, osl = settings.workload, settings.workload.isl.longest, settings.workload.osl.longest
+    if sizes is None or workload.arrival != "closed" or isl is None or osl is None:
+        return cpu_memory(sizes) if sizes is not None else None
+    users = min(max(settings.benchmark.concurrency or DEFAULT_CONCURRENCY), settings.build.max_batch_size)
+    prompt = workload.turns * (isl + osl) - osl
+    one_length = workload.turns == 1 and workload.isl.distribution == "fixed"
+    return cpu_memory(
+        replace(
+            sizes,
+            max_num_tokens=min(sizes.max_num_tokens, users * prompt),
+            iterations=users * (users + 3) // 2 if one_length else None,
+        )
+    )
+
+
 def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
     """Say for people what the CPU engine will need and hold."""
     memory = cpu_predicted(settings, shape)
@@ -190,6 +212,7 @@ def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
         ("process", memory.process),
         ("weights", memory.weights),
         ("activations", memory.activations),
+        ("compiled kernels", memory.kernels),
         ("KV cache", memory.kv_pool),
         ("mapped files", memory.mapped),
     )

@@ -134,7 +134,7 @@ def build_memory_table(data: ReportData) -> Table | None:
 
 def memory_table(data: ReportData) -> Table | None:
     """Memory of the engine's process: predicted before the build beside the highest observed; None without any."""
-    rows = []
+    rows, parts = [], ("weights", "activations", "kernels", "kv_pool", "total")
     for item in data.formats:
         for run in item.runs:
             predicted = run.piece.facts.get("memory_predicted") or {}
@@ -146,7 +146,7 @@ def memory_table(data: ReportData) -> Table | None:
                 (
                     _name(item, data),
                     run.result.workload["name"],
-                    *(show_bytes(predicted[part]) for part in ("weights", "activations", "kv_pool", "total")),
+                    *(show_bytes(predicted[part]) if part in predicted else NONE for part in parts),
                     show_bytes(observed["total"]) if "total" in observed else NONE,
                     f"{predicted['kv_blocks']:,.0f}",
                     f"{observed['kv_blocks']:,.0f}" if "kv_blocks" in observed else NONE,
@@ -156,19 +156,20 @@ def memory_table(data: ReportData) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption="Memory of the CPU engine's process: predicted (modelled, at full load) beside observed (measured)",
+        caption="Memory of the CPU engine's process: predicted (modelled) beside observed (measured)",
         origin="",
         columns=(
             Column("format", right=LEFT),
             Column("workload", right=LEFT),
-            *groups("predicted (modelled)", ("weights", "activations", "KV cache", "total")),
+            *groups("predicted (modelled)", ("weights", "activations", "kernels", "KV cache", "total")),
             *groups("observed (measured)", ("highest",)),
             *groups("KV blocks", ("predicted", "observed", "used")),
         ),
         rows=tuple(rows),
         notes=(
-            "Full load: iterations of max_num_tokens, and every KV block used once. A benchmark that does not reach it"
-            " stays below.",
+            "Predicted for what this load can reach: iterations of all users' prompts together, at most max_num_tokens;"
+            " compiled kernels of as many different iterations as can be, as far as they are kept; every KV block used"
+            " once, since finished prompts stay cached. A benchmark too short for that stays below.",
         ),
     )
 

@@ -1,11 +1,12 @@
 """Resident memory of the CPU engine's process at full load, before it is built (modelled).
 
-    process + weights + KV pool + activations
+    process + weights + KV pool + activations + compiled kernels
 
 What counts is what the kernel calls resident (RSS) of the process that holds the engine once it has run iterations of
-max_num_tokens and has filled its KV pool; both stay resident from then on. Mapped pages of libraries and of the engine
-file count too, although the kernel may drop them when memory is short. Triton's python backend comes to the same as a
-process of one's own within 1 MiB; the server's other processes are not counted.
+max_num_tokens and of as many other numbers of tokens as it keeps compiled kernels for, and has filled its KV pool; all
+of it stays resident from then on. Mapped pages of libraries and of the engine file count too, although the kernel may
+drop them when memory is short. Triton's python backend comes to the same as a process of one's own within 1 MiB; the
+server's other processes are not counted.
 
 The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats that
@@ -30,12 +31,29 @@ ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
 SCALE_BYTES = 8
 """A float32 scale and zero point: of keys per channel and block, of values per token and head."""
 
+KERNEL_CACHE = 512
+"""Entries of each of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own;
+unbounded, a server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4)."""
+
 PROCESS = 45 * MIB
 """Python with OpenVINO (34 MiB), and what the first inference allocates whatever the model is (11 MiB)."""
 LIBRARIES = 78 * MIB
 """Mapped pages of Python, OpenVINO and its kernels."""
 HEAD, EMBEDDING = 6, 2
 """Bytes per weight of the output head (widened and packed copies) and of the embedding (mapped at 16 bit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels that are compiled for every number of tokens that an iteration has.
+
+    Attributes:
+        count: of them in the plugin's fullest cache.
+        size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
+    """
+
+    count: int
+    size: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,8 @@ class _Cost:
         token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
         f32_linear: `linear` when the arithmetic is float32.
         f32_factor: `token` is this many times as much when the arithmetic is float32.
+        kernels: compiled for every number of tokens.
+        f32_kernels: `kernels` when the arithmetic is float32.
     """
 
     linear: float
@@ -57,15 +77,44 @@ class _Cost:
     token: tuple[float, float, float, float]
     f32_linear: float
     f32_factor: float
+    kernels: _Kernels
+    f32_kernels: _Kernels
 
+
+_PACKED = 5
+"""Four shapes of linears, and one more."""
 
 COSTS = {
-    QFormat.NONE: _Cost(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
-    QFormat.FP8: _Cost(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
-    QFormat.INT8_SQ: _Cost(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
-    QFormat.INT4_AWQ: _Cost(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-    QFormat.INT8_WO: _Cost(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
-    QFormat.INT4_WO: _Cost(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
+    QFormat.NONE: _Cost(
+        *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+        kernels=_Kernels(_PACKED, 0.17 * MIB),
+        f32_kernels=_Kernels(1, 0.25 * MIB),
+    ),
+    QFormat.FP8: _Cost(
+        *(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
+        kernels=_Kernels(_PACKED, 0.19 * MIB),
+        f32_kernels=_Kernels(1, 0.25 * MIB),
+    ),
+    QFormat.INT8_SQ: _Cost(
+        *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+        kernels=_Kernels(_PACKED, 0.20 * MIB),
+        f32_kernels=_Kernels(_PACKED, 0.17 * MIB),
+    ),
+    QFormat.INT4_AWQ: _Cost(
+        *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
+        kernels=_Kernels(_PACKED, 0.175 * MIB),
+        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+    ),
+    QFormat.INT8_WO: _Cost(
+        *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
+        kernels=_Kernels(_PACKED, 0.175 * MIB),
+        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+    ),
+    QFormat.INT4_WO: _Cost(
+        *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
+        kernels=_Kernels(_PACKED, 0.175 * MIB),
+        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+    ),
 }
 
 
@@ -81,6 +130,7 @@ class CpuSizes:
         max_num_tokens: tokens of one iteration.
         max_seq_len: longest prompt + output, tokens.
         kv_cache_bytes: size of the KV pool as given, or None for the usual one.
+        iterations: different numbers of tokens that iterations have; None is as many as there are.
     """
 
     shape: ModelShape
@@ -90,6 +140,7 @@ class CpuSizes:
     max_num_tokens: int
     max_seq_len: int
     kv_cache_bytes: int | None = None
+    iterations: int | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -108,6 +159,7 @@ class CpuMemory:
         weights: copies as the plugin holds them, widened and packed.
         kv_pool: paged KV cache, all blocks used once.
         activations: of an iteration of max_num_tokens.
+        kernels: compiled for every number of tokens, as many as the plugin keeps.
         mapped: pages of libraries and of the engine file.
         kv_blocks: of the pool.
     """
@@ -116,13 +168,14 @@ class CpuMemory:
     weights: float
     kv_pool: float
     activations: float
+    kernels: float
     mapped: float
     kv_blocks: int
 
     @property
     def own(self) -> float:
         """What the kernel cannot take back: all but the mapped pages."""
-        return self.process + self.weights + self.kv_pool + self.activations
+        return self.process + self.weights + self.kv_pool + self.activations + self.kernels
 
     @property
     def total(self) -> float:
@@ -175,9 +228,15 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         weights=(cost.f32_linear if wide else cost.linear) * shape.linear_params + HEAD * table,
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
+        kernels=_kernel_bytes(cost.f32_kernels if wide else cost.kernels, sizes),
         mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table,
         kv_blocks=blocks,
     )
+
+
+def _kernel_bytes(each: _Kernels, sizes: CpuSizes) -> float:
+    different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
+    return min(KERNEL_CACHE, different * each.count) * each.size
 
 
 def _token_bytes(shape: ModelShape, cost: _Cost) -> float:

@@ -28,7 +28,7 @@ class Benchmark:
         machine: facts of this machine for the result.
         logs: folder for the server's log, which outlives a failure.
         libraries: whose versions stand in the result.
-        predicted: modelled memory of the engine's process at full load, bytes by part; empty where it is not modelled.
+        predicted: modelled memory of the engine's process under this load, bytes by part; empty where not modelled.
         needs: packages.
     """
 

@@ -1,6 +1,6 @@
 """Runs a CPU engine at full load in a process of its own and tells what it came to.
 
-python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS   ->  {"resident": ..., "kv_blocks": ...}
+python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS LENGTHS   ->  {"resident": ..., "kv_blocks": ...}
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from pipelines.engines.port import SamplingLimits
 from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS
 
 NEW_TOKENS = 2
-TURNS = 3
-"""What one turn leaves of the pool untouched, the next ones take: finished prompts stay cached."""
+TURNS = 2
+"""What one turn leaves of the pool untouched, the next one takes: finished prompts stay cached."""
+FULL_ITERATIONS = 6
+"""Different numbers of tokens that filling the pool takes, about."""
+SHORTEST = 8
 
 
 def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
@@ -32,14 +35,20 @@ def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
     return [numbers.integers(5, folder.config.vocab_size, length).tolist() for _ in range(count)]
 
 
+def mixed(vocabulary: int, lengths: int) -> list[list[int]]:
+    """Prompts of as many different lengths, in tokens; run one by one, each is an iteration of its own size."""
+    numbers = np.random.default_rng(TURNS)
+    return [numbers.integers(5, vocabulary, SHORTEST + extra).tolist() for extra in range(lengths)]
+
+
 def own_bytes(pid: int | str = "self") -> int:
     """Resident memory of a process that is no mapped file, which the kernel cannot drop."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
-def main(engine: Path, precision: str, blocks: int) -> None:
-    """Fill the pool, and tell what that came to."""
+def main(engine: Path, precision: str, blocks: int, lengths: int) -> None:
+    """Fill the pool, run prompts of different lengths, and tell what that came to."""
     folder = EngineFolder.load(engine)
     options = OpenVinoOptions(num_threads=1, inference_precision=precision)
     size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, options))
@@ -47,9 +56,11 @@ def main(engine: Path, precision: str, blocks: int) -> None:
     with OpenVinoEngine(options).open(engine) as session:
         for turn in range(TURNS):
             session.generate(prompts(folder, blocks, turn), SamplingLimits(max_new_tokens=NEW_TOKENS), SilentProgress())
+        for prompt in mixed(folder.config.vocab_size, lengths):
+            session.generate([prompt], SamplingLimits(max_new_tokens=1), SilentProgress())
         found = {"resident": resident_bytes(), "own": own_bytes(), "kv_blocks": kv_blocks(folder, options)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -18,10 +18,6 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
 from pipelines.sizing import cpu_memory
 
-KERNEL_CACHE = 512
-"""Entries of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own; unbounded, a
-server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4)."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
@@ -94,7 +90,7 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": inference_precision(options),
         "KV_CACHE_PRECISION": kv_cache,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-        "CPU_RUNTIME_CACHE_CAPACITY": str(KERNEL_CACHE),
+        "CPU_RUNTIME_CACHE_CAPACITY": str(cpu_memory.KERNEL_CACHE),
     }
     if options.num_threads is not None:
         chosen["INFERENCE_NUM_THREADS"] = options.num_threads

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from pipelines.serving.process import TritonServer  # noqa: E402
 from pipelines.serving.settings import ServingSettings  # noqa: E402
 from pipelines.sizing.cpu_memory import CpuSizes, cpu_memory  # noqa: E402
 from tests.contract.engines.conftest import MODELS  # noqa: E402
+from tests.support.engine_memory import FULL_ITERATIONS  # noqa: E402
 from tests.support.random_checkpoint import write_checkpoint  # noqa: E402
 from tests.support.served_gemma import Client  # noqa: E402
 from triton_repo.settings import TritonSettings  # noqa: E402
@@ -35,20 +37,25 @@ from triton_repo.write import write_repository  # noqa: E402
 LARGE = ModelShape("LlamaForCausalLM", 12, 768, 12, 4, 64, 2048, 8192, 2048, tie_word_embeddings=False)
 """88 M parameters: 168 MiB at 16 bit, 60 MiB in INT4."""
 LIMITS = BuildLimits(max_batch_size=32, max_input_len=1024, max_seq_len=2048, max_num_tokens=2048)
-BLOCKS = 320
+BLOCKS = 128
+LENGTHS = 110
+"""Prompts of so many different lengths bring more kernels than the plugin keeps, or nearly."""
 NATIVE = inference_precision(OpenVinoOptions())
 TOLERANCE = 0.1
 
 
-def predicted(shape: ModelShape, qformat: QFormat, precision: str = NATIVE):
+def shape_of(kind: str) -> ModelShape:
+    return ModelShape.from_hf_config(json.loads((MODELS / f"tiny_{kind}" / "config.json").read_text()))
+
+
+def predicted(shape: ModelShape, qformat: QFormat, precision: str = NATIVE, lengths: int = 0):
     sizes = CpuSizes(shape, qformat, precision, precision, LIMITS.max_num_tokens, LIMITS.max_seq_len)
-    return cpu_memory(
-        CpuSizes(shape, qformat, precision, precision, 2048, 2048, kv_cache_bytes=BLOCKS * sizes.block_bytes)
-    )
+    pool = BLOCKS * sizes.block_bytes
+    return cpu_memory(replace(sizes, kv_cache_bytes=pool, iterations=FULL_ITERATIONS + lengths))
 
 
-def observed(engine: Path, precision: str = NATIVE) -> dict[str, int]:
-    command = [sys.executable, "-m", "tests.support.engine_memory", str(engine), precision, str(BLOCKS)]
+def observed(engine: Path, precision: str = NATIVE, lengths: int = 0) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.support.engine_memory", str(engine), precision, str(BLOCKS), str(lengths)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 
 
@@ -93,23 +100,30 @@ def test_float32_arithmetic_holds_wider_weights(large):
         ("gemma", QFormat.INT4_WO),
     ],
 )
-def test_the_bundled_models(workshop, tmp_path, kind, qformat):
-    shape = ModelShape.from_hf_config(json.loads((MODELS / f"tiny_{kind}" / "config.json").read_text()))
+def test_the_bundled_models_under_prompts_of_many_lengths(workshop, tmp_path, kind, qformat):
+    shape = shape_of(kind)
     OpenVinoEngine().build(workshop.checkpoint(kind, qformat), LIMITS, tmp_path, SilentProgress())
-    agree(predicted(shape, qformat), observed(tmp_path))
+    agree(predicted(shape, qformat, lengths=LENGTHS), observed(tmp_path, lengths=LENGTHS))
 
 
-def test_the_served_engine_needs_the_same(large, tmp_path):
-    """The gauge that Prometheus reads is the engine's process; the pool has the predicted blocks."""
-    memory = predicted(LARGE, QFormat.INT4_AWQ)
+def test_many_lengths_cost_a_large_model_no_more_than_a_small_one(large):
+    agree(predicted(LARGE, QFormat.INT4_AWQ, lengths=LENGTHS), observed(large(QFormat.INT4_AWQ), lengths=LENGTHS))
+
+
+def test_the_served_engine_needs_the_same(workshop, tmp_path):
+    """The gauge that Prometheus reads is the engine's process, under long prompts and ones of many lengths."""
+    shape, memory = shape_of("gemma"), predicted(shape_of("gemma"), QFormat.INT4_AWQ, lengths=LENGTHS)
+    OpenVinoEngine().build(
+        workshop.checkpoint("gemma", QFormat.INT4_AWQ), LIMITS, tmp_path / "engine", SilentProgress()
+    )
     write_repository(
         tmp_path / "repository",
-        engine_dir=large(QFormat.INT4_AWQ),
-        tokenizer_dir=MODELS / "tiny_llama",
+        engine_dir=tmp_path / "engine",
+        tokenizer_dir=MODELS / "tiny_gemma",
         settings=TritonSettings(),
         spec=RepositorySpec(
             flavour="openvino",
-            label="large",
+            label="tiny_gemma",
             variant="int4_awq",
             openvino={"num_threads": 1, "inference_precision": NATIVE, "kv_cache_bytes": int(memory.kv_pool)},
         ),
@@ -118,12 +132,18 @@ def test_the_served_engine_needs_the_same(large, tmp_path):
     numbers = np.random.default_rng(1)
     with TritonServer(tmp_path / "repository", ServingSettings()) as server:
         client = Client(server.grpc_url)
-        for turn in range(2):
-            names = [f"{turn}-{index}" for index in range(16)]
-            for name in names:
-                prompt = numbers.integers(5, LARGE.vocab_size, (1, 1000)).astype(np.int32)
-                client.send("tensorrt_llm", name, input_ids=prompt, input_lengths=1000, request_output_len=2)
+
+        def answered(*lengths: int) -> None:
+            names = [f"{length}-{index}" for index, length in enumerate(lengths)]
+            for name, length in zip(names, lengths, strict=True):
+                prompt = numbers.integers(5, shape.vocab_size, (1, length)).astype(np.int32)
+                client.send("tensorrt_llm", name, input_ids=prompt, input_lengths=length, request_output_len=2)
             assert not any(answer.error for answer in client.take(*names).values())
+
+        for _ in range(2):
+            answered(*[1000] * 4)
+        for length in range(8, 8 + LENGTHS):
+            answered(length)
         client.close()
         with urllib.request.urlopen(server.metrics_url, timeout=5) as page:
             gauges = read_metrics(page.read().decode())

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.commands import load
 from pipelines.domain.formats import QFormat
-from pipelines.memory_rules import check, gpu_predicted, request_tokens
+from pipelines.memory_rules import check, cpu_predicted, cpu_reached, gpu_predicted, request_tokens
 
 
 def fit(*overrides, formats=(QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ)):
@@ -76,3 +76,23 @@ def test_the_engine_holds_all_weights_wherever_they_stay():
     settings = load(["model=llama_3_8b", "weights=streaming", "triton.gpu_weights_percent=0.4"])
     shape = settings.model.shape.to_shape()
     assert gpu_predicted(settings, shape) == gpu_predicted(load(["model=llama_3_8b"]), shape)
+
+
+def test_a_benchmark_reaches_iterations_of_all_users_prompts_together():
+    """32 users of 128 tokens: 4,096 of max_num_tokens=8,192; with one user, two numbers of tokens."""
+    settings = load(["quant=int4_awq", "build.max_num_tokens=8192"])
+    shape = load(["model=llama_3_8b"]).model.shape.to_shape()
+    full, usual = cpu_predicted(settings, shape), cpu_reached(settings, shape)
+    alone = cpu_reached(load(["quant=int4_awq", "benchmark.concurrency=1"]), shape)
+    assert full is not None
+    assert usual is not None
+    assert alone is not None
+    assert (usual.activations, usual.kernels) == (full.activations / 2, full.kernels)
+    assert alone.kernels == pytest.approx(full.kernels * 2 * 5 / 512)
+    assert usual.kv_pool == alone.kv_pool == full.kv_pool
+
+
+def test_a_load_whose_prompts_nobody_knows_may_reach_full_load():
+    settings = load(["quant=int4_awq", "workload=poisson", "benchmark.request_rate=4"])
+    shape = load(["model=llama_3_8b"]).model.shape.to_shape()
+    assert cpu_reached(settings, shape) == cpu_predicted(settings, shape)
