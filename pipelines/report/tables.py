@@ -134,7 +134,8 @@ def build_memory_table(data: ReportData) -> Table | None:
 
 def memory_table(data: ReportData) -> Table | None:
     """Memory of the engine's process: predicted before the build beside the highest observed; None without any."""
-    rows, parts = [], ("weights", "activations", "kernels", "kv_pool", "total")
+    rows = []
+    parts = ("weights", "activations", "kernels", "kv_pool", "total")
     for item in data.formats:
         for run in item.runs:
             predicted = run.piece.facts.get("memory_predicted") or {}

@@ -48,11 +48,11 @@ class _Kernels:
     """Kernels that are compiled for every number of tokens that an iteration has.
 
     Attributes:
-        count: of them in the plugin's fullest cache.
+        linears: each shape of linears has one, and there is one more; otherwise there is the one alone.
         size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
     """
 
-    count: int
+    linears: bool
     size: float
 
 
@@ -81,39 +81,36 @@ class _Cost:
     f32_kernels: _Kernels
 
 
-_PACKED = 5
-"""Four shapes of linears, and one more."""
-
 COSTS = {
     QFormat.NONE: _Cost(
         *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
-        kernels=_Kernels(_PACKED, 0.17 * MIB),
-        f32_kernels=_Kernels(1, 0.25 * MIB),
+        kernels=_Kernels(linears=True, size=0.17 * MIB),
+        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
     ),
     QFormat.FP8: _Cost(
         *(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
-        kernels=_Kernels(_PACKED, 0.19 * MIB),
-        f32_kernels=_Kernels(1, 0.25 * MIB),
+        kernels=_Kernels(linears=True, size=0.19 * MIB),
+        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
     ),
     QFormat.INT8_SQ: _Cost(
         *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
-        kernels=_Kernels(_PACKED, 0.20 * MIB),
-        f32_kernels=_Kernels(_PACKED, 0.17 * MIB),
+        kernels=_Kernels(linears=True, size=0.20 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.17 * MIB),
     ),
     QFormat.INT4_AWQ: _Cost(
         *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-        kernels=_Kernels(_PACKED, 0.175 * MIB),
-        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
     ),
     QFormat.INT8_WO: _Cost(
         *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
-        kernels=_Kernels(_PACKED, 0.175 * MIB),
-        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
     ),
     QFormat.INT4_WO: _Cost(
         *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
-        kernels=_Kernels(_PACKED, 0.175 * MIB),
-        f32_kernels=_Kernels(_PACKED, 0.165 * MIB),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
     ),
 }
 
@@ -236,7 +233,8 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
 
 def _kernel_bytes(each: _Kernels, sizes: CpuSizes) -> float:
     different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
-    return min(KERNEL_CACHE, different * each.count) * each.size
+    count = 1 + (len(set(sizes.shape.linear_shapes.values())) if each.linears else 0)
+    return min(KERNEL_CACHE, different * count) * each.size
 
 
 def _token_bytes(shape: ModelShape, cost: _Cost) -> float:
