@@ -10,7 +10,7 @@ import numpy as np
 
 from pipelines.simulator.cost import IterationCost
 from pipelines.sizing.cases import Case
-from pipelines.sizing.closed_loop import Served, closed_loop, trace
+from pipelines.sizing.closed_loop import Served, closed_loop, protocol_of, trace
 from pipelines.sizing.memory import device_memory
 from pipelines.sizing.physics import Facts, facts, iteration_cost
 from pipelines.sizing.protocols import decode_seconds, full_load_rate, prefill_seconds
@@ -153,7 +153,8 @@ class Bench:
                 closed = case.mode == "closed_loop_concurrency"
                 self.served[key] = closed_loop(case, one, delay, kv) if closed else trace(case, one, kv)
             self.tell()
-            found[index] = _metric(case, self.served[key], float(values["overhead_s"][index]))
+            overhead = float(values["overhead_s"][index]) + protocol_of(case).token_overhead_s * case.isl
+            found[index] = _metric(case, self.served[key], overhead)
 
 
 COST_FIELDS = tuple(each.name for each in fields(IterationCost))

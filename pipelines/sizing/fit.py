@@ -56,8 +56,9 @@ class Design:
                 if width := prior.levels.get(label.split("=")[0]):
                     columns.append((name, label))
                     members.append(has[label])
-                    mean.append(EXPECTED.get((name, label), 0.0))
-                    spread.append(width)
+                    expected, sure = EXPECTED.get((name, label), (0.0, width))
+                    mean.append(expected)
+                    spread.append(sure)
         return cls(tuple(columns), np.array(members), np.array(mean), np.array(spread))
 
     def values(self, theta: Any) -> dict[str, Any]:
