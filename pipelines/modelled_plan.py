@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from contextlib import suppress
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
 from pipelines.modelling import Format, Model, calibrated, gpu_model, known
 from pipelines.plan import Plan
+from pipelines.report.console import WIDTH
 from pipelines.simulating.case import Case
 from pipelines.simulating.loads import Level, make_levels
 from pipelines.sizing.calibrated import processor
@@ -33,7 +35,8 @@ def modelled_text(plan: Plan) -> str:
     if not levels:
         return ""
     name = plan.settings.workload.name
-    lines = ["", f"modelled under workload={name} ({model.provenance}: {model.why}):"]
+    told = f"modelled under workload={name} ({model.provenance}: {model.why}):"
+    lines = ["", textwrap.fill(told, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
         rows.append((level.load.text, *_cells(run_trial(_trial(level), model.deployment, backend="numpy"))))

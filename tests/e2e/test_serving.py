@@ -111,8 +111,9 @@ def test_a_repository_becomes_manifests_that_start_it(cli, copied):
     assert (command, words[0]) == ("serve", "serving.repository=/repository")
     kept = [word for word in words[1:] if not re.match(r"serving\.(host|\w+_port)=", word)]
     server = Served(cli, f"serving.repository={copied}", *kept)
-    assert "Started HTTPService" in server.text  # kubectl logs shows the server's own log
-    assert "Draining" in server.stop(signal.SIGTERM)
+    rest = server.stop(signal.SIGTERM)
+    assert "Started HTTPService" in server.text + rest  # kubectl logs shows the server's own log
+    assert "Draining" in rest
     assert server.process.returncode == 0
     assert "unchanged: manifests" in cli.run("manifests", *QUICK)
 

@@ -173,8 +173,16 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
     deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
     known = {"model": "tiny_gemma", "precision": "fp8", "engine": "openvino", "gpu": None, "cpu": "x", "tp": 1, "pp": 1}
-    fitted = {"intervals": {}, "at_bound": (), "undecided": (), "spread": {}, "levels": (), "versions": {}}
-    made = Calibration(**known, **fitted, deployment=deployment, fitted_on={"tool": "this project"})
+    fitted = {
+        "intervals": {},
+        "at_bound": (),
+        "undecided": (),
+        "spread": {},
+        "levels": (),
+        "versions": {},
+        "multipliers": {},
+    }
+    made = Calibration(**known, **fitted, multipliers={}, deployment=deployment, fitted_on={"tool": "this project"})
     made.save(tmp_path / "c.json")
     words = (f"sizing.calibration={tmp_path}/c.json", "benchmark.concurrency=3", "simulator.kv_blocks=100")
     summary = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())

@@ -1,8 +1,9 @@
 """A cell is a process: whatever ends it, its file says so and the next cell is not touched."""
 
 import signal
+import subprocess
 import sys
-import threading
+import time
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
@@ -59,12 +60,34 @@ def test_a_result_that_was_written_stands(tmp_path, monkeypatch, cell):
     assert after.state == "done"
 
 
-def test_ctrl_c_lets_the_cell_clean_up(tmp_path, monkeypatch, cell):
-    timer = threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, monkeypatch, f"trap 'touch {tmp_path}/cleaned; exit 130' TERM; while true; do sleep 0.1; done")
+def test_ctrl_c_lets_the_cell_clean_up(tmp_path, cell):
+    """In a process of its own, so that the interrupt cannot hit the tests."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!/bin/sh\ntrap 'touch {tmp_path}/cleaned; exit 130' TERM; touch {tmp_path}/started\n"
+        "while true; do sleep 0.1; done\n"
+    )
+    program.chmod(0o755)
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path), str(program)], stderr=subprocess.PIPE)
+    while not (tmp_path / "started").exists():
+        assert launcher.poll() is None, launcher.stderr.read()
+        time.sleep(0.02)
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
     assert (tmp_path / "cleaned").exists()
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from hydra.core.hydra_config import HydraConfig
+from pipelines.sweeping.job import RunCell
+
+folder, sys.executable = Path(sys.argv[1]), sys.argv[2]
+HydraConfig.get = lambda: type("Hydra", (), {"job": type("Job", (), {"num": 0})})
+RunCell(folder, (folder / "cell-1.json",), shown=False)(None)
+"""
 
 
 def test_changes_are_said_once(tmp_path, capsys):
