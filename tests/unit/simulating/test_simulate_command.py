@@ -182,7 +182,7 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
         "versions": {},
         "multipliers": {},
     }
-    made = Calibration(**known, **fitted, multipliers={}, deployment=deployment, fitted_on={"tool": "this project"})
+    made = Calibration(**known, **fitted, deployment=deployment, fitted_on={"tool": "this project"})
     made.save(tmp_path / "c.json")
     words = (f"sizing.calibration={tmp_path}/c.json", "benchmark.concurrency=3", "simulator.kv_blocks=100")
     summary = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
