@@ -176,12 +176,16 @@ def _labels(case: Case) -> tuple[str, ...]:
 
 
 def _metric(case: Case, served: Served, overhead: float) -> float:
+    tokens, requests = served.output_tok_s, served.requests_s
+    if served.cycle_s is not None:
+        requests = case.users / (served.cycle_s + overhead)
+        tokens = requests * case.osl
     if case.metric == "output_tok_s":
-        return served.output_tok_s * case.instances
+        return tokens * case.instances
     if case.metric == "output_tok_s_per_gpu":
-        return served.output_tok_s * case.instances / case.gpus
+        return tokens * case.instances / case.gpus
     if case.metric == "requests_s":
-        return served.requests_s * case.instances
+        return requests * case.instances
     times = {"ttft_ms": served.ttft, "tpot_ms": served.itl, "itl_ms": served.itl, "e2e_ms": served.e2e}[case.metric]
     added = 0.0 if case.metric in ("tpot_ms", "itl_ms") else overhead
     return 1e3 * (_statistic(times, case.stat) + added)

@@ -34,7 +34,7 @@ class Protocol:
         admission: of the engine.
         max_num_tokens: of an iteration.
         in_turn: one front end takes the requests in turn, so that the client delay counts once per user.
-        always_busy: rates are of a window in which no user was idle: users / time of a request (Little's law).
+        always_busy: rates are of a window without start and end; a user waits half of the client delay on average.
         token_overhead_s: network and tokenizer, per token of the prompt, on TTFT.
     """
 
@@ -70,13 +70,24 @@ def protocol_of(case: Case) -> Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a load got: seconds per request without the network, and tokens per second of all."""
+    """What a load got: seconds per request without the network, and rates of all.
+
+    Attributes:
+        ttft: float64[requests].
+        itl: float64[requests].
+        e2e: float64[requests].
+        output_tok_s: over the whole run.
+        requests_s: over the whole run.
+        cycle_s: mean time from a user's request to the next one, without the network, between start and end of the
+            run; rates are then users over it (Little's law). None: rates are those of the run.
+    """
 
     ttft: Any
     itl: Any
     e2e: Any
     output_tok_s: float
     requests_s: float
+    cycle_s: float | None = None
 
 
 def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -> Served:
@@ -122,12 +133,13 @@ def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) 
     requests = simulate(engine, load, cost).requests
     gaps = np.maximum(load.osl - 1, 1)
     seconds = float(requests.end.max())
-    if protocol.always_busy:
-        seconds = len(load.osl) * (float((requests.end - requests.arrival).mean()) + load.client_delay) / load.users
+    e2e = requests.end - requests.arrival
+    middle = e2e[load.users : -load.users]
     return Served(
         ttft=requests.first_token - requests.arrival,
         itl=((requests.end - requests.first_token) / gaps)[load.osl > 1],
-        e2e=requests.end - requests.arrival,
+        e2e=e2e,
         output_tok_s=float(load.osl.sum()) / seconds,
         requests_s=len(load.osl) / seconds,
+        cycle_s=float(middle.mean()) + load.client_delay / 2 if protocol.always_busy else None,
     )
