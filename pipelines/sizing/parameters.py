@@ -145,7 +145,6 @@ PRIORS: dict[str, Prior] = {
 EXPECTED = {
     ("e_c", "family=nim"): (-0.08, 0.06),
     ("t_seq", "family=nim"): (math.log(7.0), 0.3),
-    ("t_seq", "version=NIM 1.8.0"): (-1.0, 0.7),
     ("overhead_s", "family=nim"): (math.log(0.1), 0.4),
     ("client_delay", "family=nim"): (math.log(0.25), 0.3),
 }
