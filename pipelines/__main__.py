@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from pydantic_core import PydanticSerializationError
+
 from pipelines import commands
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.make_args import overrides_from
@@ -50,11 +52,20 @@ def main(arguments: Sequence[str]) -> int:
         show_faults(error)
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\nInterrupted. Finished stages are kept; the same command goes on from there.\n")
-        return 130
+        return _interrupted()
+    except PydanticSerializationError as error:
+        # what pydantic makes of a Ctrl-C that comes while it writes settings out
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted()
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _interrupted() -> int:
+    sys.stderr.write("\nInterrupted. Finished stages are kept; the same command goes on from there.\n")
+    return 130
 
 
 def show_faults(error: UserError) -> None:

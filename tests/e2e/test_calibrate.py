@@ -54,7 +54,7 @@ def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
 
 
 def test_plan_and_report_show_modelled_numbers(cli, fitted):
-    plan = cli.run("plan", *QUICK, *LENGTHS)
+    plan = " ".join(cli.run("plan", *QUICK, *LENGTHS).split())
     assert "modelled under workload=fixed (calibrated: fitted to 3 loads measured with trtllm-pipelines" in plan
     cli.run("report", *QUICK)
     (page,) = (cli.folder / "reports").glob("*/report.md")
