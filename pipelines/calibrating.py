@@ -11,7 +11,7 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
 from pipelines.machine import Machine, library_versions
-from pipelines.modelling import Format, gpu_model, shape_of
+from pipelines.modelling import Format, gpu_model, known_shape
 from pipelines.settings import Settings
 from pipelines.simulator.interface import Engine
 from pipelines.sizing.calibrated import Calibration, calibration_of, comparison
@@ -153,14 +153,9 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> De
     """
     from pipelines.sizing.specs import gpu_named
 
-    form = Format(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
+    form = Format.asked(settings)
     gpu, build = gpu_named(resolved(settings.hardware, machine).name), settings.build
-    shape = shape_of(settings)
-    if shape is None:
-        raise UserError(
-            f"The sizes of {settings.model.label} are not known before it is downloaded.",
-            todo="Choose one of conf/model, or give model.path.",
-        )
+    shape = known_shape(settings)
     tp, pp = measured.tp if measured.tool == "trtllm-bench" else build.tp_size, build.pp_size
     found = gpu_model(shape, settings.model.label, gpu, form, build, tp=tp, pp=pp).deployment
     engine = replace(

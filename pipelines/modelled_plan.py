@@ -59,7 +59,7 @@ def model_of(plan: Plan) -> Model | None:
         return found
     from pipelines.sizing.specs import gpu_named
 
-    form = Format(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
+    form = Format.asked(settings)
     with suppress(UserError):  # a GPU without a data sheet, or one that the rules have spoken of
         label, gpu = settings.model.label, gpu_named(hardware.name)
         return gpu_model(plan.shape, label, gpu, form, build, tp=build.tp_size, pp=build.pp_size)

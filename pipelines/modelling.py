@@ -58,6 +58,11 @@ class Format:
     sparse: bool
 
     @classmethod
+    def asked(cls, settings: Settings) -> Format:
+        """What the settings ask for."""
+        return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
+
+    @classmethod
     def of(cls, variant: str) -> Format | None:
         """Read `Settings.variant`; None for a word of another tool."""
         qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
@@ -157,6 +162,20 @@ def shape_of(settings: Settings) -> ModelShape | None:
     if settings.model.folder is not None:
         return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
     return settings.model.shape.to_shape() if settings.model.shape is not None else None
+
+
+def known_shape(settings: Settings) -> ModelShape:
+    """The same, for those that cannot do without.
+
+    Raises:
+        UserError: it is not known before the model is downloaded.
+    """
+    if (shape := shape_of(settings)) is not None:
+        return shape
+    raise UserError(
+        f"The sizes of {settings.model.label} are not known before it is downloaded.",
+        todo="Choose one of conf/model, or give model.path.",
+    )
 
 
 def calibrated(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.artifacts import Store
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.model_shape import ModelShape
 from pipelines.hardware import resolved
 from pipelines.loadgen.settings import LengthSettings
 from pipelines.machine import Machine
 from pipelines.settings import HardwareSettings, Settings
 from pipelines.simulator.cost import Cost, TickCost
 from pipelines.simulator.interface import Admission, Engine
-from pipelines.sources import model_source
+
+if TYPE_CHECKING:
+    from pipelines.sizing.modelled import Deployment
 
 TICK_SLOTS = 4
 """Slots of the classic drawing."""
@@ -102,23 +102,18 @@ def _in_ticks(settings: Settings) -> Case:
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.memory_rules import engine_sizes
-    from pipelines.modelling import costs
+    from pipelines.modelling import Format, costs, known_shape
     from pipelines.sizing.memory import device_memory
+    from pipelines.sizing.modelled import Deployment
     from pipelines.sizing.performance import Setup
     from pipelines.sizing.specs import ModelSpec, gpu_named
 
     wanted, build = settings.simulator, settings.build
-    shape = _shape(settings)
+    shape = known_shape(settings)
     sizes = engine_sizes(settings, shape)
-    setup = Setup(
-        model=ModelSpec.from_shape(shape, settings.model.label),
-        gpu=gpu_named(hardware.name),
-        qformat=settings.quant.qformat,
-        kv_format=settings.kv_cache.dtype,
-        sparse=settings.sparsity.method != "none",
-        tp=build.tp_size,
-        pp=build.pp_size,
-    )
+    form, model = Format.asked(settings), ModelSpec.from_shape(shape, settings.model.label)
+    gpu, ranks = gpu_named(hardware.name), (build.tp_size, build.pp_size)
+    setup = Setup(model, gpu, form.qformat, form.kv_format, form.sparse, *ranks)
     costed = costs(settings)(setup)
     memory = device_memory(sizes, (hardware.memory_gb or 0) * 1e9)
     block = wanted.tokens_per_block or build.tokens_per_block
@@ -136,13 +131,9 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         tokens_per_block=block,
         prefix_tokens=_prefix(settings),
     )
-    delay = costed.client_delay if wanted.client_delay is None else wanted.client_delay
-    return Case(
-        engines=tuple(replace(base, policy=policy) for policy in wanted.policy),
-        cost=costed.cost,
-        unit="s",
-        overhead=costed.overhead_s,
-        client_delay=delay + costed.overhead_s + settings.workload.think_time_s,
+    return _deployed(
+        settings,
+        Deployment(base, costed.cost, costed.overhead_s, costed.client_delay),
         what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}",
         reason=f"{costed.provenance}: {costed.why}",
         notes=(f"KV cache: {blocks:,} blocks of {block} tokens (modelled)",),
@@ -160,27 +151,29 @@ def _calibrated(settings: Settings, path: Path) -> Case:
     base = replace(deployment.engine, prefix_tokens=_prefix(settings), **given)
     if wanted.admission is not None:
         base = replace(base, admission=_admission(settings))
-    delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
-    return Case(
-        engines=tuple(replace(base, policy=policy) for policy in wanted.policy),
-        cost=deployment.cost,
-        unit="s",
-        overhead=deployment.overhead_s,
-        client_delay=delay + deployment.overhead_s + settings.workload.think_time_s,
+    return _deployed(
+        settings,
+        replace(deployment, engine=base),
         what=f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}, PP {found.pp}",
         reason=found.why,
     )
 
 
-def _shape(settings: Settings) -> ModelShape:
-    """Of the model on disk, or as conf/model says it for one of the Hub."""
-    if settings.model.folder is not None:
-        return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
-    if settings.model.shape is not None:
-        return settings.model.shape.to_shape()
-    raise UserError(
-        f"The sizes of {settings.model.label} are not known before it is downloaded.",
-        todo="Choose one of conf/model, or give model.path.",
+def _deployed(
+    settings: Settings, deployment: Deployment, *, what: str, reason: str, notes: tuple[str, ...] = ()
+) -> Case:
+    """A deployment in seconds, its engine under each policy."""
+    wanted = settings.simulator
+    delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
+    return Case(
+        engines=tuple(replace(deployment.engine, policy=policy) for policy in wanted.policy),
+        cost=deployment.cost,
+        unit="s",
+        overhead=deployment.overhead_s,
+        client_delay=delay + deployment.overhead_s + settings.workload.think_time_s,
+        what=what,
+        reason=reason,
+        notes=notes,
     )
 
 
