@@ -223,7 +223,8 @@ def _fault(item: Mapping[str, Any]) -> Fault:
         near = did_you_mean(str(item["loc"][-1]), _siblings(item["loc"]))
         return Fault(f"{key} is not a known key.", near)
     if item["type"] == "value_error":
-        return Fault(f"{key} {item['ctx']['error']}.")
+        said = str(item["ctx"]["error"])
+        return Fault(f"{key} {said}" if said.endswith("?") else f"{key} {said}.")
     if item["type"] in ("enum", "literal_error"):
         choices = str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
         hint = did_you_mean(str(given), choices.split(", "))

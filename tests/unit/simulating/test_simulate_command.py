@@ -124,7 +124,7 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["simulator.policy=inflite"], r"policy='inflite'.*static, inflight.*Did you mean 'inflight'"),
+        (["simulator.policy=inflite"], r"policy='inflite'.*static, inflight.*Did you mean 'inflight'\?$"),
         (["simulator.policy=[static,static]"], "names one twice"),
         (["simulator.policy=[]"], r"policy=\[\], which simulates nothing"),
         (["simulator.slots=0"], "simulator.slots='0'"),
