@@ -30,6 +30,7 @@ SHOWN = {
     "sequence": ("request in an iteration", "us"),
     "prefill": ("prompt", "ms"),
     "prompts": ("iteration with prompts", "ms"),
+    "end": ("request that has ended", "ms"),
     "few_sequence": ("request, when few are streamed", "us"),
     "overhead_s": ("on the way, per request", "ms"),
     "client_gap_s": ("client, between two requests", "ms"),

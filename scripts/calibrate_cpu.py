@@ -51,7 +51,7 @@ def lengths(isl: int, osl: int) -> tuple[str, ...]:
     )
 
 
-SHORT, LONG = lengths(128, 64), lengths(400, 48)
+SHORT, LONG, TALK = lengths(128, 64), lengths(400, 48), lengths(64, 160)
 SPREAD = (
     "workload.isl={distribution: uniform, min: 32, max: 512}",
     "workload.osl={distribution: uniform, min: 16, max: 128}",
@@ -70,7 +70,7 @@ def rate(arrival: str, share: float, words: Sequence[str]) -> tuple[str, ...]:
 
 FITTED = (
     closed(1, SHORT), closed(4, SHORT), closed(16, SHORT), closed(32, SHORT), closed(1, LONG), closed(16, LONG),
-    rate("poisson", 0.6, SHORT),
+    closed(6, TALK), rate("poisson", 0.6, SHORT), ("workload=burst", "benchmark.num_requests=24", *LONG),
 )  # fmt: skip
 UNSEEN = (
     closed(2, lengths(256, 64)), closed(8, lengths(100, 128)), closed(24, lengths(200, 100)), closed(12, SPREAD),

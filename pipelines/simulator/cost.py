@@ -10,6 +10,7 @@ their chunks) and takes
       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
       + few_sequence n_seq, where n_seq <= few              a server that sends tokens one by one to few clients only
       + prompts, where n_prefill > 0                        what a batch of a new size costs before it is computed
+      + end n_ended, before the next iteration              last answers sent, blocks freed, next requests taken in
 
 with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the weights
 that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a mixture of
@@ -49,6 +50,7 @@ class IterationCost:
         few: requests up to which an iteration has `few_sequence`; 0 is never.
         few_sequence: per request, in iterations of so few: the CPU engine's server then sends every token by itself.
         prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
+        end: per request that has ended, before the next iteration: the CPU engine's server does it in the same thread.
     """
 
     token_compute: float
@@ -69,15 +71,16 @@ class IterationCost:
     few: int = 0
     few_sequence: float = 0.0
     prompts: float = 0.0
+    end: float = 0.0
 
     def array(self) -> Any:
-        """float64[18]: the fields in their order, for the loop."""
+        """float64[19]: the fields in their order, for the loop."""
         return np.array(astuple(self), dtype=np.float64)
 
     def seconds(
         self, tokens: Any, sequences: Any, *, q_ctx: Any = 0.0, kv: Any = 0.0, kv_window: Any = 0.0, prefills: Any = 0.0
     ) -> Any:
-        """Seconds of an iteration; arrays of equal shape give an array.
+        """Seconds of an iteration, without `end`; arrays of equal shape give an array.
 
         Args:
             tokens: T.

@@ -20,7 +20,7 @@ from pipelines.simulator.state import STATIC, Batch, Counters, Request, Rules, W
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
-    """The formula of `IterationCost` (whose `array()` is `c`); numbers, or arrays of equal shape."""
+    """The formula of `IterationCost` (whose `array()` is `c`) but for `end`; numbers, or arrays of equal shape."""
     touched = c[5] + (1 - c[5]) * (1 - (1 - c[6]) ** tokens)
     compute = c[0] * tokens + c[1] * sequences
     memory = c[2] * touched + c[3]
@@ -197,6 +197,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
     """Iterate until all requests have ended, or until `rules.until`; returns when the run ended."""
     n = w.n
     now = 0.0
+    after_end = 0.0 if rules.ticks else cost[18]
     while now < rules.until:
         arrive(w, now)
         if rules.on_demand:
@@ -217,7 +218,9 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
         if now >= rules.until:  # the last iteration is cut, those before it in the stretch are not
             n.it += k - 1
             break
+        running = n.active
         advance(rules, w, now, k)
+        now += after_end * (running - n.active)
     settle(rules, w)
     return now
 

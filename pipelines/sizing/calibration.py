@@ -8,7 +8,7 @@ itself, a factor of 4 wide. A coefficient that the measurement says nothing of s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,11 @@ from pipelines.sizing.modelled import Deployment, Modelled, Trial, run_trial, tr
 
 WIDE = 1.4
 """Log-deviation of a guess."""
-STEP = 0.02
-"""Of the derivatives: a simulation is piecewise smooth, so not too small."""
+STEP = 0.2
+"""Of the derivatives, to both sides: a closed loop is rough in its coefficients (a request that arrives a moment later
+joins another iteration), and only so wide a step sees the slope under the roughness."""
+STARTS = 4
+"""Where a fit without a model begins: at the guess and spread around it."""
 FARTHEST = 3.0
 """Bound of every theta: a factor of 20."""
 KNOWN_BY = 0.7
@@ -71,11 +74,11 @@ GPU_KNOBS = (
 FREE_KNOBS = tuple(
     Knob(name, WIDE, (name,))
     for name in (
-        *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill", "few_sequence", "prompts"),
-        *("overhead_s", "client_gap_s"),
+        *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill"),
+        *("few_sequence", "prompts", "end", "overhead_s", "client_gap_s"),
     )
 )
-"""Each coefficient by itself, for an engine of which no model is known."""
+"""Each coefficient by itself, for an engine of which no model is known; those that `guess` leaves at 0 stay there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +151,13 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
             bounds=(-FARTHEST, FARTHEST),
             loss="soft_l1",
             f_scale=OUTLYING,
-            diff_step=STEP,
+            jac=lambda theta: _slopes(residuals, theta),
             x_scale=widths,
             max_nfev=MOST_EVALUATIONS,
         )
 
-    found = min((solve(begin) for begin in _starts(used, free=isinstance(start, Engine))), key=lambda each: each.cost)
+    begins = _starts(widths) if isinstance(start, Engine) else [np.zeros(len(used))]
+    found = min((solve(begin) for begin in begins), key=lambda each: each.cost)
     deployment = moved(prior, used, found.x)
     deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never makes the prior wider
     rows = tuple(
@@ -173,13 +177,18 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
     )
 
 
-def _starts(knobs: Sequence[Knob], *, free: bool) -> list[Any]:
-    """Where the search begins: decoding costs by the request or by its KV tokens, and each is a valley of its own."""
-    begins = [np.zeros(len(knobs))]
-    if free:
-        for shift in ({"sequence": 1.0, "token": -0.7}, {"sequence": -1.0, "kv_token": 1.0}):
-            begins.append(np.array([shift.get(knob.name, 0.0) for knob in knobs]))
-    return begins
+def _starts(widths: Any) -> list[Any]:
+    """Where the search begins: the cost can be split among the coefficients in many ways, and several are valleys."""
+    from scipy.stats import qmc
+
+    spread = qmc.Sobol(len(widths), rng=0).random(STARTS)[1:]
+    return [np.zeros(len(widths)), *(widths * (2 * spread - 1))]
+
+
+def _slopes(residuals: Callable[[Any], Any], theta: Any) -> Any:
+    """float64[residuals, theta]: central differences."""
+    steps = STEP * np.eye(len(theta))
+    return np.stack([(residuals(theta + step) - residuals(theta - step)) / (2 * STEP) for step in steps], axis=1)
 
 
 def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
@@ -223,11 +232,11 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         token=0.4 * first / light.isl,
         fixed=0.6 * step,
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
-        prefill=0.1 * first,
-        prompts=0.1 * first,
-        few=FEW if measured.engine == "openvino" else 0,
-        few_sequence=0.2 * step if measured.engine == "openvino" else 0.0,
     )
+    if measured.engine == "openvino":
+        cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
+    else:
+        cost = replace(cost, prefill=0.1 * first)
     return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
 

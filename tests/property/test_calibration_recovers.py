@@ -17,7 +17,7 @@ from pipelines.sizing.modelled import Deployment, run_trial, trial
 ENGINE = Engine(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(
     0.0, 0.0, 0.0, 0.0, knee=1.0, prefill_attention=6e-8, kv_token=5e-7, token=4e-5, fixed=5e-4, sequence=1.5e-4,
-    prefill=1e-3, few=FEW, few_sequence=2e-4, prompts=1e-3,
+    few=FEW, few_sequence=2e-4, prompts=2e-3, end=5e-4,
 )  # fmt: skip
 TRUE = Deployment(ENGINE, COST, overhead_s=2e-3, client_gap_s=3e-4)
 NOTHING = Distribution(0)
@@ -50,7 +50,10 @@ def measured(level, deployment, noise=0.0, seed=0):
     )
 
 
-FITTED = [load(1), load(4), load(16), load(32), load(1, isl=400, osl=48), load(16, isl=400, osl=48), load(rate=10.0)]
+FITTED = [
+    load(1), load(4), load(16), load(32), load(1, isl=400, osl=48), load(16, isl=400, osl=48), load(6, isl=64, osl=160),
+    load(rate=10.0), load(isl=400, osl=48, arrival="burst"),
+]  # fmt: skip
 UNSEEN = [load(2, isl=256), load(8, osl=128), load(24, isl=200, osl=100), load(rate=6.0, isl=300), load(rate=12.0)]
 
 
@@ -71,12 +74,12 @@ def errors(levels, truth, found):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fit_to_the_simulator_predicts_unseen_loads_within_two_percent(seed):
+def test_a_fit_to_the_simulator_predicts_unseen_loads_within_half_a_percent(seed):
     """Median over loads and metrics; what the loads decide well comes back as well."""
     truth = moved(TRUE, FREE_KNOBS, np.random.default_rng(seed).uniform(-0.4, 0.4, len(FREE_KNOBS)))
     found = fit(benchmark(truth), ENGINE)
-    assert np.median([abs(error) for error in errors(UNSEEN, truth, found.deployment)]) < 0.02
-    for name in ("fixed", "sequence", "few_sequence"):
+    assert np.median([abs(error) for error in errors(UNSEEN, truth, found.deployment)]) < 0.005
+    for name in ("fixed", "sequence", "few_sequence", "token", "kv_token"):
         assert getattr(found.deployment.cost, name) == pytest.approx(getattr(truth.cost, name), rel=0.15), name
 
 

@@ -177,11 +177,14 @@ class PlainSimulator:
         fresh = [self.requests[i] for i in plan if not self.requests[i].prefilling()]
         for r in decoding + fresh:
             r.stamps.append(self.now)
-        for r in [r for r in self.running if r.done()]:
+        ended = [r for r in self.running if r.done()]
+        for r in ended:
             self.running.remove(r)
             if self.known < len(self.requests):
                 self.requests[self.known].arrival = self.now + self.load.client_delay
                 self.known += 1
+        if not isinstance(self.cost, TickCost):
+            self.now += self.cost.end * len(ended)
 
     def wait(self) -> bool:
         ahead = [r.arrival for r in self.requests if r.arrival > self.now]

@@ -7,7 +7,8 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine
+from pipelines.simulator.interface import Engine, Load
+from pipelines.simulator.run import simulate
 from pipelines.sizing.measured import MeasuredLevel, Sent
 from pipelines.sizing.modelled import Deployment, run_trial, trial
 
@@ -102,3 +103,11 @@ def test_what_only_the_cpu_engine_pays():
     assert cost.seconds(200, 5, prefills=2) == pytest.approx(0.015)
     burst = run_trial(trial(level("burst", count=5, steady=False, osl=1)), replace(DEPLOYMENT, cost=cost))
     assert burst.ttft_s.max == pytest.approx(0.020)  # one iteration of five prompts and the way
+
+
+def test_an_end_holds_up_those_that_go_on():
+    """Iterations of 10 ms; 5 ms to see one off, which its own client does not wait for."""
+    load = Load([1, 1], [1, 3], arrival=np.zeros(2))
+    run = simulate(DEPLOYMENT.engine, load, replace(COST, end=0.005), slots=True)
+    assert run.requests.end == pytest.approx([0.010, 0.035])
+    assert run.iterations.start == pytest.approx([0.0, 0.015, 0.025])
