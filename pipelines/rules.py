@@ -11,13 +11,12 @@ from pathlib import Path
 from pipelines import hardware, memory_rules, serving_rules
 from pipelines.deployment import deployment
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.flavours import Flavour, why_not_here
 from pipelines.inputs import Found
 from pipelines.machine import Machine
-from pipelines.rulebook.gpu import formats_for
 from pipelines.rulebook.table import check as check_table
 from pipelines.rulebook.table import check_checkpoint, refused, warned
 from pipelines.settings import Settings

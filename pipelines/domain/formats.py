@@ -70,3 +70,44 @@ FORMATS: dict[QFormat, FormatSpec] = {
 
 BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in FORMATS.items()}
 """The same table, read from a checkpoint's `quant_algo`."""
+
+
+INTEGER = (QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO)
+"""Formats with INT8 or INT4 weights."""
+
+
+def lacks_fp8(qformat: QFormat, capability: float) -> bool:
+    """Whether a GPU of this compute capability has no FP8 arithmetic for the format."""
+    return FORMATS[qformat].activation == "fp8" and 8.0 <= capability < 8.9
+
+
+def lacks_fp4(qformat: QFormat, capability: float) -> bool:
+    """Whether it has no FP4 arithmetic for the format."""
+    return FORMATS[qformat].activation == "fp4" and 8.0 <= capability < 10.0
+
+
+def lacks_integers(qformat: QFormat, capability: float) -> bool:
+    """Whether TensorRT-LLM's builder has no INT8 and INT4 kernels for the format there."""
+    return qformat in INTEGER and 10.0 <= capability < 12.0
+
+
+def lacks_fp8_kv(kv_format: KvFormat, capability: float) -> bool:
+    """Whether it cannot convert a KV cache to FP8."""
+    return kv_format is KvFormat.FP8 and 8.0 <= capability < 8.9
+
+
+def lacks_int8_kv(kv_format: KvFormat, capability: float) -> bool:
+    """Whether TensorRT-LLM's builder refuses an INT8 KV cache there."""
+    return kv_format is KvFormat.INT8 and 10.0 <= capability < 12.0
+
+
+def formats_for(capability: float) -> list[QFormat]:
+    """The weight formats whose engines can be built for a compute capability of 8.0 or newer."""
+    lacks = (lacks_fp8, lacks_fp4, lacks_integers)
+    return [qformat for qformat in QFormat if not any(lack(qformat, capability) for lack in lacks)]
+
+
+def kv_formats_for(capability: float) -> list[KvFormat]:
+    """The KV-cache formats whose engines can be built for a compute capability of 8.0 or newer."""
+    lacks = (lacks_fp8_kv, lacks_int8_kv)
+    return [kv_format for kv_format in KvFormat if not any(lack(kv_format, capability) for lack in lacks)]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import (
+    QFormat,
+    formats_for,
+    kv_formats_for,
+    lacks_fp4,
+    lacks_fp8,
+    lacks_fp8_kv,
+    lacks_int8_kv,
+    lacks_integers,
+)
 from pipelines.rulebook.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape, sm
 from pipelines.rulebook.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
 FAMILIES = "Formats and model families"
-INTEGER = (QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO)
-"""Formats with INT8 or INT4 weights."""
 
 REFUSED_ON_SM100 = (
     "gemm_swiglu_plugin",
@@ -19,38 +26,6 @@ REFUSED_ON_SM100 = (
     "bert_context_fmha_fp32_acc",
 )
 """Plugins that PluginConfig.validate rejects there."""
-
-
-def _lacks_fp8(qformat: QFormat, capability: float) -> bool:
-    return FORMATS[qformat].activation == "fp8" and 8.0 <= capability < 8.9
-
-
-def _lacks_fp4(qformat: QFormat, capability: float) -> bool:
-    return FORMATS[qformat].activation == "fp4" and 8.0 <= capability < 10.0
-
-
-def _lacks_integers(qformat: QFormat, capability: float) -> bool:
-    return qformat in INTEGER and 10.0 <= capability < 12.0
-
-
-def _lacks_fp8_kv(kv_format: KvFormat, capability: float) -> bool:
-    return kv_format is KvFormat.FP8 and 8.0 <= capability < 8.9
-
-
-def _lacks_int8_kv(kv_format: KvFormat, capability: float) -> bool:
-    return kv_format is KvFormat.INT8 and 10.0 <= capability < 12.0
-
-
-def formats_for(capability: float) -> list[QFormat]:
-    """The weight formats whose engines can be built for a compute capability of 8.0 or newer."""
-    lacks = (_lacks_fp8, _lacks_fp4, _lacks_integers)
-    return [qformat for qformat in QFormat if not any(lack(qformat, capability) for lack in lacks)]
-
-
-def kv_formats_for(capability: float) -> list[KvFormat]:
-    """The KV-cache formats whose engines can be built for a compute capability of 8.0 or newer."""
-    lacks = (_lacks_fp8_kv, _lacks_int8_kv)
-    return [kv_format for kv_format in KvFormat if not any(lack(kv_format, capability) for lack in lacks)]
 
 
 def _works(d: Deployment) -> Cases:
@@ -74,7 +49,7 @@ RULES = (
         name="fp8-needs-sm89",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: _lacks_fp8(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_fp8(d.qformat, sm(d)) and _works(d),
         failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer), this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: quant={works}.",
         source=f"{SUPPORT}; issue #1428",
@@ -83,7 +58,7 @@ RULES = (
         name="nvfp4-needs-sm100",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: _lacks_fp4(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_fp4(d.qformat, sm(d)) and _works(d),
         failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer), this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: quant={works}.",
         source=SUPPORT,
@@ -93,7 +68,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("sm",),
-        when=lambda d: _lacks_integers(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_integers(d.qformat, sm(d)) and _works(d),
         failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
         " kernels).",
         allowed="On compute capability {d.sm}: quant={works}.",
@@ -103,7 +78,7 @@ RULES = (
         name="fp8-kv-needs-sm89",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: _lacks_fp8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
         failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer), this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: kv_cache={works}.",
         source=SUPPORT,
@@ -113,7 +88,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("sm",),
-        when=lambda d: _lacks_int8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        when=lambda d: lacks_int8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
         failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",
         allowed="On compute capability {d.sm}: kv_cache={works}.",
         source=BUILDER,

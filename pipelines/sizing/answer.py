@@ -19,7 +19,8 @@ from pipelines.sizing.instance import (
     instance,
     see,
 )
-from pipelines.sizing.performance import Costed, Setup
+from pipelines.sizing.memory import linear_bits
+from pipelines.sizing.performance import Costed, Setup, runnable
 from pipelines.sizing.price import Cost, cost
 from pipelines.sizing.question import Question, setup_label
 
@@ -250,12 +251,20 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
         reasons.setdefault(each.why.rstrip("."), []).append(each.label)
     listed = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
     if by_kind["memory"]:
+        smaller = f" or a smaller format ({lighter})" if (lighter := _lighter(question)) else ""
         return UserError(
             f"{name} fits {gpu} in no configuration that was tried: {listed}.",
-            todo="Allow more GPUs per instance (sizing.tp=[1,2,4,8]) or a smaller format (sizing.formats=[fp8,"
-            "int4_awq]), or lower build.max_batch_size or build.max_num_tokens.",
+            todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}, or lower build.max_batch_size or "
+            "build.max_num_tokens.",
         )
     return UserError(f"{name} runs on {gpu} in no configuration that was tried: {listed}.")
+
+
+def _lighter(question: Question) -> str:
+    """Formats that this GPU can run and whose weights are smaller than all that were tried, as an override."""
+    tried = min(linear_bits(qformat) for qformat in question.formats)
+    able = [name for name in runnable(next(question.setups())) if linear_bits(name) < tried]
+    return f"sizing.formats=[{','.join(able)}]" if able else ""
 
 
 def _what_limits(question: Question, metric: str) -> str:

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import KvFormat, QFormat, kv_formats_for
 from pipelines.sizing.frameworks import framework_named
-from pipelines.sizing.performance import FP8_SM, Setup, refuse
+from pipelines.sizing.performance import Setup, refuse
 from pipelines.sizing.specs import gpu_named, model_named
 
 PUBLISHED = Path(__file__).parent / "data" / "published.csv.gz"
@@ -162,8 +162,8 @@ def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: 
     """The setup of a row; of the layouts that are possible when `tp` is 0, the smallest one that fits."""
     _known("precision", precision, tuple(FORMATS_OF))
     served, spec, qformat = framework_named(framework), gpu_named(gpu), FORMATS_OF[precision]
-    eight_bit = served.kv_follows and qformat in (QFormat.FP8, QFormat.NVFP4) and spec.sm >= FP8_SM
-    kv_format = KvFormat.FP8 if eight_bit else KvFormat.AUTO
+    eight_bit = served.kv_follows and qformat in (QFormat.FP8, QFormat.NVFP4)
+    kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
     one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
     return _smallest_that_fits([replace(one, tp=ranks) for ranks in ([tp] if tp else _layouts(gpus))])
 

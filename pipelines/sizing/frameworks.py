@@ -29,6 +29,11 @@ class Framework:
     kv_follows: bool
     chunked: bool
 
+    @property
+    def is_tensorrt_llm(self) -> bool:
+        """TensorRT-LLM, also as NIM has it."""
+        return self.family.startswith(("trtllm", "nim"))
+
 
 KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
 from pipelines.simulator.cost import IterationCost
 from pipelines.sizing.frameworks import Framework, framework_named
 from pipelines.sizing.memory import EngineSizes, rank_weight_bytes
@@ -25,8 +25,6 @@ WIDER: dict[Provenance, float] = {"calibrated": 1.0, "transferred": 1.5, "datash
 """How much wider an interval is where there are no residuals to take it from."""
 SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) that is assumed where nothing was fitted."""
-FP8_SM = 8.9
-"""Compute capability from which FP8 exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,21 +163,29 @@ class PerformanceModel:
         }
 
 
+def runnable(setup: Setup) -> list[QFormat]:
+    """The weight formats that its GPU and its framework can run."""
+    possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(QFormat)
+    return [qformat for qformat in possible if FORMATS[qformat].activation in setup.gpu.peak]
+
+
 def refuse(setup: Setup) -> None:
     """Refuse what the GPU or the ranks do not allow.
 
     Raises:
         UserError: says which.
     """
-    form, gpu = FORMATS[setup.qformat], setup.gpu
-    if form.activation not in gpu.peak:
-        able = [name for name, spec in FORMATS.items() if spec.activation in gpu.peak]
+    form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
+    if setup.qformat not in able:
+        why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
+        if form.activation in gpu.peak:
+            why = f"TensorRT-LLM has no kernels for quant={setup.qformat} on {gpu.gpu}."
+        raise UserError(why, allowed=f"It can run: {', '.join(able)}.")
+    if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):
         raise UserError(
-            f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none.",
-            allowed=f"It can run: {', '.join(able)}.",
+            f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
+            allowed=f"It can hold it as {' or '.join(able_kv)}.",
         )
-    if setup.kv_format is KvFormat.FP8 and gpu.sm < FP8_SM:
-        raise UserError(f"{gpu.gpu} has no FP8 for the KV cache.", allowed="It can hold it as auto or int8.")
     if setup.tp < 1 or setup.model.heads % setup.tp:
         raise UserError(
             f"{setup.model.name} has {setup.model.heads} heads; tp_size={setup.tp} does not divide them.",

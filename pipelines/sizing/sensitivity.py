@@ -13,7 +13,7 @@ from pipelines.sizing.answer import WORDS, CostOf, Option
 from pipelines.sizing.fleet import Layout, fleet
 from pipelines.sizing.instance import OutOfReachError, instance, instances_for
 from pipelines.sizing.memory import SMALL_BATCH
-from pipelines.sizing.performance import Setup
+from pipelines.sizing.performance import Setup, runnable
 from pipelines.sizing.question import Question
 
 RATE, LIMIT, LENGTH, HEADROOM = 0.2, 0.25, 0.25, 0.1
@@ -89,8 +89,8 @@ def _questions(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _setups(question: Question, setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Other formats this GPU can run, and half and twice the ranks."""
-    for qformat, form in FORMATS.items():
-        if qformat != setup.qformat and form.activation in question.gpu.peak and not form.at_build:
+    for qformat in runnable(setup):
+        if qformat != setup.qformat and not FORMATS[qformat].at_build:
             yield f"format {qformat}", replace(setup, qformat=qformat)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.heads % tp == 0 and tp <= question.gpu.gpus_per_server:

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rulebook.gpu import formats_for
 from pipelines.rulebook.record import Deployment, Severity
 from pipelines.rulebook.speculation import lookahead_draft_len
 from pipelines.rulebook.table import RULES, check, check_checkpoint, refused, warned

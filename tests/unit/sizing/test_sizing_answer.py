@@ -96,6 +96,40 @@ def test_a_format_that_the_gpu_lacks_is_refused_and_the_others_are_tried():
     assert "needs FP8 tensor cores" in found.refused[0].why
 
 
+@pytest.mark.parametrize(
+    ("gpu", "formats"),
+    [
+        ("a100_sxm_80gb", {"none", "int8_sq", "int4_awq"}),
+        ("l40s", {"none", "fp8", "int8_sq", "int4_awq", "w4a8_awq"}),
+        ("b200_sxm", {"none", "fp8", "nvfp4"}),
+    ],
+)
+def test_a_change_of_format_is_proposed_where_the_gpu_can_run_it(gpu, formats):
+    """TensorRT-LLM's builder has no INT8 and INT4 kernels for B200, whatever its data sheet says."""
+    asked = question(gpu=gpu_named(gpu), formats=(QFormat.NONE,))
+    found = changes(asked, answer(asked, made_up).chosen, made_up)
+    assert {each.what.split()[1] for each in found if each.what.startswith("format")} == formats - {"none"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "smaller"),
+    [
+        ("a100_sxm_80gb", r"or a smaller format \(sizing\.formats=\[int8_sq,int4_awq,int8_wo,int4_wo\]\), or lower"),
+        ("b200_sxm", r"or a smaller format \(sizing\.formats=\[fp8,nvfp4\]\), or lower"),
+    ],
+)
+def test_smaller_formats_are_proposed_where_the_gpu_can_run_them(gpu, smaller):
+    asked = question(model=model_named("llama-3.1-405b"), gpu=gpu_named(gpu), formats=(QFormat.NONE,))
+    with pytest.raises(UserError, match=smaller):
+        answer(asked, made_up)
+
+
+def test_no_smaller_format_is_proposed_where_there_is_none():
+    asked = question(model=model_named("llama-3.1-405b"), formats=(QFormat.NONE, QFormat.INT4_WO))
+    with pytest.raises(UserError, match=r"\(sizing\.tp=\[1,2,4,8\]\), or lower build\.max_batch_size"):
+        answer(asked, made_up)
+
+
 def test_a_model_that_fits_nowhere_says_what_each_size_lacks():
     asked = question(model=model_named("llama-3.1-405b"), tp=(1, 2))
     with pytest.raises(UserError, match=r"llama-3\.1-405b fits H100.* in no configuration .*TP 1 fp8: weights of 382"):
