@@ -51,14 +51,15 @@ class Level:
         isl, osl = self.requests.isl, self.requests.osl
         if engine.kv_blocks is None or not len(isl):
             return []
-        worst = int((isl + osl).argmax())
-        need = -(-int(isl[worst] + osl[worst]) // engine.tokens_per_block)
-        if need <= engine.kv_blocks:
+        needs, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
+        worst = int(np.lexsort((isl + osl, needs))[-1])
+        if needs[worst] <= pool:
             return []
+        beside = f" beside those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
         return [
             Fault(
-                f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {need} KV blocks of "
-                f"{engine.tokens_per_block} tokens; there are {engine.kv_blocks}.",
+                f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
+                f"{engine.tokens_per_block} tokens{beside}; there are {max(pool, 0)}.",
                 todo="Shorten workload.isl or workload.osl, or give more simulator.kv_blocks.",
             )
         ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 Policy = Literal["static", "inflight", "inflight_chunked", "one_prefill"]
 Admission = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
@@ -33,6 +35,21 @@ class Engine:
     kv_blocks: int | None = None
     tokens_per_block: int = 32
     prefix_tokens: int = 0
+
+    @property
+    def shared_blocks(self) -> int:
+        """KV blocks of the cached prefix; all requests use the same."""
+        return self.prefix_tokens // self.tokens_per_block
+
+    def own_blocks(self, isl: Any, tokens: Any) -> Any:
+        """KV blocks of a request beside those; the last token of a prompt is computed in any case.
+
+        Args:
+            isl: its input tokens; an array for several requests.
+            tokens: that it holds blocks for.
+        """
+        cached = np.minimum(self.prefix_tokens, isl - 1)
+        return -(-tokens // self.tokens_per_block) - cached // self.tokens_per_block
 
 
 @dataclass(frozen=True, slots=True)

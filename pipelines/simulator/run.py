@@ -109,17 +109,16 @@ def _columns(flat: Any, width: int) -> Any:
 def _rules(engine: Engine, load: Load, cost: Cost, until: float | None, *, record: bool) -> Rules:
     block, prefix = engine.tokens_per_block, engine.prefix_tokens
     tokens = NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens
-    shared = prefix // block
     ticks = isinstance(cost, TickCost)
     return Rules(
         policy=POLICIES.index(engine.policy),
         slots=min(engine.slots, tokens),
         max_tokens=tokens,
         on_demand=engine.admission == "MAX_UTILIZATION",
-        pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - shared,
+        pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - engine.shared_blocks,
         block=block,
         prefix=prefix,
-        shared=shared,
+        shared=engine.shared_blocks,
         chunks=cost.chunks if isinstance(cost, TickCost) else 1,
         window=cost.window if isinstance(cost, IterationCost) else 0,
         ticks=ticks,
@@ -150,14 +149,12 @@ def _check(engine: Engine, load: Load, isl: Any, osl: Any) -> None:
         raise UserError.of(faults)
     if engine.kv_blocks is None:
         return
-    block = engine.tokens_per_block
-    own = (isl + osl + block - 1) // block - np.minimum(engine.prefix_tokens, isl - 1) // block
-    pool = engine.kv_blocks - engine.prefix_tokens // block
+    own, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
     if len(isl) and int(own.max()) > pool:
         worst = int(own.argmax())
         raise UserError(
             f"Request {worst} with {isl[worst]} input and {osl[worst]} output tokens needs {own[worst]} KV blocks of "
-            f"{block} tokens.",
+            f"{engine.tokens_per_block} tokens.",
             allowed=f"The cache has {max(pool, 0)} of them.",
             todo="Give the engine more kv_blocks, or shorten the request.",
         )

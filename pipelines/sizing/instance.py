@@ -183,20 +183,23 @@ def _repeated(values: Any, count: int) -> Any:
 
 def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
     """Mean requests in slots, mean share of the KV pool, and what was full at some moment."""
-    r = run.requests
-    stay, block = r.end - r.admitted, engine.tokens_per_block
-    blocks = -(-(r.isl + r.osl) // block)
-    moments = np.concatenate([r.admitted, r.end])
-    order = np.argsort(moments, kind="stable")
-    slots = np.cumsum(np.concatenate([np.ones(len(stay)), -np.ones(len(stay))])[order]).max()
-    held = np.cumsum(np.concatenate([blocks, -blocks])[order]).max()
+    r, span = run.requests, run.end
+    stay, ones = r.end - r.admitted, np.ones(len(r.end))
+    first, blocks = engine.own_blocks(r.isl, r.isl), engine.own_blocks(r.isl, r.isl + r.osl)
+    if engine.admission == "MAX_UTILIZATION":  # takes them one by one
+        blocks = (first + blocks) / 2
+    else:
+        first = blocks
+    # what ends makes room for what comes at the same moment
+    order = np.argsort(np.concatenate([r.end, r.admitted]), kind="stable")
+    slots = np.cumsum(np.concatenate([-ones, ones])[order]).max()
+    held = np.cumsum(np.concatenate([-blocks, blocks])[order]).max() + engine.shared_blocks
     full = ""
-    if engine.kv_blocks is not None and held + blocks.max() > engine.kv_blocks:
+    if engine.kv_blocks is not None and (held + first.max() > engine.kv_blocks or r.preemptions.any()):
         full = "KV cache"
     elif slots >= FULL * engine.slots:
         full = "max_batch_size"
-    span = run.end
-    kv = float((blocks * stay).sum() / span / engine.kv_blocks) if engine.kv_blocks else 0.0
+    kv = (float((blocks * stay).sum() / span) + engine.shared_blocks) / engine.kv_blocks if engine.kv_blocks else 0.0
     return float(stay.sum() / span), min(1.0, kv), full
 
 

@@ -138,6 +138,10 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
             "client_delay=2 does not go with",
         ),
         (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; there are 2"),
+        (
+            ["simulator.kv_blocks=5", "simulator.prefix_tokens=200"],
+            "18 output tokens needs 2 KV blocks of 32 tokens beside those of the shared prefix of 200 tokens",
+        ),
         (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
         (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),
         (["hardware=a100_sxm_80gb", "model=llama_3_8b", "quant=fp8"], "fp8.*A100"),
