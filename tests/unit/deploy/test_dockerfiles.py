@@ -97,6 +97,16 @@ def test_what_is_downloaded_stays_out_of_the_layers(path):
             assert "--mount=type=cache,target=/var/lib/apt" in command
 
 
+@everyone
+def test_the_image_has_the_extras_of_make_setup(path):
+    """But for what only a checkout does: launchers of sweeps and the tools of developers."""
+    makefile = re.search(r"-e '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
+    step = next(rest for rest in of(path, "RUN") if "pip install" in rest)
+    installed = re.search(r"requirements\.py /tmp/pip (.*?) \$\{DEV:\+dev\}", step)
+    usual = set(makefile[1].split(",")) - {"cpu", "sweep", "dev"}
+    assert set(installed[1].split()) == usual | {path.suffix[1:]}
+
+
 def test_the_gpu_image_fails_to_build_when_anything_of_nvidias_changed():
     step = next(rest for rest in of(ROOT / "docker" / "Dockerfile.gpu", "RUN") if "pip install" in rest)
     assert "comm -23 /tmp/before /tmp/after | tee /tmp/changed; test ! -s /tmp/changed;" in step
@@ -181,7 +191,7 @@ def test_the_container_set_satisfies_the_gpu_extra():
         "torch": "2.10.0a0+b4e4ee81d3.nv25.12", "transformers": "4.57.3", "nvidia-modelopt": "0.37.0",
         "numpy": "1.26.4", "datasets": "3.1.0", "accelerate": "1.7.0", "pydantic": "2.9.1", "fastapi": "0.120.1",
     }  # fmt: skip
-    left = REQUIREMENTS["to_install"](REQUIREMENTS["wanted"](ours, ["gpu", "serve", "report"]), shipped)
+    left = REQUIREMENTS["to_install"](REQUIREMENTS["wanted"](ours, ["gpu", "serve", "report", "size"]), shipped)
     assert not {re.split("[<>=\\[]", line)[0] for line in left} & set(shipped)
     assert "hydra-core<1.4,>=1.3" in left
     assert not any(line.startswith(("openvino", "nvidia-pytriton")) for line in left)
