@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError
 from pipelines import commands
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.make_args import overrides_from
+from pipelines.screen import outlive_readers
 
 USAGE = """Usage: python -m pipelines COMMAND [key=value ...]      (or: make COMMAND [key=value ...])
 
@@ -58,9 +59,6 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):
             return _interrupted()
         raise
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _interrupted() -> int:
@@ -85,4 +83,5 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main(sys.argv[1:]))

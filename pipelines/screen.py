@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pipelines.domain.progress import Advance
 
@@ -18,6 +21,31 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
     if text:
         log.info("%s", text)
+
+
+class _Outlived(io.FileIO):
+    """A stream that goes on into nothing when whoever reads it has left."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self.fileno())
+            os.close(nothing)
+            return super().write(data)
+
+
+def outlive_readers() -> None:
+    """Let this process finish its work, files and exit code, when the reader of its output stops (`| head -1`)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            continue
+        raw = _Outlived(stream.fileno(), "wb", closefd=False)
+        buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
+        same = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+        setattr(sys, name, io.TextIOWrapper(buffer, **same))
 
 
 class ScreenProgress:
