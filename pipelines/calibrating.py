@@ -11,9 +11,9 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
 from pipelines.machine import Machine, library_versions
-from pipelines.modelling import Format, gpu_model, known_shape
+from pipelines.modelling import gpu_model, known_shape
 from pipelines.settings import Settings
-from pipelines.simulator.interface import Engine
+from pipelines.simulator.interface import Engine, admission_of
 from pipelines.sizing.calibrated import Calibration, calibration_of, comparison
 from pipelines.sizing.calibration import Fit, Row, fit
 from pipelines.sizing.measured import Measured, read_measured
@@ -74,12 +74,11 @@ def free_engine(settings: Settings, measured: Measured) -> Engine:
     under guaranteed_no_evict a request starts when all its blocks are free.
     """
     limits, build = measured.limits, settings.build
-    on_demand = settings.triton.batch_scheduler_policy == "max_utilization"
     return Engine(
         policy="inflight_chunked" if measured.engine == "openvino" else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
-        admission="MAX_UTILIZATION" if on_demand else "GUARANTEED_NO_EVICT",
+        admission=admission_of(settings.triton.batch_scheduler_policy),
         kv_blocks=limits.get("kv_blocks"),
         tokens_per_block=build.tokens_per_block,
     )
@@ -152,13 +151,13 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> De
     Raises:
         UserError: the GPU or the model is not known, or does not fit.
     """
+    from pipelines.sizing.performance import PerformanceModel
     from pipelines.sizing.specs import gpu_named
 
-    form = Format.asked(settings)
-    gpu, build = gpu_named(resolved(settings.hardware, machine).name), settings.build
-    shape = known_shape(settings)
-    tp, pp = measured.tp if measured.tool == "trtllm-bench" else build.tp_size, build.pp_size
-    found = gpu_model(shape, settings.model.label, gpu, form, build, tp=tp, pp=pp).deployment
+    gpu, tp = gpu_named(resolved(settings.hardware, machine).name), None
+    if measured.tool == "trtllm-bench":
+        tp = measured.tp
+    found = gpu_model(settings, known_shape(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
     engine = replace(
         found.engine,
         slots=measured.limits.get("max_batch_size", found.engine.slots),

@@ -8,6 +8,7 @@ from typing import Any
 from pipelines.compose import CONF
 from pipelines.machine import GpuFacts, Machine
 from pipelines.settings import HardwareSettings
+from pipelines.sizing.specs import reported_bytes
 
 MEMORY_TOLERANCE = 0.12
 """GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""
@@ -43,13 +44,20 @@ def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
     gpu = machine.gpus[0]
     found: dict[str, Any] = {
         "sm": gpu.sm,
-        "memory_gb": gpu.memory_bytes / 1e9,
+        "reported_gb": gpu.memory_bytes / 1e9,
         "gpus_per_server": len(machine.gpus),
     }
     row = row_of(gpu)
     if row is None:
-        return HardwareSettings(name="auto", gpu=gpu.name, **found)
+        return HardwareSettings(name="auto", gpu=gpu.name, memory_gb=gpu.memory_bytes / 1e9, **found)
     return row.model_copy(update=found)
+
+
+def usable_bytes(hardware: HardwareSettings) -> float:
+    """Memory of the GPU as its driver counts it, bytes; 0 where it is not known."""
+    if hardware.reported_gb is not None:
+        return hardware.reported_gb * 1e9
+    return reported_bytes(hardware.name, hardware.arch or "", hardware.memory_gb or 0.0)
 
 
 def describe(wanted: HardwareSettings, machine: Machine) -> str:

@@ -8,6 +8,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import show_bytes
+from pipelines.hardware import usable_bytes
 from pipelines.loadgen.settings import DEFAULT_CONCURRENCY, LengthSettings, WorkloadSettings
 from pipelines.machine import native_bf16
 from pipelines.settings import HardwareSettings, Settings
@@ -76,7 +77,7 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
         hardware: the GPU, with its memory.
         formats: weight formats it can run.
     """
-    total, name = (hardware.memory_gb or 0) * 1e9, hardware.gpu if hardware.name == "auto" else hardware.name
+    total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return Fit()  # refused for another reason; there is no such split

@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.calibrating import aligned
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
-from pipelines.modelling import Format, Model, calibrated, gpu_model, known
+from pipelines.modelling import Model, calibrated, costs, gpu_model, known
 from pipelines.plan import Plan
 from pipelines.report.console import WIDTH
 from pipelines.simulating.case import Case
@@ -28,7 +28,10 @@ def modelled_text(plan: Plan) -> str:
     Raises:
         UserError: a calibration cannot be read.
     """
-    model = model_of(plan)
+    try:
+        model = model_of(plan)
+    except UserError as error:
+        return "\n" + textwrap.fill(f"not modelled: {error}", WIDTH, subsequent_indent="  ") + "\n"
     if model is None:
         return ""
     levels = _levels(plan, model.deployment)
@@ -57,13 +60,11 @@ def model_of(plan: Plan) -> Model | None:
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.memory_gb is None:
         return found
-    from pipelines.sizing.specs import gpu_named
+    from pipelines.sizing.specs import gpu_of
 
-    form = Format.asked(settings)
-    with suppress(UserError):  # a GPU without a data sheet, or one that the rules have spoken of
-        label, gpu = settings.model.label, gpu_named(hardware.name)
-        return gpu_model(plan.shape, label, gpu, form, build, tp=build.tp_size, pp=build.pp_size)
-    return None
+    if hardware.mem_bw_gb_s is None:
+        return None  # no data sheet
+    return gpu_model(settings, plan.shape, gpu_of(hardware.model_dump()), costs(settings))
 
 
 def _levels(plan: Plan, deployment: Deployment) -> list[Level]:

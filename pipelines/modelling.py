@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.artifacts import Store
-from pipelines.build_settings import BuildSettings
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -21,7 +20,7 @@ from pipelines.hardware import row_of
 from pipelines.machine import GpuFacts
 from pipelines.report.data import ModelledRun, ReportData, Run
 from pipelines.settings import Settings
-from pipelines.simulator.interface import Engine
+from pipelines.simulator.interface import Engine, admission_of
 from pipelines.sizing.calibrated import Calibration, load_calibration, processor
 from pipelines.sizing.measured import measured_level
 from pipelines.sizing.modelled import Deployment, Modelled, Provenance, run_trial, trial
@@ -144,7 +143,7 @@ def _modelled_run(
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
     if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
-            model = gpu_model(shape, result.model, gpu, form, settings.build, tp=result.tp_size, pp=pp)
+            model = gpu_model(settings, shape, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
     levels: dict[str, Modelled] = {}
@@ -190,30 +189,49 @@ def calibrated(
 
 
 def gpu_model(
-    shape: ModelShape, label: str, gpu: GpuSpec, form: Format, build: BuildSettings, *, tp: int, pp: int
-) -> Model:
-    """What the performance model says of a deployment on GPUs.
+    settings: Settings, shape: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
+    form: Format | None = None, tp: int | None = None, pp: int | None = None,
+) -> Model:  # fmt: skip
+    """What a model of iterations says of the deployment that the settings ask for.
+
+    Args:
+        settings: limits of the engine and its KV cache, lengths of the requests.
+        shape: of the model.
+        gpu: on which.
+        cost: of an iteration.
+        form: the format, where it is another one.
+        tp: tensor parallel ranks, where they are others.
+        pp: pipeline parallel ranks, where they are others.
 
     Raises:
         UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
     """
-    from pipelines.sizing.memory import device_memory
-    from pipelines.sizing.performance import PerformanceModel, Setup
+    from pipelines.memory_rules import engine_sizes, request_tokens
+    from pipelines.sizing.memory import device_memory, kv_blocks
+    from pipelines.sizing.performance import Setup
     from pipelines.sizing.specs import ModelSpec
 
-    setup = Setup(ModelSpec.from_shape(shape, label), gpu, form.qformat, form.kv_format, form.sparse, tp, pp)
-    costed = PerformanceModel.load().cost(setup)
-    sizes = setup.sizes(max_batch_size=build.max_batch_size, max_num_tokens=build.max_num_tokens)
-    blocks = device_memory(sizes, gpu.reported_bytes).kv_tokens // build.tokens_per_block
+    build, label = settings.build, settings.model.label
+    form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
+    costed = cost(Setup(ModelSpec.from_shape(shape, label), gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
+    sizes = replace(
+        engine_sizes(settings, shape), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
+    )
+    memory = device_memory(sizes, gpu.reported_bytes)
+    blocks = kv_blocks(sizes, memory, request_tokens(settings.workload) or sizes.max_seq_len)
     if blocks < 1:
-        raise UserError(f"{label} in {form.qformat} leaves no KV cache on {gpu.gpu} (modelled).")
+        raise UserError(
+            f"{label} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
+            todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
+        )
     engine = Engine(
         slots=build.max_batch_size,
         max_num_tokens=build.max_num_tokens,
+        admission=admission_of(settings.triton.batch_scheduler_policy),
         kv_blocks=blocks,
         tokens_per_block=build.tokens_per_block,
     )
-    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay)
+    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
     return Model(deployment, costed.provenance, costed.why, costed.spread)
 
 

@@ -115,7 +115,10 @@ class EvalSettings(Group):
 
 
 class HardwareSettings(Group):
-    """The GPU the engine is meant for, as data sheets give it; `auto` knows only its name."""
+    """The GPU the engine is meant for, as data sheets give it; `auto` knows only its name.
+
+    `reported_gb` is its memory as the driver counts it; None derives it from the data sheet's `memory_gb`.
+    """
 
     name: str
     gpu: str | None = None
@@ -123,6 +126,7 @@ class HardwareSettings(Group):
     arch: str | None = None
     sm: float | None = None
     memory_gb: float | None = None
+    reported_gb: float | None = None
     mem_bw_gb_s: float | None = None
     fp16_dense_tflops: float | None = None
     fp8_dense_tflops: float | None = None

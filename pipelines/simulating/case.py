@@ -12,7 +12,7 @@ from pipelines.loadgen.settings import LengthSettings
 from pipelines.machine import Machine
 from pipelines.settings import HardwareSettings, Settings
 from pipelines.simulator.cost import Cost, TickCost
-from pipelines.simulator.interface import Admission, Engine
+from pipelines.simulator.interface import Engine, admission_of
 
 if TYPE_CHECKING:
     from pipelines.sizing.modelled import Deployment
@@ -83,7 +83,7 @@ def _in_ticks(settings: Settings) -> Case:
     base = Engine(
         slots=slots,
         max_num_tokens=wanted.max_num_tokens,
-        admission=_admission(settings),
+        admission=admission_of(wanted.admission or settings.triton.batch_scheduler_policy),
         kv_blocks=wanted.kv_blocks,
         tokens_per_block=wanted.tokens_per_block or settings.build.tokens_per_block,
         prefix_tokens=wanted.prefix_tokens or 0,
@@ -101,42 +101,16 @@ def _in_ticks(settings: Settings) -> Case:
 
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
-    from pipelines.memory_rules import engine_sizes
-    from pipelines.modelling import Format, costs, known_shape
-    from pipelines.sizing.memory import device_memory
-    from pipelines.sizing.modelled import Deployment
-    from pipelines.sizing.performance import Setup
-    from pipelines.sizing.specs import ModelSpec, gpu_named
+    from pipelines.modelling import costs, gpu_model, known_shape
+    from pipelines.sizing.specs import gpu_of
 
-    wanted, build = settings.simulator, settings.build
-    shape = known_shape(settings)
-    sizes = engine_sizes(settings, shape)
-    form, model = Format.asked(settings), ModelSpec.from_shape(shape, settings.model.label)
-    gpu, ranks = gpu_named(hardware.name), (build.tp_size, build.pp_size)
-    setup = Setup(model, gpu, form.qformat, form.kv_format, form.sparse, *ranks)
-    costed = costs(settings)(setup)
-    memory = device_memory(sizes, (hardware.memory_gb or 0) * 1e9)
-    block = wanted.tokens_per_block or build.tokens_per_block
-    blocks = wanted.kv_blocks or memory.kv_tokens // block
-    if blocks < 1:
-        raise UserError(
-            f"{settings.model.label} in {settings.quant.qformat} leaves no KV cache on {hardware.name} (modelled).",
-            todo=f"`make plan hardware={hardware.name} ...` says what would fit.",
-        )
-    base = Engine(
-        slots=wanted.slots or build.max_batch_size,
-        max_num_tokens=wanted.max_num_tokens or build.max_num_tokens,
-        admission=_admission(settings),
-        kv_blocks=blocks,
-        tokens_per_block=block,
-        prefix_tokens=_prefix(settings),
-    )
+    gpu = gpu_of(hardware.model_dump())
+    found = gpu_model(settings, known_shape(settings), gpu, costs(settings))
     return _deployed(
         settings,
-        Deployment(base, costed.cost, costed.overhead_s, costed.client_delay),
-        what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {build.tp_size}, PP {build.pp_size}",
-        reason=f"{costed.provenance}: {costed.why}",
-        notes=(f"KV cache: {blocks:,} blocks of {block} tokens (modelled)",),
+        found.deployment,
+        what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
+        reason=f"{found.provenance}: {found.why}",
     )
 
 
@@ -144,29 +118,38 @@ def _calibrated(settings: Settings, path: Path) -> Case:
     """The deployment that a calibration was fitted to, with the limits that are given here instead of its own."""
     from pipelines.sizing.calibrated import load_calibration
 
-    wanted, found = settings.simulator, load_calibration(path)
-    deployment = found.deployment
+    found = load_calibration(path)
+    what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
+    return _deployed(settings, found.deployment, what=what, reason=found.why)
+
+
+def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str) -> Case:
+    """A deployment in seconds, with the limits that are given in place of its own, under each policy.
+
+    Raises:
+        UserError: it has pipeline stages.
+    """
+    if deployment.lanes > 1:
+        raise UserError(
+            f"{what} with build.pp_size={deployment.lanes} is not simulated: each of its pipeline stages works on a "
+            "batch of its own, and a simulation shows one engine.",
+            todo="Leave build.pp_size=1, or ask for rates and fleets of it: make size build.pp_size=2 ...",
+        )
+    wanted, engine = settings.simulator, deployment.engine
     limits = {name: getattr(wanted, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
     given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    base = replace(deployment.engine, prefix_tokens=_prefix(settings), **given)
+    if wanted.tokens_per_block and not wanted.kv_blocks and engine.kv_blocks:
+        given["kv_blocks"] = engine.kv_blocks * engine.tokens_per_block // wanted.tokens_per_block
+    engine = replace(engine, prefix_tokens=_prefix(settings), **given)
     if wanted.admission is not None:
-        base = replace(base, admission=_admission(settings))
-    return _deployed(
-        settings,
-        replace(deployment, engine=base),
-        what=f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}, PP {found.pp}",
-        reason=found.why,
-    )
-
-
-def _deployed(
-    settings: Settings, deployment: Deployment, *, what: str, reason: str, notes: tuple[str, ...] = ()
-) -> Case:
-    """A deployment in seconds, its engine under each policy."""
-    wanted = settings.simulator
+        engine = replace(engine, admission=admission_of(wanted.admission))
+    notes: tuple[str, ...] = ()
+    if engine.kv_blocks is not None:
+        source = "as given" if wanted.kv_blocks else "modelled"
+        notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
     return Case(
-        engines=tuple(replace(deployment.engine, policy=policy) for policy in wanted.policy),
+        engines=tuple(replace(engine, policy=policy) for policy in wanted.policy),
         cost=deployment.cost,
         unit="s",
         overhead=deployment.overhead_s,
@@ -175,11 +158,6 @@ def _deployed(
         reason=reason,
         notes=notes,
     )
-
-
-def _admission(settings: Settings) -> Admission:
-    on_demand = (settings.simulator.admission or settings.triton.batch_scheduler_policy) == "max_utilization"
-    return "MAX_UTILIZATION" if on_demand else "GUARANTEED_NO_EVICT"
 
 
 def _prefix(settings: Settings) -> int:

@@ -11,6 +11,11 @@ Policy = Literal["static", "inflight", "inflight_chunked", "one_prefill"]
 Admission = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
+def admission_of(policy: str) -> Admission:
+    """What Triton's configuration calls batch_scheduler_policy, in the engine's words."""
+    return "MAX_UTILIZATION" if policy == "max_utilization" else "GUARANTEED_NO_EVICT"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """What the scheduler of an engine allows. FCFS.

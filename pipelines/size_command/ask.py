@@ -11,6 +11,7 @@ from pipelines.hardware import resolved
 from pipelines.loadgen.settings import WorkloadSettings
 from pipelines.machine import Machine
 from pipelines.settings import Settings
+from pipelines.simulator.interface import admission_of
 from pipelines.sizing.demand import Demand
 from pipelines.sizing.question import Limits, Question
 from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of, model_named
@@ -131,7 +132,6 @@ def limits(settings: Settings, mean_isl: float) -> Limits:
     """Of the engine, as build, triton and runtime have them."""
     build, triton = settings.build, settings.triton
     chunked = "inflight_chunked" if settings.runtime.enable_chunked_context else "inflight"
-    evicts = triton.batch_scheduler_policy == "max_utilization"
     shared = settings.workload.shared_prefix_share if settings.kv_cache.enable_block_reuse else 0.0
     return Limits(
         max_batch_size=build.max_batch_size,
@@ -140,7 +140,7 @@ def limits(settings: Settings, mean_isl: float) -> Limits:
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
         policy="static" if triton.batching_strategy == "V1" else chunked,  # type: ignore[arg-type]
-        admission="MAX_UTILIZATION" if evicts else "GUARANTEED_NO_EVICT",
+        admission=admission_of(triton.batch_scheduler_policy),
         prefix_tokens=int(shared * mean_isl),
     )
 

@@ -17,7 +17,7 @@ from pipelines.sizing.measured import Measured
 from pipelines.sizing.modelled import Deployment
 from pipelines.sizing.performance import Costed, Provenance, Setup
 
-SCHEMA = 1
+SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
 """What a calibration is judged by."""
 
@@ -143,9 +143,8 @@ def load_calibration(path: Path) -> Calibration:
         )
     try:
         inner = data["deployment"]
-        deployment = Deployment(
-            Engine(**inner["engine"]), IterationCost(**inner["cost"]), inner["overhead_s"], inner["client_gap_s"]
-        )
+        engine, cost = Engine(**inner["engine"]), IterationCost(**inner["cost"])
+        deployment = Deployment(**{**inner, "engine": engine, "cost": cost})
         lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
         intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
         return Calibration(**{**data, **lists, "intervals": intervals, "deployment": deployment})

@@ -18,7 +18,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.simulator.cost import IterationCost
 from pipelines.simulator.interface import Engine, Load, Run
 from pipelines.simulator.run import simulate
-from pipelines.sizing.memory import Concurrency, DeviceMemory, concurrency, device_memory
+from pipelines.sizing.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.sizing.performance import Costed, Setup
 from pipelines.sizing.question import Question
 
@@ -110,19 +110,16 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
         kv_fraction=limits.kv_fraction,
         max_kv_tokens=limits.max_kv_tokens,
     )
-    memory = device_memory(sizes, question.gpu.memory_bytes)
+    memory = device_memory(sizes, question.gpu.reported_bytes)
     if concurrency(sizes, memory, question.longest).requests < 1:
         raise UserError(_too_large(question, setup, memory))
     usual = round(question.mean_isl + question.mean_osl)
-    blocks = -(-usual // limits.tokens_per_block)
-    # with windows a request keeps fewer blocks than it has tokens: the pool holds more of them, by that share
-    pool = int(memory.kv_pool / sizes.kv_request_bytes(usual) * blocks)
     engine = Engine(
         policy=limits.policy,
         slots=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         admission=limits.admission,
-        kv_blocks=pool // setup.pp,
+        kv_blocks=kv_blocks(sizes, memory, usual),
         tokens_per_block=limits.tokens_per_block,
         prefix_tokens=limits.prefix_tokens,
     )

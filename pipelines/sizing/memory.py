@@ -337,6 +337,16 @@ def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concur
     return Concurrency(by_batch, "max_batch_size") if by_batch <= by_memory else Concurrency(by_memory, "KV cache")
 
 
+def kv_blocks(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> int:
+    """Return the KV blocks of one batch for a simulator, in which a request keeps the blocks of all its tokens.
+
+    With windows a request keeps fewer: the pool then counts as larger, by that share for requests of so many tokens.
+    Each pipeline stage works on another batch, and they share the pool.
+    """
+    each = -(-tokens // sizes.tokens_per_block)
+    return int(memory.kv_pool / sizes.kv_request_bytes(tokens) * each) // sizes.pp_size
+
+
 def fits(sizes: EngineSizes, total: float, tokens: int) -> bool:
     """Whether at least one request of so many tokens runs."""
     return concurrency(sizes, device_memory(sizes, total), tokens).requests >= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,12 +30,14 @@ class Deployment:
         cost: of an iteration.
         overhead_s: of a request on its way to the engine and back: network, tokenizer. On TTFT and E2E, not on ITL.
         client_gap_s: closed loop: from the last token at the client to its next request.
+        lanes: engines that requests are dealt to in turn: with pipeline stages as many batches are under way.
     """
 
     engine: Engine
     cost: IterationCost
     overhead_s: float = 0.0
     client_gap_s: float = 0.0
+    lanes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,34 @@ def run_trial(
     closed = trial.load.arrival is None
     delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
     sent = replace(trial, load=replace(trial.load, client_delay=delay))
-    run = simulate(deployment.engine, sent.load, deployment.cost, backend=backend)
-    return _read(run.requests, sent, deployment.overhead_s, percentiles)
+    lanes = [
+        simulate(deployment.engine, load, deployment.cost, backend=backend).requests
+        for load in dealt(sent.load, deployment.lanes)
+    ]
+    return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
+
+
+def dealt(load: Load, lanes: int) -> list[Load]:
+    """The load of each lane: every so-many-th request, and in a closed loop every so-many-th user."""
+    lanes = lanes if load.arrival is not None else min(lanes, load.users)
+    if lanes == 1:
+        return [load]
+    loads = []
+    for lane in range(lanes):
+        arrival = None if load.arrival is None else load.arrival[lane::lanes]
+        users = len(range(lane, load.users, lanes))
+        isl, osl = np.asarray(load.isl)[lane::lanes], np.asarray(load.osl)[lane::lanes]
+        loads.append(replace(load, isl=isl, osl=osl, arrival=arrival, users=users))
+    return loads
+
+
+def _together(lanes: Sequence[Requests]) -> Requests:
+    """The requests of all lanes, in the order of their arrival."""
+    if len(lanes) == 1:
+        return lanes[0]
+    columns = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
+    order = np.argsort(columns["arrival"], kind="stable")
+    return Requests(**{name: column[order] for name, column in columns.items()})
 
 
 def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Modelled:

@@ -236,7 +236,8 @@ class GpuSpec:
     Attributes:
         name: of the file in conf/hardware.
         gpu: for people, e.g. "H100-SXM-80GB".
-        memory_bytes: of the GPU.
+        memory_gb: of its data sheet.
+        reported_bytes: memory as the driver counts it: what an engine can take.
         bandwidth: of its memory, bytes/s.
         peak: FLOP/s (or integer operations) by activation type: "16bit", "fp8", "int8", "fp4"; absent is unsupported.
         sparse_multiplier: data-sheet rate with 2:4 sparsity over the dense one.
@@ -250,7 +251,8 @@ class GpuSpec:
 
     name: str
     gpu: str
-    memory_bytes: float
+    memory_gb: float
+    reported_bytes: float
     bandwidth: float
     peak: Mapping[str, float]
     sparse_multiplier: float
@@ -260,16 +262,6 @@ class GpuSpec:
     tdp_w: float
     sm: float
     arch: str
-
-    @property
-    def reported_bytes(self) -> float:
-        """Memory that nvidia-smi reports, which the data sheet rounds: its GB are GiB.
-
-        GB200 of 186 GB: 189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of
-        48 GB: 46,068 MiB.
-        """
-        inline_ecc = self.family == "ada" or self.name in ("a10",)
-        return self.memory_bytes / 1e9 * GIB * (15 / 16 if inline_ecc else 0.995)
 
     def link(self, ranks: int) -> tuple[str, float]:
         """What joins so many of these GPUs in one server, and its bytes/s in one direction: "nvlink" or "pcie"."""
@@ -281,6 +273,16 @@ class GpuSpec:
     def family(self) -> str:
         """Generation: ampere, ada, hopper or blackwell."""
         return self.arch.split()[0].lower()
+
+
+def reported_bytes(name: str, arch: str, memory_gb: float) -> float:
+    """Memory that nvidia-smi reports, which the data sheet rounds: its GB are GiB.
+
+    GB200 of 186 GB: 189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of
+    48 GB: 46,068 MiB. A GeForce has no ECC, and a sixteenth more than is said here.
+    """
+    inline_ecc = arch.lower().startswith("ada") or name == "a10"
+    return memory_gb * GIB * (15 / 16 if inline_ecc else 0.995)
 
 
 @cache
@@ -316,13 +318,15 @@ def gpus() -> Mapping[str, GpuSpec]:
 
 
 def gpu_of(row: Mapping[str, Any]) -> GpuSpec:
-    """The GPU of a row as conf/hardware has them."""
+    """The GPU of a row as conf/hardware has them, or of one that the driver has told more of."""
     rates = {"16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops"}
     rates["fp4"] = "fp4_dense_tflops"
     return GpuSpec(
         name=row["name"],
         gpu=row["gpu"],
-        memory_bytes=row["memory_gb"] * 1e9,
+        memory_gb=row["memory_gb"],
+        reported_bytes=1e9 * (row.get("reported_gb") or 0)
+        or reported_bytes(row["name"], row["arch"], row["memory_gb"]),
         bandwidth=row["mem_bw_gb_s"] * 1e9,
         peak={kind: row[key] * 1e12 for kind, key in rates.items() if row[key]},
         sparse_multiplier=row["sparse_multiplier"],
@@ -357,7 +361,7 @@ def gpu_named(text: str) -> GpuSpec:
     """
     known: dict[str, GpuSpec] = {}
     for spec in gpus().values():
-        memory = f"{spec.memory_bytes / 1e9:.0f}gb"
+        memory = f"{spec.memory_gb:.0f}gb"
         known |= {_plain(name): spec for name in (spec.name, spec.gpu, spec.gpu + memory)}
     found = known.get(_plain(text))
     if found is None:

@@ -112,6 +112,7 @@ MUST_RERUN = {
     "hardware.name": ("other", NOTHING),
     "hardware.sm": (9.0, NOTHING),
     "hardware.memory_gb": (80.0, NOTHING),
+    "hardware.reported_gb": (79.6, NOTHING),
     "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),

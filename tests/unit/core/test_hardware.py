@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.commands import load
-from pipelines.hardware import describe, resolved, row_of, rows
+from pipelines.hardware import describe, resolved, row_of, rows, usable_bytes
 from pipelines.machine import GpuFacts
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 
@@ -45,7 +45,15 @@ def test_every_row_says_what_nvidia_smi_calls_it():
 def test_auto_takes_rates_of_the_row_and_memory_of_the_gpu():
     found = resolved(load([]).hardware, with_gpu())
     assert (found.name, found.mem_bw_gb_s, found.sm) == ("h100_sxm", 3350, 9.0)
-    assert found.memory_gb == pytest.approx(81559 * MIB / 1e9)
+    assert (found.memory_gb, usable_bytes(found)) == (80.0, pytest.approx(81559 * MIB))
+
+
+def test_memory_of_a_data_sheet_is_close_to_what_the_driver_counts():
+    """MiB of nvidia-smi; an L40S has ECC in its GDDR6."""
+    named = {row.name: usable_bytes(row) / MIB for row in rows()}
+    assert named["h100_sxm"] == pytest.approx(81559, rel=0.005)
+    assert named["l40s"] == pytest.approx(46068, rel=0.005)
+    assert named["h200_sxm"] == pytest.approx(143771, rel=0.005)
 
 
 def test_auto_keeps_what_is_said_of_an_unknown_gpu():

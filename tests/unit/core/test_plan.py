@@ -270,7 +270,7 @@ def test_impossible_combinations_are_refused(tmp_path, model, overrides, message
 def test_what_does_not_fit_the_gpu_is_refused_with_what_would(tmp_path):
     """Llama 3.1 70B at 16 bit: 131.4 GiB of weights and 64 MiB of rotary angles (131,072 x 128 x 4 bytes)."""
     big = replace(MACHINE, memory_bytes=2**40)
-    message = r"needs 131\.5 GiB of weights per GPU; one h100_sxm has 74\.5 GiB.*tp_size=4 or quant=int4_awq"
+    message = r"needs 131\.5 GiB of weights per GPU; one h100_sxm has 79\.6 GiB.*tp_size=2 or quant=fp8"
     with pytest.raises(UserError, match=message):
         plan(tmp_path, ["model=llama_3_1_70b", "quant=none", "hardware=h100_sxm"], machine=big)
 

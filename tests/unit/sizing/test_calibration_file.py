@@ -17,7 +17,7 @@ from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
 from pipelines.sizing.calibrated import load_calibration
-from pipelines.sizing.performance import Setup
+from pipelines.sizing.performance import PerformanceModel, Setup
 from pipelines.sizing.specs import ModelSpec, gpu_named
 from pipelines.sizing_settings import CALIBRATIONS
 from tests.support.report_store import benchmark, full_store
@@ -74,9 +74,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     made = load_calibration(tmp_path / CALIBRATIONS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
-    prior = gpu_model(
-        shape_of(settings), "llama_3_1_8b", gpu_named("h100_sxm"), Format.of("fp8"), settings.build, tp=1, pp=1
-    ).deployment
+    prior = gpu_model(settings, shape_of(settings), gpu_named("h100_sxm"), PerformanceModel.load().cost).deployment
     low, high = made.intervals["weights"]
     assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
 
@@ -86,7 +84,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     [
         ("{", "is not JSON"),
         ('{"schema": 7}', "has schema 7"),
-        ('{"schema": 1}', "is not a calibration"),
+        ('{"schema": 2}', "is not a calibration"),
         ("[]", "schema None"),
     ],
 )

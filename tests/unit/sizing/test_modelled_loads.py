@@ -111,3 +111,14 @@ def test_an_end_holds_up_those_that_go_on():
     run = simulate(DEPLOYMENT.engine, load, replace(COST, end=0.005), slots=True)
     assert run.requests.end == pytest.approx([0.010, 0.035])
     assert run.iterations.start == pytest.approx([0.0, 0.015, 0.025])
+
+
+def test_pipeline_stages_work_on_batches_of_their_own():
+    """With one slot per batch: two users do not wait for each other, four requests at once take two rounds."""
+    two = replace(DEPLOYMENT, lanes=2, engine=Engine(slots=1))
+    alone, together = (run_trial(trial(level(users=n, count=20)), two) for n in (1, 2))
+    assert together.requests_per_s == pytest.approx(2 * alone.requests_per_s, rel=0.01)
+    assert together.ttft_s.max == pytest.approx(0.015)
+    burst = level("burst", count=4, steady=False, osl=1)
+    assert run_trial(trial(burst), two).ttft_s.max == pytest.approx(0.025)  # two rounds of 10 ms and the way
+    assert run_trial(trial(burst), replace(two, lanes=1)).ttft_s.max == pytest.approx(0.045)
