@@ -47,6 +47,7 @@ class Outcome:
         e2e: of those that finished.
         slots: of the engine.
         busy: slots in use, mean over the whole run.
+        busy_max: the most in use at once.
         queue_mean: requests that waited, mean over the whole run.
         queue_end: requests that waited when the run ended.
         queue_max: the most that waited.
@@ -68,6 +69,7 @@ class Outcome:
     e2e: Distribution
     slots: int
     busy: float
+    busy_max: int
     queue_mean: float
     queue_end: int
     queue_max: int
@@ -107,7 +109,7 @@ def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: floa
     several = ended & (osl > 1)
     inside = (end >= window.start) & (end <= window.end)
     assert run.iterations is not None  # asked for by the caller
-    table = run.iterations
+    table, running = run.iterations, _running(run)
     return Outcome(
         policy=engine.policy,
         load=load.text,
@@ -121,7 +123,8 @@ def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: floa
         itl=distribution(((end - first)[several] / (osl[several] - 1)).tolist()),
         e2e=distribution((end - arrival + overhead)[ended].tolist()),
         slots=engine.slots,
-        busy=_mean_over_time(_running(run), run),
+        busy=_mean_over_time(running, run),
+        busy_max=int(running.max()),
         queue_mean=_mean_over_time(table.queue, run),
         queue_end=int(table.queue[-1]) if not _all_done(run) else 0,
         queue_max=int(table.queue.max()),

@@ -37,6 +37,7 @@ def outcome_table(outcomes: Sequence[Outcome], unit: str) -> str:
 
 def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
+    filled = _filled(outcomes)
     rows: list[tuple[str, Cell]] = [
         ("requests done", lambda o: f"{o.requests:,}"),
         (f"in {'ticks' if unit == 'ticks' else 's'}", lambda o: number(o.window)),
@@ -47,7 +48,7 @@ def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
         (f"ITL mean, {shown}", lambda o: _time(o.itl.mean, unit)),
         (f"requests per {per}", lambda o: number(o.requests_rate * scale)),
         (f"output tokens per {per}", lambda o: number(o.tokens_rate * scale)),
-        ("slots in use", lambda o: f"{100 * o.busy / o.slots:.0f} %"),
+        ("slots in use", lambda o: f"{100 * o.busy / o.slots:.0f} %" if filled else number(o.busy)),
         ("queue, most", lambda o: f"{o.queue_max:,}"),
         ("queue at the end", lambda o: f"{o.queue_end:,}"),
         ("pauses", lambda o: f"{o.preemptions:,}"),
@@ -60,17 +61,23 @@ def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
 
 def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
+    filled = _filled(outcomes)
     head = ["load", "policy", "req", "tok", "TTFT", "p95", "ITL", "E2E", "p95", "slots", "queue"]
     body = [
         [
             _short(o), NAMES[o.policy], number(o.requests_rate * scale), number(o.tokens_rate * scale),
             _time(o.ttft.mean, unit), _time(o.ttft.p95, unit), _time(o.itl.mean, unit), _time(o.e2e.mean, unit),
-            _time(o.e2e.p95, unit), f"{100 * o.busy / o.slots:.0f}%", str(o.queue_end),
+            _time(o.e2e.p95, unit), f"{100 * o.busy / o.slots:.0f}%" if filled else number(o.busy), str(o.queue_end),
         ]
         for o in outcomes
     ]  # fmt: skip
-    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95."
+    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean."
     return [*_aligned([head, *body], left=2), *_wrap(said)]
+
+
+def _filled(outcomes: Sequence[Outcome]) -> bool:
+    """Whether all slots were ever in use; a share of a limit that nobody comes near says nothing."""
+    return any(outcome.busy_max == outcome.slots for outcome in outcomes)
 
 
 def asked(settings: Settings, case: Case, load: str | None = None) -> str:

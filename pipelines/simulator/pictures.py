@@ -48,6 +48,17 @@ class Shown:
     slots: int
     overhead: float = 0.0
 
+    @property
+    def used(self) -> int:
+        """Slots that were ever in use: the first ones, as the lowest free one is taken."""
+        assert self.run.stays is not None  # asked for by the caller
+        return int(self.run.stays.slot.max(initial=0)) + 1
+
+    @property
+    def rows(self) -> int:
+        """Slots to draw: all of a few, those in use of many."""
+        return self.slots if self.slots <= MAX_SLOTS else min(self.used, MAX_SLOTS)
+
 
 def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: str) -> Figure:
     """What every slot did, as in the classic drawing of batching; the queue and every request's latency below.
@@ -58,7 +69,7 @@ def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: st
         until: end of the time axis.
         caption: what was simulated.
     """
-    rows = [min(shown.slots, MAX_SLOTS) for shown in runs]
+    rows = [shown.rows for shown in runs]
     heights = [max(0.24 * count, 0.5) for count in rows] + [0.7, 1.3]
 
     def draw(figure: Drawing, theme: Theme) -> None:
@@ -103,14 +114,21 @@ def _slots(axes: Axes, shown: Shown, count: int, until: float, theme: Theme) -> 
     for box in found:
         _label(axes, box, min(box.end, until), points, theme)
     _tokens(axes, shown.run, found, points, theme)
-    more = f" (first {count} of {shown.slots} slots)" if shown.slots > count else ""
-    axes.set_title(f"{shown.name}{more}")
+    axes.set_title(f"{shown.name}{_of_slots(shown)}")
     axes.set_yticks(range(count), [str(slot + 1) for slot in range(count)])
     axes.set_ylabel("slot")
     axes.set_ylim(count - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _of_slots(shown: Shown) -> str:
+    """Which slots are drawn, where it is not all."""
+    if shown.rows == shown.slots:
+        return ""
+    first = f"first {shown.rows} of " if shown.rows < shown.used else ""
+    return f" ({first}{shown.used:,} slots{' in use' if shown.used < shown.slots else ''})"
 
 
 def _tokens(axes: Axes, run: Run, found: Sequence[Box], points: float, theme: Theme) -> None:

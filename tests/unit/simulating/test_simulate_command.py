@@ -172,6 +172,8 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
     out = capsys.readouterr().out
     assert "llama_3_8b fp8 on h100_sxm" in out
     assert "TTFT mean, ms" in out
+    assert inflight["busy_max"] == 25
+    assert re.search(r"slots in use +1\d\.\d +2\d\.\d\n", out)  # of 25, not a share of 2,048
 
 
 def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):

@@ -50,7 +50,17 @@ def test_the_same_run_gives_the_same_picture(drawn):
 
 
 def test_more_slots_than_can_be_read_are_named_not_drawn():
-    assert f"(first {MAX_SLOTS} of 40 slots)" in slots(40, policies=("inflight",)).svg
+    for count, said in ((20, f"(first {MAX_SLOTS} of 20 slots)"), (2048, f"(first {MAX_SLOTS} of 30 slots in use)")):
+        assert said in slots(count, policies=("inflight",)).svg  # 30 requests at once
+
+
+def test_slots_that_were_never_in_use_are_rows_of_a_few_only():
+    load = Load(np.full(5, 8), np.full(5, 4), np.zeros(5))
+    for count, rows, said in ((8, 8, "inflight<"), (2048, 5, "inflight (5 slots in use)<")):
+        run = simulate(Engine("inflight", count), load, TickCost(), iterations=True, backend="numpy")
+        shown = Shown("inflight", run, count)
+        assert shown.rows == rows
+        assert said in slots_picture([shown], unit="ticks", until=9, caption="").svg
 
 
 def test_curves_name_their_units_and_loads():
