@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.hardware import row_of
+from pipelines.machine import gather
 from pipelines.serving.process import TritonServer
 from pipelines.serving.settings import ServingSettings
+from pipelines.sizing.calibrated import load_calibration
 from tests.conftest import ROOT
 from tests.gpu_trtllm.conftest import MODEL, TEMPLATES
 
@@ -92,9 +95,30 @@ def test_its_metrics_are_those_of_the_dashboard(server):
         assert family in page
 
 
-def test_it_is_measured(cli, engine):
+@pytest.fixture(scope="module")
+def measured(cli, engine):
     cli.run("benchmark", f"engine.path={engine}", f"model.path={MODEL}", "benchmark.concurrency=[1,4]")
     (folder,) = (cli.folder / "store" / "benchmark").glob("tiny_llama-none-*")
-    result = BenchmarkResult.from_json(json.loads((folder / RESULT).read_text()))
+    return folder / RESULT
+
+
+def test_it_is_measured(measured):
+    result = BenchmarkResult.from_json(json.loads(measured.read_text()))
     assert (result.engine, result.complete, len(result.levels)) == ("tensorrt_llm", True, 2)
     assert all(level.summary.errors == {} for level in result.levels)
+
+
+def test_the_performance_model_is_calibrated_to_it(cli, measured):
+    """The calibration is found again by what was measured: `plan` shows it for the same deployment."""
+    row = row_of(gather().gpus[0])
+    if row is None:
+        pytest.skip("conf/hardware does not know this GPU")
+    words = (f"model.path={MODEL}", "quant=none", f"hardware={row.name}", "engine=tensorrt_llm")
+    text = cli.run("calibrate", *words, f"sizing.measured={measured}")
+    assert "multipliers on the performance model are fitted" in text
+    (file,) = (cli.folder / "store" / "calibrations").glob("tiny_llama-none-*.json")
+    made = load_calibration(file)
+    assert len(made.levels) == 2
+    assert all(0.2 < made.levels[0]["modelled"]["ttft_s"][name] / made.levels[0]["measured"]["ttft_s"][name] < 5
+               for name in ("mean", "p50"))  # fmt: skip
+    assert "calibrated: fitted to 2 loads" in " ".join(cli.run("plan", *words).split())
