@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -53,7 +54,24 @@ def compiled() -> Callable[..., Any]:
         copy.__qualname__ = f"{name}_{digest}"
         bare = name != "run"
         names[name] = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy) if bare else _kept(numba, copy)
-    return names["run"]  # type: ignore[no-any-return]
+    return _announced(names["run"])
+
+
+def _announced(function: Any) -> Callable[..., Any]:
+    """The function, which says on standard error when it has to be compiled, so that nobody waits without a word."""
+    from numba.core import event
+
+    class Compiling(event.Listener):
+        def on_start(self, event: Any) -> None:
+            if event.data["dispatcher"] is function:
+                sys.stderr.write("compiling the simulator, once for this version of it: about 10 s\n")
+                sys.stderr.flush()
+
+        def on_end(self, event: Any) -> None: ...
+
+    register: Any = event.register  # has no types
+    register("numba:compile", Compiling())
+    return function  # type: ignore[no-any-return]
 
 
 def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]]:

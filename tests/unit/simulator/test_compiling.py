@@ -1,0 +1,27 @@
+"""The first run of a version compiles the loop: it says so, and the second one has nothing to say."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+RUN = """
+import numpy as np
+from pipelines.simulator.cost import TickCost
+from pipelines.simulator.interface import Engine, Load
+from pipelines.simulator.run import simulate
+simulate(Engine(), Load(np.ones(1), np.ones(1), users=1), TickCost(), backend="numba")
+"""
+
+
+def test_a_loop_that_has_to_be_compiled_says_so_and_is_kept(tmp_path):
+    pytest.importorskip("numba")
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = [subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, env=env, capture_output=True) for _ in range(2)]
+    assert [each.stderr.decode() for each in done] == [
+        "compiling the simulator, once for this version of it: about 10 s\n",
+        "",
+    ]
