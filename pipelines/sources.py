@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines.artifacts import HashCache, content_digest
 from pipelines.domain.errors import UserError
@@ -106,20 +107,33 @@ def model_source(
     Raises:
         UserError: it is no such folder, or a file of it cannot be read; says what is missing.
     """
+    config = model_config(folder, key)
+    if weights:
+        _check_weights(folder, key)
+    shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
+    meant = _is_meant if weights else Path.is_file
+    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
+    return Source(folder, _digest(folder, files, hashes, key)), shape
+
+
+def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
+    """The config.json of a local Hugging Face folder.
+
+    Raises:
+        UserError: there is none, or it is not JSON.
+    """
     if not folder.is_dir():
         raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
     config = folder / "config.json"
     if not config.is_file():
         raise UserError(f"{key}='{folder}' is no Hugging Face model: it has no config.json.")
-    if weights:
-        _check_weights(folder, key)
     try:
-        shape = ModelShape.from_hf_config(json.loads(config.read_text()), str(config))
+        found = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{config} is not valid JSON: {error}.") from None
-    meant = _is_meant if weights else Path.is_file
-    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
-    return Source(folder, _digest(folder, files, hashes, key)), shape
+    if not isinstance(found, dict):
+        raise UserError(f"{config} is not a JSON object.")
+    return found
 
 
 def _check_weights(folder: Path, key: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from random import Random
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipelines.simulator.interface import admission_of
 from pipelines.sizing.demand import Demand
 from pipelines.sizing.question import Limits, Question
 from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of, model_named
+from pipelines.sources import model_config
 
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
@@ -74,10 +74,8 @@ def model_of(settings: Settings) -> ModelSpec:
     model = settings.model
     if model.shape is not None:
         return ModelSpec.from_shape(model.shape.to_shape(), model.label)
-    if model.folder is not None and (model.folder / "config.json").is_file():
-        return ModelSpec.from_config(json.loads((model.folder / "config.json").read_text()), model.label)
     if model.folder is not None:
-        raise UserError(f"model.path={model.path} has no config.json.", todo="Give the folder of a Hugging Face model.")
+        return ModelSpec.from_config(model_config(model.folder), model.label)
     raise UserError(
         f"The sizes of {model.label} are not known before it is downloaded.",
         todo="Name a model of pipelines/sizing/models.csv (sizing.model=llama-3.1-8b), or one of conf/model.",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
 from pipelines.domain.units import GIB
 
 MODELS = Path(__file__).parent / "models.csv"
@@ -100,6 +100,8 @@ class ModelSpec:
         Raises:
             UserError: a size is missing.
         """
+        if (config.get("architectures") or [None])[0] in ARCHITECTURES:
+            return cls.from_shape(ModelShape.from_hf_config(config), name)
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
             return cls(

@@ -124,6 +124,21 @@ def test_a_model_of_the_table_needs_no_file_in_conf():
     assert asked.model.n_experts == 8
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "no Hugging Face model: it has no config.json"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_a_folder_without_a_readable_config_is_refused(tmp_path, text, fault):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=fault):
+        ask(load(f"model.path={tmp_path}", "hardware=h100_sxm", "sizing.average_rate=5"), NO_GPU)
+
+
 def test_turns_of_a_conversation_carry_all_before_them():
     isl, osl = lengths(workload(isl=100, osl=50, turns=3), 6)
     assert list(isl) == [100, 250, 400] * 2

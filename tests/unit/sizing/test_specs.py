@@ -93,3 +93,12 @@ def test_a_config_json_gives_the_sizes():
     assert mixtral == models()["mixtral-8x7b"]
     with pytest.raises(UserError, match="has no 'hidden_size'"):
         ModelSpec.from_config({"num_attention_heads": 8})
+
+
+def test_a_config_json_of_gemma_2_gives_what_it_leaves_out():
+    """The output head is the embedding, every second layer has the window, and a layer has four norms."""
+    gemma = model_named("gemma-2-9b")
+    config = {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 42, "hidden_size": 3584, "head_dim": 256}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 14336, "sliding_window": 4096}
+    config |= {"vocab_size": 256000, "max_position_embeddings": 8192}
+    assert ModelSpec.from_config(config, "gemma-2-9b") == gemma
