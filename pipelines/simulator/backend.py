@@ -39,21 +39,23 @@ def compiled() -> Callable[..., Any]:
 
     The functions are compiled as copies that see one another instead of the plain ones. Only `run` is called from
     Python, so only it gets a wrapper (half of the time to compile would go there) and is kept. Numba keeps a function
-    by its name and file, blind to a change in a function it calls, so the name carries a digest of all the source.
+    by its name and file, blind to a change in a function it calls, so the name carries a digest of all the source,
+    this file with its options too.
     """
     import numba
 
     modules = (state, scheduler, loop)
-    digest = hashlib.sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in modules)).hexdigest()[:12]
+    sources = [__file__, *(str(module.__file__) for module in modules)]
+    digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
     names: dict[str, Any] = {"__name__": loop.__name__}
     for module in modules:
         names |= {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    njit: Any = numba.njit  # its types lack the two options
+    njit: Any = numba.njit  # its types lack the options
+    inner = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
         copy.__qualname__ = f"{name}_{digest}"
-        bare = name != "run"
-        names[name] = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy) if bare else _kept(numba, copy)
+        names[name] = njit(**inner)(copy) if name != "run" else _kept(numba, copy)
     return _announced(names["run"])
 
 

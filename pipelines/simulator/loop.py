@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.simulator.scheduler import arrive, leave, log_stay, make_room, reserved, schedule
+from pipelines.simulator.scheduler import arrive, leave, log_stay, make_room, schedule
 from pipelines.simulator.state import STATIC, Batch, Counters, Request, Rules, Work
 
 
@@ -79,23 +79,26 @@ def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> in
     if rules.record:
         return 1
     requests = len(w.requests)
-    while w.requests[w.finishing[0] % requests].finish != w.finishing[0] // requests:  # paused since
+    finish, i = divmod(w.finishing[0], requests)
+    while w.requests[i].finish != finish:  # paused since
         heappop(w.finishing)
-    k = w.finishing[0] // requests - n.it + 1
+        finish, i = divmod(w.finishing[0], requests)
+    k = finish - n.it + 1
     if n.filling > 0:
-        while not fills(rules, w, w.filling[0]):
+        full, i = divmod(w.filling[0], requests)
+        while not fills(rules, w.requests[i], full):
             heappop(w.filling)
-        k = min(k, w.filling[0] // requests - n.it + 1)
+            full, i = divmod(w.filling[0], requests)
+        k = min(k, full - n.it + 1)
     if n.waiting == 0 and n.active < rules.slots and rules.policy != STATIC and n.arrived < n.known:
         k = reach(now, first, slope, k, w.requests[n.arrived].arrival)
     k = reach(now, first, slope, k, rules.until)
     return room_for(rules, w, k) if rules.on_demand else k
 
 
-def fills(rules: Rules, w: Work, entry: int) -> bool:
-    """Whether an entry of the heap of windows still holds; its request may have ended or been paused since."""
-    r = w.requests[entry % len(w.requests)]
-    return r.finish >= 0 and rules.window - r.offset == entry // len(w.requests)
+def fills(rules: Rules, r: Request, full: int) -> bool:
+    """Whether the window of a request is full after iteration `full`; it may have ended or been paused since."""
+    return r.finish >= 0 and rules.window - r.offset == full
 
 
 def advance(rules: Rules, w: Work, now: float, k: int) -> None:
@@ -105,14 +108,30 @@ def advance(rules: Rules, w: Work, now: float, k: int) -> None:
     n.kv += k * n.decoding
     n.windowed += k * n.filling
     requests = len(w.requests)
-    while len(w.filling) > 0 and w.filling[0] // requests < n.it:
-        if fills(rules, w, heappop(w.filling)):
+    while len(w.filling) > 0 and w.filling[0] < n.it * requests:
+        full, i = divmod(heappop(w.filling), requests)
+        if fills(rules, w.requests[i], full):
             n.filling -= 1
             n.windowed -= 1  # it was counted one step too far
-    while len(w.finishing) > 0 and w.finishing[0] // requests < n.it:
-        when, i = divmod(heappop(w.finishing), requests)
-        if w.requests[i].finish == when:
-            finish(rules, w, i, now, when)
+    if len(w.prefilling) > 0:
+        prefill(rules, w, now)
+    while len(w.finishing) > 0 and w.finishing[0] < n.it * requests:
+        finish, i = divmod(heappop(w.finishing), requests)
+        r = w.requests[i]
+        if r.finish == finish:
+            if rules.record:
+                log_stay(w, i, finish)
+            leave(rules, n, r, w.free, w.cross)
+            r.end = now
+            if n.known < requests:  # a closed loop: the user's next one arrives after the delay
+                w.requests[n.known].arrival = now + rules.delay
+                n.known += 1
+
+
+def prefill(rules: Rules, w: Work, now: float) -> None:
+    """Prompts go on by their chunks, and those that are done begin to decode."""
+    n = w.n
+    requests = len(w.requests)
     kept = 0
     for i in w.prefilling:
         r = w.requests[i]
@@ -120,43 +139,31 @@ def advance(rules: Rules, w: Work, now: float, k: int) -> None:
         if r.left > 0:
             w.prefilling[kept] = i
             kept += 1
-        else:
-            begin(rules, w, i, now)
+            continue
+        begin(rules, n, r, now)
+        heappush(w.finishing, r.finish * requests + i)
+        if r.offset + n.it <= rules.window:
+            heappush(w.filling, (rules.window - r.offset) * requests + i)
+        if rules.on_demand:
+            w.cross[(1 - r.offset) % rules.block] += 1
     while len(w.prefilling) > kept:
         w.prefilling.pop()
 
 
-def begin(rules: Rules, w: Work, i: int, now: float) -> None:
-    """Prefill of request i is done: a token is there, and it decodes from the next iteration on."""
-    n, r = w.n, w.requests[i]
+def begin(rules: Rules, n: Counters, r: Request, now: float) -> None:
+    """Prefill of a request is done: a token is there, and it decodes from the next iteration on (or ends now)."""
     it = n.it - 1
     context = r.isl + r.produced
     r.began = it
     r.offset = context - it
+    r.finish = it + r.osl - r.produced - 1
     if math.isnan(r.first):
         r.first = now
-    if r.produced + 1 == r.osl:
-        finish(rules, w, i, now, it)
-        return
-    r.finish = it + r.osl - r.produced - 1
-    heappush(w.finishing, r.finish * len(w.requests) + i)
     n.decoding += 1
     n.kv += context + 1
     n.windowed += min(context + 1, rules.window)
     if context + 1 <= rules.window:
         n.filling += 1
-        heappush(w.filling, (rules.window - r.offset) * len(w.requests) + i)
-    w.cross[(1 - r.offset) % rules.block] += 1
-
-
-def finish(rules: Rules, w: Work, i: int, now: float, last: int) -> None:
-    """Request i has all its tokens; in a closed loop the user's next one arrives after the delay."""
-    n, r = w.n, w.requests[i]
-    leave(rules, w, i, last, last - r.began + 1, r.offset + last if rules.on_demand else reserved(rules, r))
-    r.end = now
-    if n.known < len(w.requests):
-        w.requests[n.known].arrival = now + rules.delay
-        n.known += 1
 
 
 def idle(rules: Rules, w: Work, now: float) -> float:
@@ -187,10 +194,10 @@ def settle(rules: Rules, w: Work) -> None:
     for i in w.order:
         r = w.requests[i]
         if r.joined >= 0:
-            tokens = it - r.began if r.began >= 0 else 0
-            r.produced += tokens
             if rules.record:
-                log_stay(w, i, it, tokens)
+                log_stay(w, i, it)
+            if r.began >= 0:
+                r.produced += it - r.began
 
 
 def iterate(rules: Rules, cost: Any, w: Work) -> float:
@@ -199,7 +206,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
     now = 0.0
     after_end = 0.0 if rules.ticks else cost[18]
     while now < rules.until:
-        arrive(w, now)
+        arrive(w.requests, n, now)
         if rules.on_demand:
             make_room(rules, w)
         batch = schedule(rules, w, now)

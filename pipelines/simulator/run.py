@@ -68,8 +68,7 @@ def simulate(
 
 def _records(load: Load, isl: Any, osl: Any) -> tuple[Any, Any]:
     """`Request` and `Counters` of the start, as numpy records."""
-    requests = np.empty(len(isl), dtype=record_of(Request))
-    requests[:] = np.array([_values(Request)(Request())], dtype=requests.dtype)
+    requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
     known = len(isl) if load.arrival is not None else min(load.users, len(isl))
     requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival

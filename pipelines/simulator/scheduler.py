@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from pipelines.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Request, Rules, Work
+from pipelines.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Counters, Request, Rules, Work
 
 
 def cached(rules: Rules, r: Request) -> int:
@@ -22,38 +22,37 @@ def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
     return (tokens + rules.block - 1) // rules.block - cached(rules, r) // rules.block
 
 
-def arrive(w: Work, now: float) -> None:
+def arrive(requests: list[Request], n: Counters, now: float) -> None:
     """Put those into the queue that came until now."""
-    n = w.n
-    while n.arrived < n.known and w.requests[n.arrived].arrival <= now:
+    while n.arrived < n.known and requests[n.arrived].arrival <= now:
         n.arrived += 1
         n.waiting += 1
 
 
-def leave(rules: Rules, w: Work, i: int, last: int, tokens: int, holds: int) -> None:
-    """Take request i from its slot: `last` iteration, `tokens` yielded in this stay, tokens it `holds` blocks for."""
-    n, r = w.n, w.requests[i]
+def leave(rules: Rules, n: Counters, r: Request, free: list[int], cross: list[int]) -> None:
+    """Take a request from its slot, between two iterations."""
+    heappush(free, r.slot)
     n.active -= 1
-    n.used -= blocks_of(rules, r, holds)
-    r.produced += tokens
-    heappush(w.free, r.slot)
+    n.used -= r.blocks
     if r.finish >= 0:
         kv = r.offset + n.it
+        if rules.on_demand:
+            n.used -= blocks_of(rules, r, kv - 1) - r.blocks  # what it took since
+            cross[(1 - r.offset) % rules.block] -= 1
+        r.produced += n.it - r.began
         n.decoding -= 1
         n.kv -= kv
         n.windowed -= min(kv, rules.window)
         if kv <= rules.window:
             n.filling -= 1
-        w.cross[(1 - r.offset) % rules.block] -= 1
         r.finish = -1
-    if rules.record:
-        log_stay(w, i, last, tokens)
     r.joined = -1
 
 
-def log_stay(w: Work, i: int, last: int, tokens: int) -> None:
-    """Note the stay of request i in its slot."""
+def log_stay(w: Work, i: int, last: int) -> None:
+    """Note the stay of request i in its slot; `last` is its last iteration, which need not have ended."""
     r = w.requests[i]
+    tokens = w.n.it - r.began if r.began >= 0 else 0
     for number in (i, r.slot, r.joined, r.began, last, tokens):
         w.stays.append(number)
 
@@ -64,11 +63,11 @@ def pause_last(rules: Rules, w: Work) -> None:
     while w.requests[i].joined < 0:
         i = w.order.pop()
     r = w.requests[i]
-    last = w.n.it - 1
     if r.began < 0:
         w.prefilling.pop()
-    tokens = last - r.began + 1 if r.began >= 0 else 0
-    leave(rules, w, i, last, tokens, r.offset + last if r.began >= 0 else r.isl + r.produced)
+    if rules.record:
+        log_stay(w, i, w.n.it - 1)
+    leave(rules, w.n, r, w.free, w.cross)
     r.preemptions += 1
     w.n.head = i
     w.n.waiting += 1
@@ -92,30 +91,22 @@ def largest_chunk(rules: Rules, r: Request) -> int:
     return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
 
 
-def fits(rules: Rules, w: Work, r: Request, budget: int) -> bool:
+def fits(rules: Rules, n: Counters, r: Request, budget: int) -> bool:
     """Whether a request may get a slot now: tokens of this iteration, blocks."""
-    enough = budget > 0 if rules.policy == CHUNKED else w.n.active == 0 or largest_chunk(rules, r) <= budget
-    return enough and blocks_of(rules, r, reserved(rules, r)) <= rules.pool - w.n.used
+    enough = budget > 0 if rules.policy == CHUNKED else n.active == 0 or largest_chunk(rules, r) <= budget
+    return enough and r.blocks <= rules.pool - n.used
 
 
-def admit(rules: Rules, w: Work, now: float) -> None:
-    """Give the head of the queue a slot and its blocks."""
-    n = w.n
-    r = w.requests[n.head]
+def admit(rules: Rules, n: Counters, r: Request, now: float) -> None:
+    """Count a request that gets a slot, and its blocks; its prompt is yet to do."""
     if math.isnan(r.admitted):
         r.admitted = now
-    r.slot = heappop(w.free)
     r.joined = n.it
     r.began = -1
     r.left = r.isl + r.produced - cached(rules, r)
-    n.used += blocks_of(rules, r, reserved(rules, r))
+    n.used += r.blocks
     n.active += 1
     n.waiting -= 1
-    w.order.append(n.head)
-    w.prefilling.append(n.head)
-    n.head += 1
-    while n.head < n.arrived and not math.isnan(w.requests[n.head].end):  # ended before a pause set the head back
-        n.head += 1
 
 
 def take_chunk(rules: Rules, r: Request, budget: int, batch: Batch) -> Batch:
@@ -140,8 +131,15 @@ def schedule(rules: Rules, w: Work, now: float) -> Batch:
     open_door = rules.policy != STATIC or n.active == 0
     while open_door and n.waiting > 0 and n.active < rules.slots:
         r = w.requests[n.head]
-        if (rules.policy == ONE_PREFILL and batch.prompts > 0) or not fits(rules, w, r, budget - batch.tokens):
+        r.blocks = blocks_of(rules, r, reserved(rules, r))
+        if (rules.policy == ONE_PREFILL and batch.prompts > 0) or not fits(rules, n, r, budget - batch.tokens):
             break
-        admit(rules, w, now)
+        r.slot = heappop(w.free)
+        w.order.append(n.head)
+        w.prefilling.append(n.head)
+        admit(rules, n, r, now)
         batch = take_chunk(rules, r, budget - batch.tokens, batch)
+        n.head += 1
+        while n.head < n.arrived and not math.isnan(w.requests[n.head].end):  # ended before a pause set the head back
+            n.head += 1
     return batch

@@ -39,6 +39,7 @@ class Request:
     Attributes:
         arrival, isl, osl, admitted, first, end, preemptions, slot: as in `interface.Requests`.
         produced: output tokens before this stay in a slot; all of them when it is over.
+        blocks: that it took when it was admitted.
         left: prompt tokens yet to prefill.
         chunk: of them in this iteration.
         joined: iteration in which it got its slot; -1 when it has none.
@@ -56,6 +57,7 @@ class Request:
     produced: int = 0
     preemptions: int = 0
     slot: int = -1
+    blocks: int = 0
     left: int = 0
     chunk: int = 0
     joined: int = -1
@@ -98,7 +100,12 @@ class Counters:
 
 
 class Work(NamedTuple):
-    """The state of a run."""
+    """The state of a run.
+
+    Compiled, a function that gets it counts references to all its lists up and down, which takes longer than most of
+    what is done for one request. So it goes to what is called once in an iteration; what is called for each request
+    gets the records and lists it needs.
+    """
 
     requests: list[Request]
     n: Counters
