@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
+from pipelines.known_model import known_model
 from pipelines.machine import Machine, library_versions
-from pipelines.modelling import gpu_model, known_shape
+from pipelines.modelling import gpu_model
 from pipelines.settings import Settings
 from pipelines.simulator.interface import Engine, admission_of
 from pipelines.sizing.calibrated import Calibration, calibration_of, comparison
@@ -90,7 +91,7 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         return measured
     return replace(
         measured,
-        model=settings.model.label,
+        model=known_model(settings).name,
         precision=settings.variant,
         engine=measured.engine or "tensorrt_llm",
         gpu=settings.hardware.name,
@@ -157,7 +158,7 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> De
     gpu, tp = gpu_named(resolved(settings.hardware, machine).name), None
     if measured.tool == "trtllm-bench":
         tp = measured.tp
-    found = gpu_model(settings, known_shape(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
+    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
     engine = replace(
         found.engine,
         slots=measured.limits.get("max_batch_size", found.engine.slots),

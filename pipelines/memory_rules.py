@@ -14,7 +14,7 @@ from pipelines.machine import native_bf16
 from pipelines.settings import HardwareSettings, Settings
 from pipelines.sizing.cpu_memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.sizing.cpu_window import blocks_of
-from pipelines.sizing.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
+from pipelines.sizing.memory import DeviceMemory, EngineSizes, Shape, concurrency, device_memory, what_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Fit:
     notes: tuple[str, ...] = ()
 
 
-def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
+def engine_sizes(settings: Settings, shape: Shape) -> EngineSizes:
     """What the settings mean for memory."""
     build, triton = settings.build, settings.triton
     return EngineSizes(

@@ -60,11 +60,12 @@ def model_of(plan: Plan) -> Model | None:
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.memory_gb is None:
         return found
-    from pipelines.sizing.specs import gpu_of
+    from pipelines.sizing.specs import ModelSpec, gpu_of
 
     if hardware.mem_bw_gb_s is None:
         return None  # no data sheet
-    return gpu_model(settings, plan.shape, gpu_of(hardware.model_dump()), costs(settings))
+    model = ModelSpec.from_shape(plan.shape, settings.model.label)
+    return gpu_model(settings, model, gpu_of(hardware.model_dump()), costs(settings))
 
 
 def _levels(plan: Plan, deployment: Deployment) -> list[Level]:

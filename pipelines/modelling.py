@@ -28,7 +28,7 @@ from pipelines.sizing_settings import calibration_files
 
 if TYPE_CHECKING:
     from pipelines.sizing.performance import Costed, Setup
-    from pipelines.sizing.specs import GpuSpec
+    from pipelines.sizing.specs import GpuSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,13 @@ def _modelled_run(
         calibrations, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
         world=result.world_size, where=where,
     )  # fmt: skip
+    from pipelines.sizing.specs import ModelSpec
+
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
     if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
-            model = gpu_model(settings, shape, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
+            spec = ModelSpec.from_shape(shape, result.model)
+            model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
     levels: dict[str, Modelled] = {}
@@ -163,20 +166,6 @@ def shape_of(settings: Settings) -> ModelShape | None:
     return settings.model.shape.to_shape() if settings.model.shape is not None else None
 
 
-def known_shape(settings: Settings) -> ModelShape:
-    """The same, for those that cannot do without.
-
-    Raises:
-        UserError: it is not known before the model is downloaded.
-    """
-    if (shape := shape_of(settings)) is not None:
-        return shape
-    raise UserError(
-        f"The sizes of {settings.model.label} are not known before it is downloaded.",
-        todo="Choose one of conf/model, or give model.path.",
-    )
-
-
 def calibrated(
     calibrations: Sequence[Calibration], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
@@ -189,14 +178,14 @@ def calibrated(
 
 
 def gpu_model(
-    settings: Settings, shape: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
+    settings: Settings, model: ModelSpec, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
     form: Format | None = None, tp: int | None = None, pp: int | None = None,
 ) -> Model:  # fmt: skip
     """What a model of iterations says of the deployment that the settings ask for.
 
     Args:
         settings: limits of the engine and its KV cache, lengths of the requests.
-        shape: of the model.
+        model: its sizes.
         gpu: on which.
         cost: of an iteration.
         form: the format, where it is another one.
@@ -209,19 +198,18 @@ def gpu_model(
     from pipelines.memory_rules import engine_sizes, request_tokens
     from pipelines.sizing.memory import device_memory, kv_blocks
     from pipelines.sizing.performance import Setup
-    from pipelines.sizing.specs import ModelSpec
 
-    build, label = settings.build, settings.model.label
+    build = settings.build
     form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
-    costed = cost(Setup(ModelSpec.from_shape(shape, label), gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
+    costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
     sizes = replace(
-        engine_sizes(settings, shape), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
+        engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
     )
     memory = device_memory(sizes, gpu.reported_bytes)
     blocks = kv_blocks(sizes, memory, request_tokens(settings.workload) or sizes.max_seq_len)
     if blocks < 1:
         raise UserError(
-            f"{label} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
+            f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
             todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
         )
     engine = Engine(

@@ -101,15 +101,16 @@ def _in_ticks(settings: Settings) -> Case:
 
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
-    from pipelines.modelling import costs, gpu_model, known_shape
+    from pipelines.known_model import known_model
+    from pipelines.modelling import costs, gpu_model
     from pipelines.sizing.specs import gpu_of
 
-    gpu = gpu_of(hardware.model_dump())
-    found = gpu_model(settings, known_shape(settings), gpu, costs(settings))
+    model = known_model(settings)
+    found = gpu_model(settings, model, gpu_of(hardware.model_dump()), costs(settings))
     return _deployed(
         settings,
         found.deployment,
-        what=f"{settings.model.label} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
+        what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
         reason=f"{found.provenance}: {found.why}",
     )
 

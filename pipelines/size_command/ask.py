@@ -7,14 +7,14 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.hardware import resolved
+from pipelines.known_model import known_model
 from pipelines.loadgen.settings import WorkloadSettings
 from pipelines.machine import Machine
 from pipelines.settings import Settings
 from pipelines.simulator.interface import admission_of
 from pipelines.sizing.demand import Demand
 from pipelines.sizing.question import Limits, Question
-from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of, model_named
-from pipelines.sources import model_config
+from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of
 
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
@@ -32,7 +32,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
     faults: list[Fault] = []
     model = gpu = demand = None
     with collecting(faults):
-        model = model_of(settings)
+        model = known_model(settings)
     with collecting(faults):
         gpu = gpu_for(settings, machine)
     with collecting(faults):
@@ -60,25 +60,6 @@ def ask(settings: Settings, machine: Machine) -> Question:
         sparse=settings.sparsity.method != "none",
         limits=limits(settings, float(isl.mean())),
         prices=sizing.prices.to_prices(),
-    )
-
-
-def model_of(settings: Settings) -> ModelSpec:
-    """Sizes of the model, without downloading it.
-
-    Raises:
-        UserError: they are not known.
-    """
-    if settings.sizing.model is not None:
-        return model_named(settings.sizing.model)
-    model = settings.model
-    if model.shape is not None:
-        return ModelSpec.from_shape(model.shape.to_shape(), model.label)
-    if model.folder is not None:
-        return ModelSpec.from_config(model_config(model.folder), model.label)
-    raise UserError(
-        f"The sizes of {model.label} are not known before it is downloaded.",
-        todo="Name a model of pipelines/sizing/models.csv (sizing.model=llama-3.1-8b), or one of conf/model.",
     )
 
 

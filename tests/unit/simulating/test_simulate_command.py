@@ -176,6 +176,14 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
     assert re.search(r"slots in use +1\d\.\d +2\d\.\d\n", out)  # of 25, not a share of 2,048
 
 
+def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
+    words = ("sizing.model=mixtral-8x7b", "quant=fp8", "hardware=h200_sxm", "benchmark.concurrency=4")
+    made = json.loads((simulated(tmp_path, *words, "simulator.policy=inflight") / "summary.json").read_text())
+    (outcome,) = made["outcomes"]
+    assert outcome["requests"] > 0
+    assert made["what"].startswith("mixtral-8x7b fp8 on h200_sxm")
+
+
 def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
     deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)

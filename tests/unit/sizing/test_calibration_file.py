@@ -12,13 +12,14 @@ from pipelines.commands import COMMANDS, load
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.modelling import Format, calibrated, costs, gpu_model, known, shape_of, with_models
+from pipelines.known_model import known_model
+from pipelines.modelling import Format, calibrated, costs, gpu_model, known, with_models
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
 from pipelines.sizing.calibrated import load_calibration
 from pipelines.sizing.performance import PerformanceModel, Setup
-from pipelines.sizing.specs import ModelSpec, gpu_named
+from pipelines.sizing.specs import gpu_named
 from pipelines.sizing_settings import CALIBRATIONS
 from tests.support.report_store import benchmark, full_store
 
@@ -74,7 +75,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     made = load_calibration(tmp_path / CALIBRATIONS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
-    prior = gpu_model(settings, shape_of(settings), gpu_named("h100_sxm"), PerformanceModel.load().cost).deployment
+    prior = gpu_model(settings, known_model(settings), gpu_named("h100_sxm"), PerformanceModel.load().cost).deployment
     low, high = made.intervals["weights"]
     assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
 
@@ -164,7 +165,7 @@ def test_a_calibration_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     file = tmp_path / "c.json"
     run(capsys, f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"sizing.calibration={file}")
     settings = load([*LLAMA, f"sizing.calibration={file}"])
-    model = ModelSpec.from_shape(shape_of(settings), "llama_3_1_8b")
+    model = known_model(settings)
     here = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8))
     split = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, tp=2))
     assert (here.provenance, split.provenance) == ("calibrated", "transferred")

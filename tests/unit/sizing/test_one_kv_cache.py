@@ -3,8 +3,9 @@
 import pytest
 
 from pipelines.commands import load
+from pipelines.known_model import known_model
 from pipelines.machine import gather
-from pipelines.modelling import costs, gpu_model, shape_of
+from pipelines.modelling import costs, gpu_model
 from pipelines.simulating.case import make_case
 from pipelines.size_command.ask import ask
 from pipelines.sizing.instance import instance
@@ -23,5 +24,5 @@ def test_the_kv_cache_is_the_same_everywhere(words):
     (setup,) = [each for each in question.setups() if (each.tp, each.pp) == (1, 1)]
     sized = instance(question, setup, costs(settings)(setup)).engine
     simulated = make_case(settings, gather()).engines[0]
-    modelled = gpu_model(settings, shape_of(settings), gpu_named("h100_sxm"), costs(settings)).deployment.engine
+    modelled = gpu_model(settings, known_model(settings), gpu_named("h100_sxm"), costs(settings)).deployment.engine
     assert sized.kv_blocks == simulated.kv_blocks == modelled.kv_blocks
