@@ -13,12 +13,12 @@ from pipelines.compose import compose_config, to_raw
 from pipelines.composed import raw_config, remember
 from pipelines.domain.errors import UserError
 from pipelines.machine import gather
-from pipelines.plan import Plan, make_plan
 from pipelines.settings import Settings, validate
 from pipelines.sizing_settings import calibration_files
 from pipelines.targets import Target, farthest
 
 if TYPE_CHECKING:
+    from pipelines.plan import Plan
     from pipelines.runner import Outcome
 
 
@@ -36,6 +36,8 @@ def load(overrides: Sequence[str]) -> Settings:
 
 
 def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
+    from pipelines.plan import make_plan  # imports every stage, which `size` and `simulate` do not need
+
     store = Store(settings.paths.store)
     return make_plan(settings, target, store, gather()), store
 
@@ -257,7 +259,7 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
     settings = load(overrides)
     if settings.verify.path is not None:
         return settings.verify.path.expanduser().absolute()
-    made = make_plan(settings, "build", Store(settings.paths.store), gather())
+    made, _ = _plan_for(settings, "build")
     step = next(step for step in made.steps if step.node.id == "quantize")
     if step.artifact is None:
         raise UserError(

@@ -10,6 +10,9 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Group(BaseModel):
-    """Base of all groups: frozen, strict about unknown keys and about types."""
+    """Base of all groups: frozen, strict about unknown keys and about types.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What judges a group is built when it is first used: most are only judged inside `Settings`, which builds its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -8,9 +8,10 @@ from contextlib import suppress
 import numpy as np
 
 from pipelines.calibrating import aligned
+from pipelines.costs import costs
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
-from pipelines.modelling import Model, calibrated, costs, gpu_model, known
+from pipelines.modelling import Model, calibrated, gpu_model, known
 from pipelines.plan import Plan
 from pipelines.report.console import WIDTH
 from pipelines.simulating.case import Case

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.artifacts import Store
+from pipelines.costs import costs
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -90,21 +91,6 @@ def known(settings: Settings) -> list[Calibration]:
         with suppress(UserError):
             found.append(load_calibration(path))
     return found
-
-
-def costs(settings: Settings) -> Callable[[Setup], Costed]:
-    """What an iteration of a setup costs: the performance model, moved by the calibration that is named.
-
-    Raises:
-        UserError: it cannot be read; also when it is called with a setup that the calibration does not speak of.
-    """
-    from pipelines.sizing.performance import PerformanceModel
-
-    model = PerformanceModel.load()
-    if settings.sizing.calibration is None:
-        return model.cost
-    calibration = load_calibration(settings.sizing.calibration)
-    return lambda setup: calibration.cost(setup, model.cost(setup))
 
 
 def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:

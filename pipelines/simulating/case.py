@@ -101,8 +101,9 @@ def _in_ticks(settings: Settings) -> Case:
 
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
+    from pipelines.costs import costs
     from pipelines.known_model import known_model
-    from pipelines.modelling import costs, gpu_model
+    from pipelines.modelling import gpu_model
     from pipelines.sizing.specs import gpu_of
 
     model = known_model(settings)

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -86,7 +87,19 @@ def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]
 
 
 def _kept(numba: Any, function: FunctionType) -> Any:
-    try:
-        return numba.njit(cache=True)(function)
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(function)
+    class Kept(numba.core.caching.FunctionCache):  # type: ignore[misc]
+        """Numba's own, but what is kept is loaded without the parts of the compiler that only compiling needs.
+
+        Numba imports all it can compile, linear algebra too, before it looks into the folder: 0.2 s of
+        processor time, most of what the first call of a process took. When nothing is kept, it imports them to compile.
+        """
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            numba.core.runtime.rtsys.initialize(target_context)  # lists are allocated by numba's runtime
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(sig, target_context)
+
+    fast = numba.njit(function)
+    with suppress(RuntimeError):  # no folder to keep it in
+        fast._cache = Kept(function)  # what `njit(cache=True)` does with numba's own
+    return fast

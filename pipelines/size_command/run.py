@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.compose import relative_to_cwd
 from pipelines.composed import raw_config, remember
+from pipelines.costs import costs
 from pipelines.domain.errors import UserError
 from pipelines.hardware import resolved
 from pipelines.machine import gather
@@ -16,6 +17,7 @@ from pipelines.screen import say
 from pipelines.settings import Settings, validate
 from pipelines.size_command.ask import ask
 from pipelines.size_command.result import Day, Result, to_csv, to_json
+from pipelines.size_command.words import words
 from pipelines.sizing.answer import Answer, CostOf, answer, ladder
 from pipelines.sizing.question import Question
 
@@ -25,9 +27,6 @@ SHOWN_CURVES = 6
 
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    from pipelines.modelling import costs
-    from pipelines.size_command.words import words
-
     raw = raw_config(overrides)
     settings = validate(raw)
     if settings.sizing.measured is not None and settings.sizing.calibration is None:

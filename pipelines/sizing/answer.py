@@ -14,7 +14,7 @@ from pipelines.sizing.instance import (
     Instance,
     OutOfReachError,
     Seen,
-    capacity,
+    Watched,
     input_share,
     instance,
     see,
@@ -28,8 +28,8 @@ CostOf = Callable[[Setup], Costed]
 """What an iteration of a setup costs; raises UserError for what a GPU cannot do."""
 WITHIN = 1.2816
 """Standard deviations of an interval that holds 80 % of cases."""
-LADDER = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0)
-"""Loads at which an instance is shown, as shares of its rate within the limits."""
+LADDER = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9)
+"""Loads at which an instance is shown, as shares of its rate within the limits; that rate is shown as well."""
 WORDS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "queue": "throughput"}
 
 
@@ -140,11 +140,12 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refus
         one = instance(question, setup, costed)
     except UserError as error:
         return Refused(label, str(error), "memory")
+    watched = Watched(question, one)
     try:
-        found = capacity(question, one)
+        found = watched.capacity(question.slo)
     except OutOfReachError as error:
         return Refused(label, _missed(question, error), "limit", error.metric, error.seconds)
-    low, high = interval(question, one, found)
+    low, high = interval(watched, found)
     return option(question, one, found, low, high)
 
 
@@ -174,18 +175,18 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
     return Option(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 
-def interval(question: Question, one: Instance, found: Capacity) -> tuple[float | None, float]:
+def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
     """Requests per second when every prediction is off by its usual error, to the bad side and to the good one.
 
     All times are longer (shorter) by the spread of throughput, and TTFT and ITL by what theirs is above it.
     """
-    spread = one.costed.spread
+    spread = watched.one.costed.spread
     rates: list[float | None] = []
     for side in (+1, -1):
         off = {name: math.exp(side * WITHIN * spread[name]) for name in ("throughput", "ttft", "itl")}
-        slo = stretched(question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
+        slo = stretched(watched.question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
         try:
-            rates.append(capacity(replace(question, slo=slo), one.faster(1 / off["throughput"])).rate)
+            rates.append(watched.capacity(slo, slower=off["throughput"]).rate)
         except OutOfReachError:
             rates.append(None)
     low, high = rates
@@ -201,7 +202,8 @@ def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
 
 def ladder(question: Question, found: Option) -> tuple[Seen, ...]:
     """An instance from hardly any load to its rate."""
-    return tuple(see(question, found.instance, share * found.capacity.rate) for share in LADDER)
+    below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
+    return (*below, found.capacity.seen)
 
 
 def _reason(options: list[Option]) -> str:

@@ -15,7 +15,6 @@ import numpy as np
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
-from pipelines.simulator.cost import IterationCost
 from pipelines.simulator.interface import Engine, Load, Run
 from pipelines.simulator.run import simulate
 from pipelines.sizing.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
@@ -54,7 +53,7 @@ class Seen:
         batch: mean requests in slots.
         kv_use: mean share of the KV cache in use.
         full: what was full at some moment: "KV cache", "max_batch_size" or "".
-        steady: the queue does not grow all the time.
+        growth: seconds that the last quarter of the requests waits beyond `GROWS` times what the second does.
     """
 
     rate: float
@@ -65,7 +64,27 @@ class Seen:
     batch: float
     kv_use: float
     full: str
-    steady: bool
+    growth: float
+
+    @property
+    def steady(self) -> bool:
+        """The queue does not grow all the time."""
+        return self.growth < GROWS_S
+
+    def slower(self, factor: float, overhead_s: float) -> Seen:
+        """What an instance whose every iteration takes `factor` times as long shows at a rate lower by that factor.
+
+        All times of the engine are longer by it, and the same requests run together; network and tokenizer stay.
+        """
+        return replace(
+            self,
+            rate=self.rate / factor,
+            ttft=factor * (self.ttft - overhead_s) + overhead_s,
+            itl=factor * self.itl,
+            e2e=factor * (self.e2e - overhead_s) + overhead_s,
+            queue=factor * self.queue,
+            growth=factor * self.growth,
+        )
 
     def at(self, percentile: float) -> dict[str, float]:
         """TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
@@ -89,10 +108,6 @@ class Instance:
     engine: Engine
     memory: DeviceMemory
     concurrency: Concurrency
-
-    def faster(self, factor: float) -> Instance:
-        """The same, every time divided by a factor."""
-        return replace(self, costed=replace(self.costed, cost=scaled(self.costed.cost, 1 / factor)))
 
 
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
@@ -136,13 +151,6 @@ def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
     )
 
 
-def scaled(cost: IterationCost, factor: float) -> IterationCost:
-    """Every second of an iteration times a factor."""
-    shape = ("knee", "dense_share", "expert_share", "window", "few")
-    times = {name: getattr(cost, name) for name in IterationCost.__slots__ if name not in shape}
-    return replace(cost, **{name: factor * seconds for name, seconds in times.items()})
-
-
 def see(question: Question, one: Instance, rate: float) -> Seen:
     """What requests see when an instance gets so many per second."""
     lanes = one.setup.pp
@@ -170,7 +178,7 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
     batch, kv_use, full = _occupied(one.engine, run)
     return Seen(
         rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.pp, kv_use=kv_use,
-        full=full, steady=bool(late < GROWS * early + GROWS_S),
+        full=full, growth=float(late - GROWS * early),
     )  # fmt: skip
 
 
@@ -271,67 +279,84 @@ class OutOfReachError(Exception):
         self.metric, self.seconds = metric, seconds
 
 
-def capacity(question: Question, one: Instance) -> Capacity:
-    """The largest rate within the limits.
+class Watched:
+    """An instance under one kind of load. Each rate is simulated once, whatever limits it is held against.
 
-    Raises:
-        OutOfReachError: there is none.
+    Attributes:
+        question: the load.
+        one: the instance.
+        most: requests per second that it serves at all.
     """
-    most = saturation(question, one)
-    worst = see(question, one, most)
-    _, share = strain(worst, question.slo, question.percentile)
-    if question.mode == "offline" or share <= 1:
-        return Capacity(most, worst, "queue", worst.full or "compute", most)
-    return _between(question, one, most, worst)
+
+    def __init__(self, question: Question, one: Instance) -> None:
+        self.question, self.one = question, one
+        self.most = saturation(question, one)
+        self._seen: dict[float, Seen] = {}
+
+    def at(self, share: float) -> Seen:
+        """What requests see at this share of `most`."""
+        if share not in self._seen:
+            self._seen[share] = see(self.question, self.one, share * self.most)
+        return self._seen[share]
+
+    def capacity(self, slo: Slo, slower: float = 1.0) -> Capacity:
+        """The largest rate within limits, if every iteration took `slower` times as long.
+
+        Between hardly any load, where all must be well, and the most, where it is not: false position on the logarithm
+        of value over limit, kept away from the ends; plain halving where the queue grows.
+
+        Raises:
+            OutOfReachError: there is none.
+        """
+        percentile, most = self.question.percentile, self.most / slower
+        worst = self._if_slower(1.0, slower)
+        binding, over = strain(worst, slo, percentile)
+        if self.question.mode == "offline" or over <= 1:
+            return Capacity(most, worst, "queue", worst.full or "compute", most)
+        low, high, best, under = ALONE, 1.0, None, math.nan
+        while high / low > 1 + PRECISION:
+            share = _next(low, high, under, over)
+            seen = self._if_slower(share, slower)
+            limit, strained = strain(seen, slo, percentile)
+            if strained > 1:
+                high, over, binding, worst = share, strained, limit, seen
+            else:
+                low, under, best = share, strained, seen
+        if best is None:
+            best = self._if_slower(low, slower)
+            limit, strained = strain(best, slo, percentile)
+            if strained > 1:
+                raise OutOfReachError(limit, best.at(percentile).get(limit, math.inf))
+        return Capacity(best.rate, best, binding, worst.full or "compute", most)
+
+    def _if_slower(self, share: float, factor: float) -> Seen:
+        return self.at(share).slower(factor, self.one.costed.overhead_s)
 
 
-def _between(question: Question, one: Instance, most: float, worst: Seen) -> Capacity:
-    """Close in on the rate between hardly any load, where all must be well, and `most`, where it is not.
-
-    False position on the logarithm of value over limit, kept away from the ends; plain halving where the queue grows.
-    """
-    low, high, best = ALONE * most, most, None
-    binding, share_high = strain(worst, question.slo, question.percentile)
-    share_low = math.nan
-    while high / low > 1 + PRECISION:
-        rate = _next(low, high, share_low, share_high)
-        seen = see(question, one, rate)
-        limit, share = strain(seen, question.slo, question.percentile)
-        if share > 1:
-            high, share_high, binding, worst = rate, share, limit, seen
-        else:
-            low, share_low, best = rate, share, seen
-    if best is None:
-        best = see(question, one, low)
-        limit, share = strain(best, question.slo, question.percentile)
-        if share > 1:
-            raise OutOfReachError(limit, best.at(question.percentile).get(limit, math.inf))
-    return Capacity(low, best, binding, worst.full or "compute", most)
-
-
-def _next(low: float, high: float, share_low: float, share_high: float) -> float:
-    """Where to look next between two rates."""
+def _next(low: float, high: float, under: float, over: float) -> float:
+    """Where to look next between two loads, by how far they are under and over the limit."""
     if high > 2 * low:
         return (low * high) ** 0.5 if high > 8 * low else (low + high) / 2
-    if not (share_low > 0 and math.isfinite(share_high)):
+    if not (under > 0 and math.isfinite(over)):
         return (low + high) / 2
-    down, up = math.log(share_low), math.log(share_high)
+    down, up = math.log(under), math.log(over)
     part = min(0.9, max(0.1, down / (down - up)))
     return low + part * (high - low)
 
 
-def instances_for(question: Question, one: Instance, guess: int) -> int:
+def instances_for(question: Question, one: Instance, guess: int, most: float | None = None) -> int:
     """The smallest number of instances that serves the peak within the limits; the same as the rate says, sooner.
 
     Args:
         question: the demand.
         one: the instance.
         guess: where to begin.
+        most: requests per second that the instance serves at all, when known.
 
     Raises:
         OutOfReachError: there is none.
     """
-    most = saturation(question, one)
+    most = saturation(question, one) if most is None else most
     peak = question.demand.peak / (1 - question.headroom)
     least = max(1, math.ceil(peak / most * (1 - 1e-9)))
     if question.mode == "offline":

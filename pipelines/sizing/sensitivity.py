@@ -11,7 +11,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.sizing.answer import WORDS, CostOf, Option
 from pipelines.sizing.fleet import Layout, fleet
-from pipelines.sizing.instance import OutOfReachError, instance, instances_for
+from pipelines.sizing.instance import Instance, OutOfReachError, instance, instances_for
 from pipelines.sizing.memory import SMALL_BATCH
 from pipelines.sizing.performance import Setup, runnable
 from pipelines.sizing.question import Question
@@ -47,9 +47,10 @@ class Change:
 def changes(question: Question, option: Option, cost_of: CostOf) -> list[Change]:
     """One input at a time."""
     found = list(_arithmetic(question, option))
-    setup = option.instance.setup
-    found += [_again(what, changed, setup, cost_of, option.fleet.needed) for what, changed in _questions(question)]
-    found += [_again(what, question, other, cost_of, option.fleet.needed) for what, other in _setups(question, setup)]
+    setup, needed, most = option.instance.setup, option.fleet.needed, option.capacity.most
+    found += [_sized(what, changed, option.instance, needed, most) for what, changed in _limits(question)]
+    found += [_again(what, changed, setup, cost_of, needed) for what, changed in _questions(question)]
+    found += [_again(what, question, other, cost_of, needed) for what, other in _setups(question, setup)]
     return found
 
 
@@ -70,13 +71,17 @@ def _arithmetic(question: Question, option: Option) -> Iterator[Change]:
     yield sized(f"{question.spare + 1} spare", demand.peak, question.headroom, question.spare + 1)
 
 
-def _questions(question: Question) -> Iterator[tuple[str, Question]]:
+def _limits(question: Question) -> Iterator[tuple[str, Question]]:
+    """What leaves the instance as it is."""
     for name, word in (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E")):
         limit = getattr(question.slo, name)
         for side, sign in ((LESS, -1), (MORE, 1)) if limit is not None else ():
             value = limit * (1 + sign * LIMIT)
             slo = replace(question.slo, **{name: value})
             yield f"{word} limit {side}{100 * LIMIT:g} % ({value:g} ms)", replace(question, slo=slo)
+
+
+def _questions(question: Question) -> Iterator[tuple[str, Question]]:
     if question.limits.max_batch_size > SMALL_BATCH:  # leaves more memory for the KV cache
         limits = replace(question.limits, max_batch_size=SMALL_BATCH)
         yield f"max_batch_size {SMALL_BATCH}", replace(question, limits=limits)
@@ -101,10 +106,17 @@ def _again(what: str, question: Question, setup: Setup, cost_of: CostOf, guess: 
     try:
         question.check()
         one = instance(question, setup, cost_of(setup))
-        needed = instances_for(question, one, guess)
+    except UserError as error:
+        return Change(what, why=error.faults[0].message)
+    return _sized(what, question, one, guess)
+
+
+def _sized(what: str, question: Question, one: Instance, guess: int, most: float | None = None) -> Change:
+    try:
+        needed = instances_for(question, one, guess, most)
     except UserError as error:
         return Change(what, why=error.faults[0].message)
     except OutOfReachError as error:
         return Change(what, why=f"{WORDS[error.metric]} is {1000 * error.seconds:,.0f} ms at hardly any load")
-    layout = Layout(setup.tp * setup.pp, question.gpu.gpus_per_server)
+    layout = Layout(one.setup.tp * one.setup.pp, question.gpu.gpus_per_server)
     return Change.to(what, needed + question.spare, layout)

@@ -7,6 +7,7 @@ so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,8 @@ def trial(question: Question, option: Option, instances: int) -> Trial:
     stream = np.cumsum(np.random.default_rng(len(question.gaps) + instances).permutation(np.tile(question.gaps, dealt)))
     stream /= question.demand.peak
     seen = [watch(question, one, stream[turn::dealt][:each], question.demand.peak / instances) for turn in range(shown)]
+    possible = question.demand.peak / instances <= option.capacity.most * (1 + ROUNDING)
+    steady = possible and sum(s.steady for s in seen) > shown / 2
     together = Seen(
         rate=question.demand.peak / instances,
         ttft=np.concatenate([s.ttft for s in seen]),
@@ -76,8 +79,7 @@ def trial(question: Question, option: Option, instances: int) -> Trial:
         batch=float(np.mean([s.batch for s in seen])),
         kv_use=float(np.mean([s.kv_use for s in seen])),
         full=next((s.full for s in seen if s.full), ""),
-        steady=question.demand.peak / instances <= option.capacity.most * (1 + ROUNDING)
-        and sum(s.steady for s in seen) > shown / 2,
+        growth=0.0 if steady else math.inf,
     )
     wrong = missed(together, question.slo, question.percentile)
     values = together.at(question.percentile)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipelines.domain.benchmark import Slo
 from pipelines.sizing.demand import poisson_percentile
 from pipelines.sizing.fleet import Layout, fleet
-from pipelines.sizing.instance import OutOfReachError, capacity, instance
+from pipelines.sizing.instance import OutOfReachError, Watched, instance
 from pipelines.sizing.pareto import front
 from tests.support.sizing_questions import made_up, question
 
@@ -73,7 +73,7 @@ def test_the_front_is_what_nothing_beats(points, less_x):
 def rate_of(asked):
     setup = next(asked.setups())
     try:
-        return capacity(asked, instance(asked, setup, made_up(setup))).rate
+        return Watched(asked, instance(asked, setup, made_up(setup))).capacity(asked.slo).rate
     except OutOfReachError:
         return 0.0
 

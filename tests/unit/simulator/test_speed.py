@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from time import process_time
 
 import numpy as np
@@ -30,3 +32,25 @@ def test_request_iterations_per_second(backend: Backend, least: float, load: Loa
         run = simulate(Engine(slots=256), load, COST, backend=backend)
         rates.append(run.request_iterations / (process_time() - start))
     assert max(rates) >= least
+
+
+FIRST_CALL = """
+import sys
+import numpy as np
+from pipelines.simulator.cost import IterationCost
+from pipelines.simulator.interface import Engine, Load
+from pipelines.simulator.run import simulate
+load = Load(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
+run = simulate(Engine(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
+print("scipy.linalg" in sys.modules, repr(run.end))
+"""
+
+
+def test_what_is_compiled_and_kept_is_loaded_without_a_compiler() -> None:
+    """Numba would import all that it can compile, linear algebra too, 0.2 s, before it looks for what is kept."""
+    pytest.importorskip("numba")
+    first, second = (
+        subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    )
+    assert second == ["False", first[1]]

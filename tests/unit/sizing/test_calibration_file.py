@@ -9,11 +9,12 @@ import pytest
 
 from pipelines.artifacts import Store
 from pipelines.commands import COMMANDS, load
+from pipelines.costs import costs
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.known_model import known_model
-from pipelines.modelling import Format, calibrated, costs, gpu_model, known, with_models
+from pipelines.modelling import Format, calibrated, gpu_model, known, with_models
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table

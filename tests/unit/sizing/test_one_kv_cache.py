@@ -3,9 +3,10 @@
 import pytest
 
 from pipelines.commands import load
+from pipelines.costs import costs
 from pipelines.known_model import known_model
 from pipelines.machine import gather
-from pipelines.modelling import costs, gpu_model
+from pipelines.modelling import gpu_model
 from pipelines.simulating.case import make_case
 from pipelines.size_command.ask import ask
 from pipelines.sizing.instance import instance

@@ -173,7 +173,7 @@ from pathlib import Path
 from pipelines.commands import load
 from pipelines.machine import gather
 from pipelines.size_command.ask import ask
-from pipelines.modelling import costs
+from pipelines.costs import costs
 from pipelines.size_command.run import solve
 from pipelines.size_command.words import words
 settings = load(sys.argv[1:])
@@ -191,8 +191,11 @@ def seconds(*overrides) -> float:
 
 
 def test_an_answer_without_a_search_is_quick():
-    """1.7 s were measured on two busy cores, more than half of it imports; the goal is one second."""
-    assert seconds(*ASKED, "sizing.tp=1") < 3.0
+    """The goal is a second of processor time; it takes 0.9 to 1.2 s, and a busy machine makes that half as much again.
+
+    With the words of before Hydra is not asked again, which saves 0.3 s more.
+    """
+    assert seconds(*ASKED, "sizing.tp=1") < 1.6
 
 
 def test_an_answer_with_a_search_takes_less_than_ten_seconds():

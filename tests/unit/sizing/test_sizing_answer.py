@@ -11,7 +11,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.sizing.answer import answer, attempt
-from pipelines.sizing.instance import capacity, input_share, instance, instances_for, see
+from pipelines.sizing.instance import Watched, input_share, instance, instances_for, see
 from pipelines.sizing.performance import PerformanceModel
 from pipelines.sizing.price import Prices
 from pipelines.sizing.question import Limits
@@ -23,7 +23,7 @@ from tests.support.sizing_questions import demand, made_up, question
 
 def rate(asked, **how):
     setup = next(asked.setups())
-    return capacity(asked, instance(asked, setup, made_up(setup, **how)))
+    return Watched(asked, instance(asked, setup, made_up(setup, **how))).capacity(asked.slo)
 
 
 def test_at_the_rate_the_limit_is_met_and_a_little_above_it_is_not():
@@ -57,6 +57,23 @@ def test_what_binds_is_named():
     assert rate(question(slo=Slo("given", ttft_ms=60.0))).because == "compute"
 
 
+def test_a_slower_engine_needs_no_simulation_of_its_own():
+    """What it shows, from what was seen of the faster one, is what it shows when it is simulated."""
+    asked = question(slo=Slo("given", ttft_ms=90.0))
+    setup = next(asked.setups())
+    costed = made_up(setup)
+    longer = {name: 1.25 * getattr(costed.cost, name) for name in ("token_compute", "weights", "fixed")}
+    one = Watched(asked, instance(asked, setup, costed))
+    slower = Watched(asked, instance(asked, setup, replace(costed, cost=replace(costed.cost, **longer))))
+    assert one.most / 1.25 == pytest.approx(slower.most, rel=1e-9)
+    for share in (0.1, 0.6, 0.95, 1.2):
+        told, simulated = one.at(share).slower(1.25, costed.overhead_s), slower.at(share)
+        for name in ("rate", "ttft", "itl", "e2e", "queue", "growth", "batch", "kv_use"):
+            assert getattr(told, name) == pytest.approx(getattr(simulated, name), rel=1e-7, abs=1e-9, nan_ok=True), name
+    both = one.capacity(asked.slo, slower=1.25).rate, slower.capacity(asked.slo).rate
+    assert both[0] == pytest.approx(both[1], rel=0.01)  # rates are found to half a percent
+
+
 def test_pipeline_stages_work_on_batches_of_their_own():
     """Twice the batches, each as fast as before: twice the rate, where KV cache and batch are not the limit."""
     single, double = (rate(question(pp=(pp,), slo=Slo())) for pp in (1, 2))
@@ -75,7 +92,7 @@ def test_instances_counted_one_by_one_are_those_of_the_rate():
     for peak in (3.0, 40.0, 95.0, 700.0):
         asked = question(demand=demand(peak), slo=Slo("given", ttft_ms=100.0))
         one = instance(asked, (setup := next(asked.setups())), made_up(setup))
-        by_rate = math.ceil(peak / capacity(asked, one).rate)
+        by_rate = math.ceil(peak / Watched(asked, one).capacity(asked.slo).rate)
         assert instances_for(asked, one, 1) in (by_rate, by_rate - 1)  # the rate is found to half a percent
         assert instances_for(asked, one, 1) == instances_for(asked, one, 200)
 
@@ -183,7 +200,7 @@ def test_prompts_take_the_share_of_time_that_their_tokens_do():
     for asked in (question(), long_answers):
         setup = next(asked.setups())
         one = instance(asked, setup, made_up(setup))
-        shares.append(input_share(asked, one, capacity(asked, one)))
+        shares.append(input_share(asked, one, Watched(asked, one).capacity(asked.slo)))
     assert 0.5 < shares[0] < 1
     assert shares[1] < shares[0]
 
