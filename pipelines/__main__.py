@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 a crash (traceback kept in the log); 2 a fault of the inpu
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -85,6 +84,4 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     outlive_readers()
-    # the search for cycles, after every 700 new objects as Python has it, takes a tenth of a short run's time
-    gc.set_threshold(100_000)
     sys.exit(main(sys.argv[1:]))

@@ -95,9 +95,12 @@ def _kept(numba: Any, function: FunctionType) -> Any:
         """
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            numba.core.runtime.rtsys.initialize(target_context)  # lists are allocated by numba's runtime
-            with self._guard_against_spurious_io_errors():
-                return self._load_overload(sig, target_context)
+            try:
+                numba.core.runtime.rtsys.initialize(target_context)  # lists are allocated by numba's runtime
+                with self._guard_against_spurious_io_errors():
+                    return self._load_overload(sig, target_context)
+            except (AttributeError, TypeError):  # a version with other inner parts: as it loads by itself
+                return super().load_overload(sig, target_context)
 
     fast = numba.njit(function)
     with suppress(RuntimeError):  # no folder to keep it in
