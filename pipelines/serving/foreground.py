@@ -68,16 +68,16 @@ def serve(
                     frontend = stack.enter_context(OpenAiFrontend(server))
                 if not settings.loopback:
                     _say_exposure(server)
-                _say_where(server, time.monotonic() - started, prompt)
-                return _watch(server, frontend)
+                return _watch(server, frontend, time.monotonic() - started, prompt)
         except KeyboardInterrupt:
             say("Stopped at once.")
             return 130
 
 
-def _watch(server: TritonServer, frontend: OpenAiFrontend | None) -> int:
-    """Wait; the drain itself happens when the caller leaves its with block."""
+def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float, prompt: str) -> int:
+    """Say where it listens and wait; the drain itself happens when the caller leaves its with block."""
     try:
+        _say_where(server, seconds, prompt)
         while True:
             server.check()
             if frontend is not None:

@@ -21,12 +21,19 @@ from pipelines.serving.settings import ServingSettings
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
-import sys
+import os, signal, sys
 from pathlib import Path
+from pipelines.serving import foreground
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
 from pipelines.serving.settings import ServingSettings
 settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv)
+if "impatient" in sys.argv:
+    def say(text=""):
+        print(text)
+        if text.startswith("Serving"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    foreground.say = say
 sys.exit(serve(Path(sys.argv[1]), settings, SilentProgress(), prompt="it's a fox"))
 """
 
@@ -103,6 +110,14 @@ def test_in_a_container_the_servers_log_is_shown_to_its_last_line(echo_repositor
     said, _ = found.process.communicate(timeout=15)
     assert "Started HTTPService at 127.0.0.1" in found.text
     assert re.search("successfully unloaded 'ensemble'", said)
+    assert found.process.returncode == 0
+
+
+def test_a_server_is_drained_from_the_moment_it_says_that_it_serves(echo_repository: Path) -> None:
+    """SIGTERM while the lines to paste are still being printed."""
+    found = start(echo_repository, 5, "impatient")
+    said, _ = found.process.communicate(timeout=60)
+    assert "Draining" in said
     assert found.process.returncode == 0
 
 
