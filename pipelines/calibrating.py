@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
-from pipelines.hardware import resolved
+from pipelines.hardware import data_sheet, resolved
 from pipelines.known_model import known_model
 from pipelines.machine import Machine, library_versions
 from pipelines.modelling import gpu_model
@@ -153,11 +153,9 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> De
         UserError: the GPU or the model is not known, or does not fit.
     """
     from pipelines.sizing.performance import PerformanceModel
-    from pipelines.sizing.specs import gpu_named
 
-    gpu, tp = gpu_named(resolved(settings.hardware, machine).name), None
-    if measured.tool == "trtllm-bench":
-        tp = measured.tp
+    gpu = data_sheet(resolved(settings.hardware, machine))
+    tp = measured.tp if measured.tool == "trtllm-bench" else None
     found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
     engine = replace(
         found.engine,

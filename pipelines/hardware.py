@@ -6,12 +6,19 @@ from functools import cache
 from typing import Any
 
 from pipelines.compose import CONF
+from pipelines.domain.errors import UserError
 from pipelines.machine import GpuFacts, Machine
 from pipelines.settings import HardwareSettings
-from pipelines.sizing.specs import reported_bytes
+from pipelines.sizing.specs import GpuSpec, gpu_of, reported_bytes
 
 MEMORY_TOLERANCE = 0.12
 """GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""
+
+NEEDED = (
+    "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
+    "gpus_per_server", "tdp_w", "sm", "arch",
+)  # fmt: skip
+"""What the performance model must know of a GPU."""
 
 
 @cache
@@ -55,9 +62,21 @@ def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
 
 def usable_bytes(hardware: HardwareSettings) -> float:
     """Memory of the GPU as its driver counts it, bytes; 0 where it is not known."""
-    if hardware.reported_gb is not None:
-        return hardware.reported_gb * 1e9
-    return reported_bytes(hardware.name, hardware.arch or "", hardware.memory_gb or 0.0)
+    return reported_bytes(hardware.model_dump())
+
+
+def data_sheet(hardware: HardwareSettings) -> GpuSpec:
+    """The GPU as the performance model takes it.
+
+    Raises:
+        UserError: conf/hardware lacks a part of it.
+    """
+    if missing := [key for key in NEEDED if getattr(hardware, key) is None]:
+        raise UserError(
+            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
+            todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
+        )
+    return gpu_of(hardware.model_dump())
 
 
 def describe(wanted: HardwareSettings, machine: Machine) -> str:

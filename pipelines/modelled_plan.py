@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.calibrating import aligned
 from pipelines.costs import costs
 from pipelines.domain.errors import UserError
-from pipelines.hardware import resolved
+from pipelines.hardware import data_sheet, resolved
 from pipelines.modelling import Model, calibrated, gpu_model, known
 from pipelines.plan import Plan
 from pipelines.report.console import WIDTH
@@ -18,6 +18,7 @@ from pipelines.simulating.case import Case
 from pipelines.simulating.loads import Level, make_levels
 from pipelines.sizing.calibrated import processor
 from pipelines.sizing.modelled import Deployment, Modelled, Trial, run_trial
+from pipelines.sizing.specs import ModelSpec
 
 MOST_REQUESTS = 4000
 """A plan takes no longer than two seconds; loads of more requests are left to `make simulate`."""
@@ -59,14 +60,10 @@ def model_of(plan: Plan) -> Model | None:
         known(settings), model=settings.model.label, precision=settings.variant, engine=engine, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
-    if found is not None or on_cpu or plan.shape is None or hardware.memory_gb is None:
-        return found
-    from pipelines.sizing.specs import ModelSpec, gpu_of
-
-    if hardware.mem_bw_gb_s is None:
-        return None  # no data sheet
+    if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
+        return found  # of a GPU without a data sheet nothing is said
     model = ModelSpec.from_shape(plan.shape, settings.model.label)
-    return gpu_model(settings, model, gpu_of(hardware.model_dump()), costs(settings))
+    return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 
 def _levels(plan: Plan, deployment: Deployment) -> list[Level]:

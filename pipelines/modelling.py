@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.artifacts import Store
 from pipelines.costs import costs
@@ -19,17 +19,17 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.hardware import row_of
 from pipelines.machine import GpuFacts
+from pipelines.memory_rules import engine_sizes, request_tokens
 from pipelines.report.data import ModelledRun, ReportData, Run
 from pipelines.settings import Settings
 from pipelines.simulator.interface import Engine, admission_of
 from pipelines.sizing.calibrated import Calibration, load_calibration, processor
 from pipelines.sizing.measured import measured_level
+from pipelines.sizing.memory import device_memory, kv_blocks
 from pipelines.sizing.modelled import Deployment, Modelled, Provenance, run_trial, trial
+from pipelines.sizing.performance import Costed, Setup
+from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_named
 from pipelines.sizing_settings import calibration_files
-
-if TYPE_CHECKING:
-    from pipelines.sizing.performance import Costed, Setup
-    from pipelines.sizing.specs import GpuSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,6 @@ def _modelled_run(
         calibrations, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
         world=result.world_size, where=where,
     )  # fmt: skip
-    from pipelines.sizing.specs import ModelSpec
-
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
     if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
@@ -181,10 +179,6 @@ def gpu_model(
     Raises:
         UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
     """
-    from pipelines.memory_rules import engine_sizes, request_tokens
-    from pipelines.sizing.memory import device_memory, kv_blocks
-    from pipelines.sizing.performance import Setup
-
     build = settings.build
     form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
     costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
@@ -211,8 +205,6 @@ def gpu_model(
 
 def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
     """The GPU that a benchmark ran on, when conf/hardware knows it."""
-    from pipelines.sizing.specs import gpu_named
-
     gpus = machine.get("gpus") or ()
     row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
     return gpu_named(row.name) if row else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.hardware import resolved
+from pipelines.hardware import data_sheet, resolved
 from pipelines.loadgen.settings import LengthSettings
 from pipelines.machine import Machine
 from pipelines.settings import HardwareSettings, Settings
@@ -104,10 +104,9 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.costs import costs
     from pipelines.known_model import known_model
     from pipelines.modelling import gpu_model
-    from pipelines.sizing.specs import gpu_of
 
     model = known_model(settings)
-    found = gpu_model(settings, model, gpu_of(hardware.model_dump()), costs(settings))
+    found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
     return _deployed(
         settings,
         found.deployment,

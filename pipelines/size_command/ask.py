@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, collecting
-from pipelines.hardware import resolved
+from pipelines.hardware import data_sheet, resolved
 from pipelines.known_model import known_model
 from pipelines.loadgen.settings import WorkloadSettings
 from pipelines.machine import Machine
@@ -14,13 +14,7 @@ from pipelines.settings import Settings
 from pipelines.simulator.interface import admission_of
 from pipelines.sizing.demand import Demand
 from pipelines.sizing.question import Limits, Question
-from pipelines.sizing.specs import GpuSpec, ModelSpec, gpu_of
-
-NEEDED = (
-    "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
-    "gpus_per_server", "tdp_w", "sm", "arch",
-)  # fmt: skip
-"""What the model must know of a GPU."""
+from pipelines.sizing.specs import GpuSpec, ModelSpec
 
 
 def ask(settings: Settings, machine: Machine) -> Question:
@@ -75,12 +69,7 @@ def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
             f"hardware=auto, and this machine has no GPU ({machine.no_gpu_reason}).",
             todo="Say which one to size for, e.g. hardware=h100_sxm.",
         )
-    if missing := [key for key in NEEDED if getattr(hardware, key) is None]:
-        raise UserError(
-            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
-            todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
-        )
-    return gpu_of(hardware.model_dump())
+    return data_sheet(hardware)
 
 
 def demand_of(settings: Settings) -> Demand:

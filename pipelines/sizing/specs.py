@@ -277,14 +277,16 @@ class GpuSpec:
         return self.arch.split()[0].lower()
 
 
-def reported_bytes(name: str, arch: str, memory_gb: float) -> float:
-    """Memory that nvidia-smi reports, which the data sheet rounds: its GB are GiB.
+def reported_bytes(row: Mapping[str, Any]) -> float:
+    """Memory of a row's GPU that nvidia-smi reports: what it has told, else the data sheet's, whose GB are rounded GiB.
 
     GB200 of 186 GB: 189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of
-    48 GB: 46,068 MiB. A GeForce has no ECC, and a sixteenth more than is said here.
+    48 GB: 46,068 MiB. A GeForce has no ECC, and a sixteenth more than is said here. 0 where nothing is known.
     """
-    inline_ecc = arch.lower().startswith("ada") or name == "a10"
-    return memory_gb * GIB * (15 / 16 if inline_ecc else 0.995)
+    if row.get("reported_gb"):
+        return float(row["reported_gb"] * 1e9)
+    inline_ecc = (row.get("arch") or "").lower().startswith("ada") or row["name"] == "a10"
+    return float((row.get("memory_gb") or 0) * GIB * (15 / 16 if inline_ecc else 0.995))
 
 
 @cache
@@ -327,8 +329,7 @@ def gpu_of(row: Mapping[str, Any]) -> GpuSpec:
         name=row["name"],
         gpu=row["gpu"],
         memory_gb=row["memory_gb"],
-        reported_bytes=1e9 * (row.get("reported_gb") or 0)
-        or reported_bytes(row["name"], row["arch"], row["memory_gb"]),
+        reported_bytes=reported_bytes(row),
         bandwidth=row["mem_bw_gb_s"] * 1e9,
         peak={kind: row[key] * 1e12 for kind, key in rates.items() if row[key]},
         sparse_multiplier=row["sparse_multiplier"],

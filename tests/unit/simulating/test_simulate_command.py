@@ -145,6 +145,11 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
         (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
         (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),
         (["hardware=a100_sxm_80gb", "model=llama_3_8b", "quant=fp8"], "fp8.*A100"),
+        (["hardware=h100_sxm", "model=llama_3_8b", "hardware.tdp_w=null"], "H100-SXM-80GB: tdp_w is missing"),
+        (
+            ["hardware=h100_sxm", "model=llama_3_8b", "hardware.nvlink_gb_s_bidir=null"],
+            "H100-SXM-80GB: nvlink_gb_s_bidir is missing",
+        ),
         (["hardware=h100_sxm", "model=llama_3_8b", "build.pp_size=2"], "build.pp_size=2 is not simulated.*make size"),
     ],
 )
