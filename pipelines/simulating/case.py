@@ -112,6 +112,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         found.deployment,
         what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
         reason=f"{found.provenance}: {found.why}",
+        kv_source="modelled",
     )
 
 
@@ -121,10 +122,10 @@ def _calibrated(settings: Settings, path: Path) -> Case:
 
     found = load_calibration(path)
     what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
-    return _deployed(settings, found.deployment, what=what, reason=found.why)
+    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as calibrated")
 
 
-def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str) -> Case:
+def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:
     """A deployment in seconds, with the limits that are given in place of its own, under each policy.
 
     Raises:
@@ -146,7 +147,7 @@ def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: 
         engine = replace(engine, admission=admission_of(wanted.admission))
     notes: tuple[str, ...] = ()
     if engine.kv_blocks is not None:
-        source = "as given" if wanted.kv_blocks else "modelled"
+        source = "as given" if wanted.kv_blocks else kv_source
         notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
     return Case(

@@ -209,7 +209,11 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     outcome = summary["outcomes"][1]
     assert (summary["unit"], outcome["slots"]) == ("s", 6)
     assert outcome["itl"]["mean"] > 3e-3  # 2 ms and 1 ms of weights at least
-    assert "tiny_gemma fp8 on openvino" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tiny_gemma fp8 on openvino" in said
+    assert "KV cache: 100 blocks of 16 tokens (as given)" in said
+    simulated(tmp_path, *words[:2])
+    assert "KV cache: 512 blocks of 16 tokens (as calibrated)" in capsys.readouterr().out
 
 
 def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
