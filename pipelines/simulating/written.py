@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 DRAWN_TICKS = 60.0
 DRAWN_ANSWERS = 2.5
-"""What the picture of the slots shows when nobody says: ticks; times the median E2E, where time is in seconds."""
+"""What the picture of the slots shows when nobody says: ticks, or as many times the median stay in a slot if that is
+longer, so that answers end in it; times the median E2E, where time is in seconds."""
 
 
 def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Simulated]) -> Iterator[tuple[str, Path]]:
@@ -94,7 +95,9 @@ def _until(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> float:
     if settings.simulator.drawn is not None:
         return min(settings.simulator.drawn, end)
     if case.unit == "ticks":
-        return min(DRAWN_TICKS, end)
+        stays = [stay for each in drawn for stay in each.run.requests.end - each.run.requests.admitted]
+        known = [stay for stay in stays if not np.isnan(stay)]
+        return float(min(max(DRAWN_TICKS, DRAWN_ANSWERS * np.median(known or [0.0])), end))
     return min(DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
 
 

@@ -118,6 +118,7 @@ def one_change(result: Result, six: str) -> Figure:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlim(0, 1.1 * max([*gpus, best.gpus]))
+        axes.locator_params(axis="x", integer=True)
         axis(axes, "", "GPUs that run instances", "")
 
     return plot(

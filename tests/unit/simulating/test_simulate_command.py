@@ -14,6 +14,7 @@ from pipelines.domain.errors import UserError
 from pipelines.loadgen.settings import load_faults
 from pipelines.simulating import files
 from pipelines.simulating.command import with_defaults
+from pipelines.simulator import pictures
 from pipelines.simulator.cost import IterationCost
 from pipelines.simulator.interface import Engine
 from pipelines.sizing.calibrated import Calibration
@@ -214,6 +215,21 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert "KV cache: 100 blocks of 16 tokens (as given)" in said
     simulated(tmp_path, *words[:2])
     assert "KV cache: 512 blocks of 16 tokens (as calibrated)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "ticks"), [((), 60), (("workload.osl=64",), 2.5 * 65), (("simulator.drawn=9",), 9)])
+def test_the_picture_of_the_slots_is_long_enough_for_answers_to_end(tmp_path, monkeypatch, words, ticks):
+    """A stay is 2 ticks of prompt, in which the first token comes, and one for each of the other 63."""
+    drawn = []
+    real = pictures.slots_picture
+
+    def noted(*given, until, **named):
+        drawn.append(until)
+        return real(*given, until=until, **named)
+
+    monkeypatch.setattr(pictures, "slots_picture", noted)
+    simulated(tmp_path, "simulator.policy=[inflight]", "simulator.slots=1", "benchmark.num_requests=8", *words)
+    assert drawn == [pytest.approx(ticks)]
 
 
 def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
