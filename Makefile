@@ -83,7 +83,7 @@ golden: $(READY) ## Rewrite the golden files; read the diff
 	$(PYTHON) -m pytest tests/golden --rewrite-golden
 
 zoo: $(READY) ## Make the bundled models and questions again (about an hour)
-	$(PYTHON) -m pipelines.zoo
+	$(PYTHON) -m scripts.zoo
 	$(PYTHON) -m eval.tasks.generate
 
 clean: ## Remove caches and logs of runs; never the artifacts

@@ -14,10 +14,10 @@ from types import FrameType
 
 from pydantic_core import PydanticSerializationError
 
-from pipelines import commands
+from pipelines.cli import commands
+from pipelines.cli.make_args import overrides_from
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.make_args import overrides_from
-from pipelines.screen import outlive_readers
+from pipelines.host.screen import outlive_readers
 
 USAGE = """Usage: python -m pipelines COMMAND [key=value ...]      (or: make COMMAND [key=value ...])
 

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md and its pictures from pipelines/sizing/parameters.json and the cross-validated predictions.
+"""Write docs/accuracy.md and its pictures from the fitted parameters and the cross-validated predictions.
 
 python scripts/accuracy_docs.py
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipelines.sizing.accuracy import GOALS, verdict
-from pipelines.sizing.cases import PUBLISHED, read_rows
-from pipelines.sizing.parameters import PRIORS, Parameters
+from pipelines.predict.performance.parameters import PRIORS, Parameters
+from pipelines.predict.published.accuracy import GOALS, verdict
+from pipelines.predict.published.cases import PUBLISHED, read_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICTURE = "pictures/accuracy.png"
@@ -31,12 +31,13 @@ PANELS = (
 HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
 TEXT = """# Accuracy of the performance model
 
-Written by `scripts/accuracy_docs.py` from `pipelines/sizing/parameters.json`; no number is typed by hand. Errors are of
+Written by `scripts/accuracy_docs.py` from `pipelines/predict/performance/parameters.json`;
+no number is typed by hand. Errors are of
 **predictions for measurements that were left out** of the fit ({folds}-fold cross-validation over {rows:,} published
 measurements; all rows of one configuration, over framework versions and models of the same shape, are in one fold).
 Method and choices: [decision 0023](decisions/0023-performance-model.md); data and licences:
-[pipelines/sizing/data](../pipelines/sizing/data/README.md). Predict your own table:
-`python -m pipelines.sizing.predict --cases FILE.csv --out FILE.csv`.
+[pipelines/sizing/data](../pipelines/predict/published/data/README.md). Predict your own table:
+`python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv`.
 
 Errors are |predicted / measured - 1|; bias is the signed median.
 
@@ -53,8 +54,8 @@ The shaded band is within 20 %. Colours: frameworks.
 ## By source, protocol, framework and number
 
 *Formula*: physics and fitted parameters alone, on which sizing and simulation run. *With neighbours*: corrected by the
-errors of similar measured cases, which is what `pipelines.sizing.predict` writes. *Held*: measurements inside the 80 %
-interval.
+errors of similar measured cases, which is what `pipelines.predict.published.predict` writes. *Held*: measurements
+inside the 80 % interval.
 
 | source, mode, family, metric | n | formula: median / MAPE | with neighbours | 90 % below | bias | rank corr. | held |
 |---|---|---|---|---|---|---|---|

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-import pipelines.zoo
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
@@ -30,11 +29,11 @@ from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.serving_stats import resident_bytes
 from pipelines.engines.port import BuildLimits
-from pipelines.zoo.documents import corpus_texts, make_writer, text_of
-from pipelines.zoo.world import build_world
+from pipelines.settings.model import BUNDLED
+from scripts.zoo.documents import corpus_texts, make_writer, text_of
+from scripts.zoo.world import build_world
 from tests.support.scheduled import Channel, answers, asked, scheduler
 
-ZOO = Path(pipelines.zoo.__file__).parent
 REPEATS = 7
 LIMITS = {"max_batch_size": 32, "max_input_len": 1900, "max_seq_len": 2048, "max_num_tokens": 2048}
 
@@ -45,7 +44,7 @@ def engine(root: Path, model: str, **limits: int) -> Path:
     checkpoint = root / f"checkpoint-{model}"
     if not checkpoint.exists():
         calibration = CalibrationSpec(size=1, seq_len=16, batch_size=1)
-        quantize(ZOO / "models" / model, checkpoint, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
+        quantize(BUNDLED / "models" / model, checkpoint, QuantSpec(QFormat.NONE, KvFormat.AUTO), ["a"], calibration)
     OpenVinoEngine().build(checkpoint, BuildLimits(**{**LIMITS, **limits}), root / name, SilentProgress())
     return root / name
 
@@ -165,7 +164,7 @@ def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
 
 def adapters(path: Path, prompts: list[list[int]]) -> None:
     """Memory and tokens per second with LoRA adapters."""
-    both = {i + 1: LoraAdapter.read(ZOO / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
+    both = {i + 1: LoraAdapter.read(BUNDLED / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
     kinds: tuple[tuple[int | None, ...], ...] = ((None,), (1,), (None, 1, 2))
     with ExitStack() as stack:
         plain = stack.enter_context(scheduler(path))
@@ -211,7 +210,7 @@ def main() -> None:
     """Measure the parts that are named, or all."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(ZOO / "models" / "tiny_gemma")
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "models" / "tiny_gemma")
     world = build_world()
     tokens = [token for text in corpus_texts(world)[:120] for token in tokenizer(text)["input_ids"]]
     writer = make_writer(world, "bench")

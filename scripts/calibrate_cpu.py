@@ -22,21 +22,21 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from pipelines.artifacts import Store
-from pipelines.calibrating import compared, fit_text, free_engine
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
+from pipelines.host.machine import gather, library_versions
 from pipelines.loadgen.run import Identity, Target, run_benchmark
-from pipelines.machine import gather, library_versions
-from pipelines.plan import make_plan
+from pipelines.plan.plan import make_plan
+from pipelines.predict.performance.command import compared, fit_text, free_engine
+from pipelines.predict.performance.fit import Row, fit
+from pipelines.predict.performance.fitted import METRICS, TITLES, calibration_of, comparison, measured_value
+from pipelines.predict.performance.measured import Measured, from_result, joined, read_measured
+from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.run.session import run_target
 from pipelines.serving.process import TritonServer
-from pipelines.session import run_target
-from pipelines.settings import Settings
-from pipelines.sizing.calibrated import METRICS, TITLES, calibration_of, comparison, measured_value
-from pipelines.sizing.calibration import Row, fit
-from pipelines.sizing.measured import Measured, from_result, joined, read_measured
-from pipelines.sizing.modelled import Deployment, run_trial, trial
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
 
 BASE = ("quant=none", "engine=openvino", "engine.openvino.num_threads=1")
 GOAL = 10.0

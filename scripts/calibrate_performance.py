@@ -4,9 +4,9 @@
     python scripts/calibrate_performance.py --steps 1  # nearly keep the fit, validate again
     python scripts/accuracy_docs.py                    # docs/accuracy.md from the result
 
-Reads pipelines/sizing/data/published.csv.gz (public measurements with the source of each) and the present
-pipelines/sizing/parameters.json (where the fit starts); writes pipelines/sizing/parameters.json, which the sizing and
-`python -m pipelines.sizing.predict` use, and pipelines/sizing/data/cross_validation.csv.gz.
+Reads pipelines/predict/published/data/published.csv.gz (public measurements with the source of each) and the present
+pipelines/predict/performance/parameters.json (where the fit starts); writes that file, which the sizing and
+`python -m pipelines.predict.published.predict` use, and pipelines/predict/published/data/cross_validation.csv.gz.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipelines.sizing import closed_loop
-from pipelines.sizing.accuracy import GOALS, UNSEEN, goals_of
-from pipelines.sizing.bench import Bench
-from pipelines.sizing.cases import PUBLISHED, Case, case_of, read_rows
-from pipelines.sizing.crossvalidation import FOLDS, NORMAL_80, Neighbours, folds, refit, score
-from pipelines.sizing.fit import Design, Fitted, fit
-from pipelines.sizing.neighbours import block_of as neighbours_block
-from pipelines.sizing.parameters import FILE, PRIORS, Parameters
-from pipelines.sizing.performance import WIDER
+from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
+from pipelines.predict.performance.performance import WIDER
+from pipelines.predict.published import closed_loop
+from pipelines.predict.published.accuracy import GOALS, UNSEEN, goals_of
+from pipelines.predict.published.bench import Bench
+from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
+from pipelines.predict.published.crossvalidation import FOLDS, NORMAL_80, Neighbours, folds, refit, score
+from pipelines.predict.published.fit import Design, Fitted, fit
+from pipelines.predict.published.neighbours import block_of as neighbours_block
 
 VALIDATED = PUBLISHED.with_name("cross_validation.csv.gz")
 STEP = 0.04

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
+from pipelines.engines.limits import EngineLimits
 from pipelines.engines.port import SamplingLimits
 from pipelines.engines.registry import open_engine
-from triton_repo.limits import EngineLimits
 
 
 def measure(engine: Path, requests: int, isl: int, osl: int, rounds: int) -> list[float]:

@@ -77,7 +77,7 @@ def make_model(folder: Path) -> None:
     embedding = (torch.randn(256000, hidden) * 0.02).bfloat16()
     save("model-18.safetensors", {"model.embed_tokens.weight": embedding})
     save("model-19.safetensors", {"model.norm.weight": torch.zeros(hidden, dtype=torch.bfloat16)})
-    for path in (ROOT / "pipelines/zoo/models/tiny_gemma").glob("*token*.json"):
+    for path in (ROOT / "pipelines/bundled/models/tiny_gemma").glob("*token*.json"):
         shutil.copy(path, folder)
     (folder / "config.json").write_text(json.dumps(SHAPE))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))

@@ -25,8 +25,8 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
-from triton_repo.settings import TritonSettings
+from pipelines.settings.serving import ServingSettings
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.limits import EngineLimits
 from triton_repo.consistency import config_faults, parameter, tensor_faults
 from triton_repo.draft import engine_faults
 from triton_repo.generate import parse
-from triton_repo.limits import EngineLimits
 from triton_repo.llmapi import MODEL_YAML, llmapi_faults
 from triton_repo.start import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import Fault, did_you_mean
+from pipelines.engines.limits import EngineLimits
 from triton_repo.generate import logits_outputs
-from triton_repo.limits import EngineLimits
 from triton_repo.tensors import BLS, DRAFT, INTERFACES, LLMAPI, LOGITS, TENSORRT_LLM, Tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.errors import Fault
-from triton_repo.limits import EngineLimits
-from triton_repo.settings import TritonSettings
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 
 HALF = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import TritonSettings
 from triton_repo import parameters
-from triton_repo.limits import EngineLimits
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import (
     BLS,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.group import Group, Positive
+from pipelines.settings.base import Group, Positive
 
 Count = Annotated[int, Field(ge=0)]
 OPTIONS = "extra_llm_api_options.yaml"

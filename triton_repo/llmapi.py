@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.settings.triton import TritonSettings
 from triton_repo.generate import llmapi_configs, to_text
 from triton_repo.llm_args import CHECKPOINT, DRAFT, OPTIONS, LlmArgs
 from triton_repo.parameters import changed
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import TENSORRT_LLM
 from triton_repo.write import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model

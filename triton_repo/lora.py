@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.adapter import MODULES
 from pipelines.domain.errors import Fault, UserError
-from triton_repo.limits import EngineLimits
+from pipelines.engines.limits import EngineLimits
 
 if TYPE_CHECKING:
     import numpy as np

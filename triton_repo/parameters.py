@@ -15,8 +15,8 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault
-from triton_repo.limits import EngineLimits
-from triton_repo.settings import TritonSettings
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.tensors import DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
 

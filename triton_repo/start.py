@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from triton_repo.settings import TritonSettings
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import BLS, DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import TritonSettings
 from triton_repo import lora, parameters, vocabulary
 from triton_repo.consistency import config_faults
 from triton_repo.draft import draft_faults
 from triton_repo.generate import draft_config, repository_configs, to_text
-from triton_repo.limits import EngineLimits
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import OF_NVIDIA, start_commands
 from triton_repo.tensors import DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM

@@ -24,7 +24,7 @@ from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
 from pipelines.compress.unified import correct_unified
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.progress import Progress
-from pipelines.rulebook.table import check_checkpoint
+from pipelines.rules.table import check_checkpoint
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from pipelines.compress.specs import CalibrationSpec, SparsitySpec
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.rulebook.table import check_checkpoint
+from pipelines.rules.table import check_checkpoint
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 _SPARSE_NAMES = tuple(f".{name}.weight" for name in LINEARS)

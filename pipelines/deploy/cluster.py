@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.artifacts import Store
-from pipelines.compose import relative_to_cwd
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.scripts import Target, script_files
 from pipelines.domain.errors import Fault, UserError
-from pipelines.machine import Machine
-from pipelines.plan import make_plan
-from pipelines.screen import say
-from pipelines.settings import Settings
+from pipelines.host.machine import Machine
+from pipelines.host.screen import say
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
 
 OWN = ("cluster", "paths.runs")
 """Words that the build on a node does not need."""

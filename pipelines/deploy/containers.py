@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pipelines.deploy.image import ImageFlavour, Places, Source, build_command, flavour_of, reference, shell_command
 from pipelines.domain.errors import UserError
-from pipelines.machine import Machine
-from pipelines.screen import say
-from pipelines.settings import PROJECT_ROOT, Settings
+from pipelines.host.machine import Machine
+from pipelines.host.screen import say
+from pipelines.settings.root import PROJECT_ROOT, Settings
 
 TOOLS = ("docker", "podman")
 ANSWER_S = 20

@@ -9,10 +9,10 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.deploy.facts import Served
-from pipelines.deploy.image_settings import ImageSettings
-from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.deploy.sizes import Sizes, sizes
-from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+from pipelines.settings.image import ImageSettings
+from pipelines.settings.manifests import ManifestSettings
+from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 Object = dict[str, Any]
 """One object of Kubernetes, as YAML will have it."""

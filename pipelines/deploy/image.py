@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines import __version__
-from pipelines.deploy.image_settings import ImageSettings
 from pipelines.domain.errors import Fault, UserError
+from pipelines.settings.image import ImageSettings
 
 INSIDE = "/opt/trtllm-pipelines"
 HF_CACHE = "/cache/huggingface"

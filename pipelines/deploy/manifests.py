@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.artifacts import Store
-from pipelines.compose import relative_to_cwd
 from pipelines.deploy.deployment import Deployment, deployment
 from pipelines.deploy.facts import Served, read_served
 from pipelines.deploy.kustomize import files
@@ -15,10 +13,12 @@ from pipelines.deploy.output import write_folder
 from pipelines.deploy.storage import claim_name
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.machine import Machine
-from pipelines.plan import make_plan
-from pipelines.screen import say
-from pipelines.settings import Settings
+from pipelines.host.machine import Machine
+from pipelines.host.screen import say
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
 
 
 def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:

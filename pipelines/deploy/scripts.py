@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.deploy.cluster_settings import ClusterSettings
 from pipelines.serving.command import Ranks, server_command
-from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+from pipelines.settings.cluster import ClusterSettings
+from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 RANK = "${rank}"
 KEY = "${key}"

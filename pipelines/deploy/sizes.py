@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from pipelines.deploy.facts import Served
-from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.domain.units import GIB, MIB
 from pipelines.serving.process import EXIT_GRACE_S
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.manifests import ManifestSettings
+from pipelines.settings.serving import ServingSettings
 
 CPU_PROGRAMS_BYTES = 2 * GIB
 """tritonserver, three python models and `make serve`: 0.49 GiB were measured with a model of 3 MB under 64 requests."""

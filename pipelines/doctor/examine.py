@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from pipelines.artifacts import Store
 from pipelines.doctor import gpus, hub, places, processor, templates, verdicts, versions
 from pipelines.doctor.record import Diagnosis, Finding
 from pipelines.domain.errors import UserError
-from pipelines.machine import Machine, library_versions
-from pipelines.plan import make_plan
-from pipelines.settings import Settings
+from pipelines.host.machine import Machine, library_versions
+from pipelines.plan.plan import make_plan
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
 
 
 def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]) -> Diagnosis:

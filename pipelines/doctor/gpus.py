@@ -9,8 +9,8 @@ from typing import Any
 
 from pipelines.doctor.record import Finding
 from pipelines.domain.units import show_bytes
-from pipelines.hardware import row_of
-from pipelines.machine import GpuFacts, Machine
+from pipelines.host.machine import GpuFacts, Machine
+from pipelines.predict.performance.hardware import row_of
 
 OLDEST = 8.0
 """Compute capability that TensorRT-LLM 1.2 starts with (support-matrix.md)."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.doctor.record import Finding
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.machine import CGROUP, Machine, cpu_quota, native_bf16
+from pipelines.host.machine import CGROUP, Machine, cpu_quota, native_bf16
 
 FEATURES = {
     "avx2": "AVX2",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-from pipelines import rules
-from pipelines.compose import CONF, choices
 from pipelines.doctor.record import Verdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.flavours import choose, why_not_here
-from pipelines.inputs import Found
-from pipelines.machine import Machine
-from pipelines.model_settings import ModelSettings
-from pipelines.settings import EngineSettings, QuantSettings, Settings
+from pipelines.engines.choose import choose, why_not_here
+from pipelines.host.machine import Machine
+from pipelines.plan import checks
+from pipelines.plan.user_inputs import Found
+from pipelines.settings.compose import CONF, choices
+from pipelines.settings.model import ModelSettings
+from pipelines.settings.root import EngineSettings, QuantSettings, Settings
 
 
 def look(settings: Settings, machine: Machine) -> list[Verdict]:
@@ -46,7 +46,7 @@ def _judge(
     if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
         return Verdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
-        faults = rules.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
+        faults = checks.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:

@@ -10,9 +10,9 @@ from typing import Any
 
 from pipelines.doctor.gpus import numbers
 from pipelines.doctor.record import Finding, Status
-from pipelines.machine import library_versions
+from pipelines.host.machine import library_versions
 from pipelines.serving.locate import locate
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 TABLE = Path(__file__).with_name("compatibility.json")
 ABSENT = "absent"

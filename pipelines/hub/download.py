@@ -16,7 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
-from pipelines.hashing import FileRecord, sha256_file
+from pipelines.host.hashing import FileRecord, sha256_file
 from pipelines.hub import choice
 from pipelines.hub.faults import explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision

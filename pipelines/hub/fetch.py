@@ -28,7 +28,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_bytes
-from pipelines.hashing import git_blob_sha1, one_at_a_time, sha256_file
+from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
 from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
 from pipelines.hub.source import HubFile, HubSource, Listing
 

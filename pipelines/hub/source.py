@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.hashing import FileRecord
+from pipelines.host.hashing import FileRecord
 
 RepoType = Literal["model", "dataset"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.settings import LengthSettings
+from pipelines.settings.load import LengthSettings
 
 
 def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], int]:

@@ -25,8 +25,8 @@ from pipelines.loadgen.metrics import MetricsWatch
 from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, Load, is_whole
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.server import Server, statistics_between
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
 from pipelines.loadgen.shared import CONNECTION, ERRORS, LAST_OK, OK, Job, Report
+from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _POLL_S = 0.05
 _WARMUP_PROMPTS = 256

@@ -11,7 +11,7 @@ from pipelines.domain.summary import SECOND
 from pipelines.loadgen.arrivals import TraceItem, offsets, read_trace
 from pipelines.loadgen.lengths import sampler
 from pipelines.loadgen.prompts import PromptMaker
-from pipelines.loadgen.settings import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, WorkloadSettings
+from pipelines.settings.load import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSettings, WorkloadSettings
 
 WARMUP_USERS = 4
 """Users of the closed loop that warms up for a burst, a trace or a whole open loop."""

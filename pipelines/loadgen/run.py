@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.artifacts import write_json
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
@@ -20,9 +19,10 @@ from pipelines.loadgen.live import View, default_view
 from pipelines.loadgen.plan import Load, loads
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.server import Server
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings, load_faults
 from pipelines.loadgen.sheet import Identity, empty_result
 from pipelines.loadgen.table import level_line
+from pipelines.settings.load import BenchmarkSettings, WorkloadSettings, load_faults
+from pipelines.store.store import write_json
 
 __all__ = ["Identity", "Target", "run_benchmark"]
 
@@ -62,7 +62,7 @@ def run_benchmark(
         tokenizer_dir: folder with the model's tokenizer.json.
         identity: what the server is.
         out_dir: an existing folder.
-        note: told one line about each finished level, e.g. `pipelines.screen.say`.
+        note: told one line about each finished level, e.g. `pipelines.host.screen.say`.
         view: makes what is shown while a level runs.
 
     Returns:

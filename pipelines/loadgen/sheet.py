@@ -9,11 +9,11 @@ from typing import Any
 
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.summary import CONVENTIONS
+from pipelines.host.machine import library_versions
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.server import Server
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
-from pipelines.machine import library_versions
+from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 
 @dataclass(frozen=True, slots=True)

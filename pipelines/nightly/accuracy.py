@@ -7,7 +7,7 @@ from typing import Any
 from eval.paired import mcnemar_exact
 from pipelines.nightly.finding import Finding
 from pipelines.nightly.record import Record, unpack_bits
-from pipelines.nightly.settings import ExpectSettings, NightlySettings
+from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
 def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipelines.artifacts import Store, write_json
-from pipelines.composed import raw_config
 from pipelines.domain.errors import UserError
-from pipelines.machine import gather
+from pipelines.host.machine import gather
 from pipelines.nightly import facts
-from pipelines.plan import make_plan
-from pipelines.session import run_target
-from pipelines.settings import validate
+from pipelines.plan.plan import make_plan
+from pipelines.run.session import run_target
+from pipelines.settings.composed import raw_config
+from pipelines.settings.root import validate
+from pipelines.store.store import Store, write_json
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

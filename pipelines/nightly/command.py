@@ -8,22 +8,22 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pipelines.commands import load
-from pipelines.compose import relative_to_cwd
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
+from pipelines.host.screen import say
 from pipelines.nightly.changes import changes
 from pipelines.nightly.finding import Finding
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.verdict import Verdict, judge
-from pipelines.report.console import WIDTH
-from pipelines.screen import say
+from pipelines.run.console import WIDTH
+from pipelines.settings.compose import relative_to_cwd
 
 
 def run(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
+    from pipelines.document.write import write_document
     from pipelines.nightly.trend import trend_document
-    from pipelines.report.write import write_document
 
     settings = load(own_overrides(overrides))
     history = History(settings.nightly.history)

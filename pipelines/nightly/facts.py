@@ -10,12 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.artifacts import MANIFEST, fingerprint
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult, Level
-from pipelines.machine import Machine
+from pipelines.host.machine import Machine
 from pipelines.nightly.record import pack_bits
-from pipelines.settings import Settings
+from pipelines.settings.root import Settings
+from pipelines.store.store import MANIFEST, fingerprint
 
 LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.artifacts import write_json
 from pipelines.domain.errors import UserError
 from pipelines.nightly.record import Record
+from pipelines.store.store import write_json
 
 FILE = "history.jsonl"
 

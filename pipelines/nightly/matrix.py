@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.artifacts import fingerprint
-from pipelines.compose import groups
 from pipelines.domain.errors import Fault, UserError
-from pipelines.nightly.settings import NightlySettings
+from pipelines.settings.compose import groups
+from pipelines.settings.nightly import NightlySettings
+from pipelines.store.store import fingerprint
 
 OWN = ("nightly",)
 """Overrides of the run itself."""

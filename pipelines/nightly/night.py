@@ -16,21 +16,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pipelines.artifacts import fingerprint, write_json
-from pipelines.compose import relative_to_cwd
-from pipelines.composed import raw_config
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
-from pipelines.flavours import choose
-from pipelines.machine import Machine, gather, library_versions
+from pipelines.engines.choose import choose
+from pipelines.host.machine import Machine, gather, library_versions
+from pipelines.host.screen import say
 from pipelines.nightly import facts
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import Cell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
-from pipelines.runner import git_commit
-from pipelines.screen import say
-from pipelines.settings import Settings, validate
+from pipelines.run.runner import git_commit
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.composed import raw_config
+from pipelines.settings.root import Settings, validate
+from pipelines.store.store import fingerprint, write_json
 
 GRACE_S = 90
 """How long a cell that is stopped may take to drain its server."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pipelines.document.show import NONE, ms, number, percent
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.nightly.record import base_name
-from pipelines.report.show import NONE, ms, number, percent
 
 TITLES = {
     "output_tokens_per_s": "output tokens/s",

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.nightly.command import finding_text, headline
-from pipelines.nightly.history import History, Read
-from pipelines.nightly.record import Record
-from pipelines.nightly.settings import NightlySettings
-from pipelines.nightly.shown import shown
-from pipelines.nightly.trend_plots import cell_trend
-from pipelines.nightly.verdict import Series, Verdict, metrics_of
-from pipelines.report.blocks import (
+from pipelines.document.blocks import (
     LEFT,
     Block,
     Callout,
@@ -25,7 +18,14 @@ from pipelines.report.blocks import (
     Terms,
     Text,
 )
-from pipelines.report.show import NONE, machine_text, number, percent, when
+from pipelines.document.show import NONE, machine_text, number, percent, when
+from pipelines.nightly.command import finding_text, headline
+from pipelines.nightly.history import History, Read
+from pipelines.nightly.record import Record
+from pipelines.nightly.shown import shown
+from pipelines.nightly.trend_plots import cell_trend
+from pipelines.nightly.verdict import Series, Verdict, metrics_of
+from pipelines.settings.nightly import NightlySettings
 
 LATENCIES = ("ttft_p50_s", "itl_p50_s")
 

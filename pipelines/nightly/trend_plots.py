@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipelines.document.blocks import Figure
+from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
 from pipelines.nightly.record import Record
 from pipelines.nightly.shown import scale, shown, title
 from pipelines.nightly.verdict import Series, metrics_of
-from pipelines.report.blocks import Figure
-from pipelines.report.canvas import DASHES, MARKERS, Theme, plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
 from pipelines.nightly.finding import Finding
 from pipelines.nightly.judge import Judged, Rule, replay
 from pipelines.nightly.record import HIGHER_IS_BETTER, Record, base_name
-from pipelines.nightly.settings import ExpectSettings, NightlySettings
+from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
 """Metrics with a judgement of their own."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eval.compare import loss_rows
 from eval.results import EvalResult
-from pipelines.artifacts import Store
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
@@ -15,6 +14,7 @@ from pipelines.domain.timing import RequestTiming, from_columns
 from pipelines.report.data import BASELINE, Accuracy, FormatReport, Piece, ReportData, Run
 from pipelines.report.shelf import STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
+from pipelines.store.store import Store
 
 EVALUATION = "evaluation.json"
 Label = tuple[str, str]

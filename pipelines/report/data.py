@@ -11,7 +11,7 @@ from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.timing import RequestTiming
 
 if TYPE_CHECKING:
-    from pipelines.sizing.modelled import Modelled
+    from pipelines.predict.performance.modelled import Modelled
 
 BASELINE = "none"
 """Variant of the uncompressed 16-bit model."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pipelines.document.blocks import Figure
+from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
+from pipelines.document.labels import beside, load_label, place
+from pipelines.document.show import number, six
 from pipelines.domain.benchmark import Level
 from pipelines.domain.units import MIB
-from pipelines.report.blocks import Figure
-from pipelines.report.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.report.data import FormatReport, Run, Workload
-from pipelines.report.labels import beside, load_label, place
-from pipelines.report.show import number, six
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-    from pipelines.sizing.modelled import Modelled
+    from pipelines.predict.performance.modelled import Modelled
 
 Point = tuple[float, float, Level]
 WIDE = (7.2, 3.9)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipelines.document.blocks import Figure
+from pipelines.document.canvas import Theme, axis, plain_log, plot
+from pipelines.document.labels import load_label
+from pipelines.document.show import six
 from pipelines.domain.benchmark import Level
 from pipelines.domain.timing import RequestTiming
-from pipelines.report.blocks import Figure
-from pipelines.report.canvas import Theme, axis, plain_log, plot
 from pipelines.report.data import Run
-from pipelines.report.labels import load_label
-from pipelines.report.show import six
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

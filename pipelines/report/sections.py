@@ -6,14 +6,14 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from pipelines.document.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
+from pipelines.document.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
-from pipelines.report.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
 from pipelines.report.compare import Comparison, comparison, in_words, usable
 from pipelines.report.data import ReportData, Run, Workload
-from pipelines.report.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.report.tables import (
     accuracy_table,
     build_memory_table,

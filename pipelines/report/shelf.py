@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from pipelines.artifacts import KEY_LENGTH, MANIFEST, Store
 from pipelines.domain.errors import UserError
 from pipelines.report.data import Input, Piece
+from pipelines.store.store import KEY_LENGTH, MANIFEST, Store
 
 STAGES = ("download", "sparsify", "quantize", "build", "evaluate", "repository", "benchmark")
 """In the order they depend on each other."""
@@ -132,7 +132,7 @@ def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:
-    """The model's label as the settings name it, see `pipelines.settings.ModelSettings.label`."""
+    """The model's label as the settings name it, see `pipelines.settings.root.ModelSettings.label`."""
     model = manifest["settings"].get("model")
     if not model:
         return None  # a benchmark of a server somewhere has no model of ours

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipelines.document.blocks import LEFT, Column, Table, groups
+from pipelines.document.show import NONE, percent, when
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.report.blocks import LEFT, Column, Table, groups
 from pipelines.report.data import FormatReport, Piece, ReportData
-from pipelines.report.show import NONE, percent, when
 
 
 def accuracy_table(data: ReportData) -> Table:

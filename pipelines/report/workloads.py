@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipelines.artifacts import canonical
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.report.data import FormatReport, Run, Workload
+from pipelines.store.store import canonical
 
 _MACHINE = ("platform", "cpu_count", "cpu", "memory_bytes", "gpus")
 """Facts that make two machines different; the rest (load, names) changes from run to run."""

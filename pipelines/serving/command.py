@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 # What a stranger could break with: shared memory of this machine, loading and unloading models, log files, traces.
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_seconds
+from pipelines.host.kept import describe_exit
 from pipelines.serving import logs
-from pipelines.serving.kept import describe_exit
 from pipelines.serving.loading import loading_now
 
 

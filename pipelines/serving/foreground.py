@@ -11,14 +11,14 @@ from types import FrameType
 
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.screen import say
+from pipelines.host.screen import say
 from pipelines.serving.command import CLOSED_TO_STRANGERS
 from pipelines.serving.examples import curl_generate, curl_openai, python_stream
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.follow import LogFollower
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 CHECK_S = 0.2
 EXAMPLE_PROMPT = "The capital of"

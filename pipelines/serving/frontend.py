@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from pipelines.host.kept import KeptProcess, describe_exit
 from pipelines.serving.failures import ServerFailedError
-from pipelines.serving.kept import KeptProcess, describe_exit
 from pipelines.serving.logs import useful_lines
 from pipelines.serving.process import TritonServer
 

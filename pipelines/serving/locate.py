@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from pipelines.domain.errors import UserError
-from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 # Below the range from which Linux takes ports for outgoing connections (32768 and up), so that none of those takes one
 # of ours while the models load.

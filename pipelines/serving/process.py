@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
@@ -21,13 +22,12 @@ from pipelines.serving.failures import (
     why_not_ready,
     why_not_started,
 )
-from pipelines.serving.kept import KeptProcess
 from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import choose_ports
 from pipelines.serving.repository import Repository, read_repository, refuse_elsewhere
-from pipelines.serving.settings import ServingSettings
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
+from pipelines.settings.serving import ServingSettings
 
 ATTEMPTS = 3  # starts, when a free port was taken before the server could bind it
 POLL_S = 0.05

@@ -12,8 +12,8 @@ from typing import Any
 
 from pipelines.domain.benchmark import Level
 from pipelines.domain.progress import Progress
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
+from pipelines.settings.serving import ServingSettings
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Benchmark:
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start the server unless one runs already, put the load on it, keep every request."""
+        from pipelines.host.machine import library_versions
         from pipelines.loadgen.run import Identity, Target, run_benchmark
-        from pipelines.machine import library_versions
 
         identity = Identity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
         with self._server(inputs, progress) as (url, metrics_url):

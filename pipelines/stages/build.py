@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import BuildLimits, OnGpu
+from pipelines.settings.build import BuildSettings
 
 if TYPE_CHECKING:
     from pipelines.checkpoint.config import CheckpointConfig

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings import KvCacheSettings
+from pipelines.settings.build import BuildSettings
+from pipelines.settings.root import KvCacheSettings
+from pipelines.settings.triton import TritonSettings
 from triton_repo.llm_args import (
     CHECKPOINT,
     DRAFT,
@@ -20,7 +21,6 @@ from triton_repo.llm_args import (
     LlmArgs,
     SchedulerConfig,
 )
-from triton_repo.settings import TritonSettings
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings import CalibrationSettings, KvCacheSettings, QuantSettings
+from pipelines.settings.root import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec

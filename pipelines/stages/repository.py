@@ -9,9 +9,9 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.hashing import sha256_file
-from pipelines.settings import OpenVinoSettings
-from triton_repo.settings import TritonSettings
+from pipelines.host.hashing import sha256_file
+from pipelines.settings.root import OpenVinoSettings
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import FlavourName, ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.feature_settings import MultimodalSettings, SpeculativeSettings
+from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"
 HEADS_OPTION = {"medusa": "--medusa_model_dir", "redrafter": "--drafter_model_dir", "eagle": "--eagle_model_dir"}
@@ -77,7 +77,7 @@ class Script:
         return {"script": self.script, "options": list(self.options)}
 
     def _finish(self, words: list[str], out_dir: Path, progress: Progress) -> None:
-        from pipelines.serving.kept import KeptProcess, describe_exit
+        from pipelines.host.kept import KeptProcess, describe_exit
 
         out_dir.mkdir(parents=True, exist_ok=True)
         log = out_dir / LOG

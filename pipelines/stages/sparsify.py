@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.progress import Progress
-from pipelines.settings import CalibrationSettings, SparsitySettings
+from pipelines.settings.root import CalibrationSettings, SparsitySettings
 from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
 
 

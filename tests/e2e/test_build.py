@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from pipelines.model_settings import ZOO
+from pipelines.settings.model import BUNDLED
 
-MODEL = ZOO / "models" / "tiny_llama"
+MODEL = BUNDLED / "models" / "tiny_llama"
 
 
 def artifact(cli, stage, label):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import RESULT
-from pipelines.sizing.calibrated import METRICS, load_calibration
-from pipelines.sizing.calibration import Row
-from pipelines.sizing.measured import read_measured
-from pipelines.sizing.modelled import run_trial, trial
+from pipelines.predict.performance.fit import Row
+from pipelines.predict.performance.fitted import METRICS, load_calibration
+from pipelines.predict.performance.measured import read_measured
+from pipelines.predict.performance.modelled import run_trial, trial
 
 QUICK = ["quant=int4_wo", "build.max_batch_size=32", "engine=openvino", "engine.openvino.num_threads=1"]
 LENGTHS = [

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.hashing import verify_files
+from pipelines.host.hashing import verify_files
 from tests.support.hub_repos import write_model
 from tests.support.hub_server import HubServer
 

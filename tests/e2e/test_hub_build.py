@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.model_settings import ZOO
+from pipelines.settings.model import BUNDLED
 from tests.support.hub_server import HubServer
 
 WORDS = ("build", "model=hub", "model.hub_id=tiny/llama", "quant=int8_wo")
@@ -13,8 +13,8 @@ WORDS = ("build", "model=hub", "model.hub_id=tiny/llama", "quant=int8_wo")
 @pytest.fixture(scope="module")
 def hub():
     with HubServer(tokens=("hf_good",)) as server:
-        server.add("tiny/llama", ZOO / "models" / "tiny_llama")
-        server.add("tiny/gated", ZOO / "models" / "tiny_llama", gated=True)
+        server.add("tiny/llama", BUNDLED / "models" / "tiny_llama")
+        server.add("tiny/gated", BUNDLED / "models" / "tiny_llama", gated=True)
         yield server
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.scripts import script_files
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.support.cluster_targets import SLURM, target
 from tests.support.slurm_cluster import SlurmCluster, why_not
 
@@ -49,7 +49,7 @@ def kill_everything_of_the_cell(number: int) -> None:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"pipelines.sweeping.cell" in words and words[-2].endswith(b"/cell-%d.json" % number):
+            if b"pipelines.sweep.cell" in words and words[-2].endswith(b"/cell-%d.json" % number):
                 os.killpg(os.getpgid(int(folder.name)), signal.SIGKILL)
 
 

@@ -7,15 +7,15 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
 from pipelines.domain.formats import QFormat
-from pipelines.model_settings import ZOO
+from pipelines.settings.model import BUNDLED
 
 FORMATS = [QFormat.NONE, QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
 
 
 def export(folder, qformat, device):
-    texts = load_texts(ZOO / "corpus.jsonl", size=16)
+    texts = load_texts(BUNDLED / "corpus.jsonl", size=16)
     spec = CalibrationSpec(size=16, batch_size=4)
-    quantize(ZOO / "models" / "tiny_llama", folder, QuantSpec(qformat), texts, spec, device=device)
+    quantize(BUNDLED / "models" / "tiny_llama", folder, QuantSpec(qformat), texts, spec, device=device)
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-MODEL = ROOT / "pipelines" / "zoo" / "models" / "tiny_llama"
+MODEL = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
 
 

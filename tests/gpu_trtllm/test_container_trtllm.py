@@ -7,7 +7,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-from pipelines.deploy.manifest_settings import ManifestSettings
+from pipelines.settings.manifests import ManifestSettings
 from tests.conftest import ROOT
 
 REQUIREMENTS = runpy.run_path(str(ROOT / "docker" / "requirements.py"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.support.adapters import write_adapter
 
 PROMPT = "The river of Githbrel is"

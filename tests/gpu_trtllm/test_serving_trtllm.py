@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
-from pipelines.hardware import row_of
-from pipelines.machine import gather
+from pipelines.host.machine import gather
+from pipelines.predict.performance.fitted import load_calibration
+from pipelines.predict.performance.hardware import row_of
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
-from pipelines.sizing.calibrated import load_calibration
+from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 from tests.gpu_trtllm.conftest import MODEL, TEMPLATES
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.build_settings import DECIDED
-from pipelines.commands import load
+from pipelines.cli.commands import load
+from pipelines.engines.choose import choose
 from pipelines.engines.tensorrt_llm.command import NO_BYTES
 from pipelines.engines.tensorrt_llm.options import options
-from pipelines.flavours import choose
-from pipelines.flow import nodes
-from pipelines.group import Group
-from pipelines.machine import GpuFacts, Machine
-from pipelines.plan import node_key
-from pipelines.settings import Settings
-from pipelines.sources import Source
-from triton_repo.settings import TritonSettings
+from pipelines.host.machine import GpuFacts, Machine
+from pipelines.plan.flow import nodes
+from pipelines.plan.plan import node_key
+from pipelines.settings.base import Group
+from pipelines.settings.build import DECIDED
+from pipelines.settings.root import Settings
+from pipelines.settings.triton import TritonSettings
+from pipelines.store.sources import Source
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
 SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset", "draft")}
@@ -290,7 +290,7 @@ def test_a_changed_adapter_reruns_the_repository(start, monkeypatch):
 )
 def test_a_changed_library_reruns_exactly_these_stages(start, library, expected, monkeypatch):
     before = keys(start)
-    import pipelines.machine as machine
+    import pipelines.host.machine as machine
 
     real = machine._version
     monkeypatch.setattr(machine, "_version", lambda name: "99" if name == library else real(name))

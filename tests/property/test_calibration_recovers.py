@@ -8,11 +8,11 @@ import pytest
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.outbox import Outbox
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine
-from pipelines.sizing.calibration import FEW, FREE_KNOBS, fit, guess, moved
-from pipelines.sizing.measured import Measured, MeasuredLevel
-from pipelines.sizing.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.fit import FEW, FREE_KNOBS, fit, guess, moved
+from pipelines.predict.performance.measured import Measured, MeasuredLevel
+from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine
 
 ENGINE = Engine(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(

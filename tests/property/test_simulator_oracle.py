@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.simulator.cost import Cost
-from pipelines.simulator.interface import Engine, Iterations, Load, Requests, Run
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.cost import Cost
+from pipelines.predict.simulator.interface import Engine, Iterations, Load, Requests, Run
+from pipelines.predict.simulator.run import simulate
 from tests.support.plain_simulator import PlainSimulator
 from tests.support.random_loads import simulations
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.simulator.cost import Cost
-from pipelines.simulator.interface import Engine, Iterations, Load, Run, Stays
-from pipelines.simulator.records import stamps, timings
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.cost import Cost
+from pipelines.predict.simulator.interface import Engine, Iterations, Load, Run, Stays
+from pipelines.predict.simulator.records import stamps, timings
+from pipelines.predict.simulator.run import simulate
 from tests.support.random_loads import simulations
 
 Case = tuple[Engine, Load, Cost]

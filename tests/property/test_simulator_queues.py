@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.simulator.cost import IterationCost, TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.cost import IterationCost, TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.run import simulate
 
 STEPS = 400  # mean output tokens
 SERVICE = 1.0  # mean seconds of service

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.domain.benchmark import Slo
-from pipelines.sizing.demand import poisson_percentile
-from pipelines.sizing.fleet import Layout, fleet
-from pipelines.sizing.instance import OutOfReachError, Watched, instance
-from pipelines.sizing.pareto import front
+from pipelines.predict.sizing.demand import poisson_percentile
+from pipelines.predict.sizing.fleet import Layout, fleet
+from pipelines.predict.sizing.instance import OutOfReachError, Watched, instance
+from pipelines.predict.sizing.pareto import front
 from tests.support.sizing_questions import made_up, question
 
 rates = st.floats(0.01, 1e5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.deploy.cluster_settings import ClusterSettings
 from pipelines.deploy.scripts import Target
+from pipelines.settings.cluster import ClusterSettings
 
 SLURM = ClusterSettings(kind="slurm", partition="gpu", env={"NCCL_DEBUG": "INFO"})
 MPI = ClusterSettings(kind="mpi", hosts=("gpu1", "gpu2"))

@@ -10,12 +10,12 @@ import yaml
 
 from pipelines.deploy.deployment import Deployment, deployment
 from pipelines.deploy.facts import read_served
-from pipelines.deploy.image_settings import ImageSettings
 from pipelines.deploy.kustomize import files
-from pipelines.deploy.manifest_settings import ManifestSettings
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.image import ImageSettings
+from pipelines.settings.manifests import ManifestSettings
+from pipelines.settings.serving import ServingSettings
+from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 

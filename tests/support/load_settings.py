@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from pipelines.loadgen.settings import BenchmarkSettings, WorkloadSettings
+from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY_LLAMA = ROOT / "pipelines" / "zoo" / "models" / "tiny_llama"
+TINY_LLAMA = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 
 
 def workload(**changes: Any) -> WorkloadSettings:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.results import EvalResult, QuestionRecord, Score
-from pipelines.artifacts import Artifact, Store, fingerprint
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.store.store import Artifact, Store, fingerprint
 
 MS = 1_000_000
 MACHINE = {"cpu_count": 2, "memory_bytes": 8 * 2**30, "gpus": [], "platform": "Linux x86_64 Python 3.11.7"}

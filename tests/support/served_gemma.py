@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpc
 
-import pipelines.zoo
 from pipelines.compress import CalibrationSpec, QuantSpec, quantize
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits
-from triton_repo.settings import TritonSettings
+from pipelines.settings.model import BUNDLED
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 
-MODEL = Path(pipelines.zoo.__file__).parent / "models" / "tiny_gemma"
+MODEL = BUNDLED / "models" / "tiny_gemma"
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_num_tokens=512, max_beam_width=3)
 
 

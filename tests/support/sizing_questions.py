@@ -9,11 +9,11 @@ import numpy as np
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.formats import QFormat
-from pipelines.simulator.cost import IterationCost
-from pipelines.sizing.demand import Demand
-from pipelines.sizing.performance import Costed, Setup
-from pipelines.sizing.question import Question
-from pipelines.sizing.specs import gpu_named, model_named
+from pipelines.predict.performance.performance import Costed, Setup
+from pipelines.predict.performance.specs import gpu_named, model_named
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.sizing.question import Question
 
 COUNT = 1000
 

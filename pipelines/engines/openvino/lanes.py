@@ -13,6 +13,7 @@ from dataclasses import replace
 import openvino as ov
 
 from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.handles import pipeline_config
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
@@ -20,7 +21,6 @@ from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
 from pipelines.engines.openvino.serving_stats import KvLedger
 from pipelines.engines.openvino.streams import Stream
-from pipelines.sizing.cpu_window import blocks_of
 
 
 class Lane:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.engines.openvino.blocks import Eviction
 from pipelines.engines.openvino.window import eviction_of
-from pipelines.sizing.cpu_window import Eviction
 
 PRECISIONS = ("auto", "f32", "bf16")
 KV_PRECISIONS = ("auto", "f32", "bf16", "f16", "u8", "u4")

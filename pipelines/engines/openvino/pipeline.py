@@ -11,6 +11,7 @@ import openvino_genai as genai
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import show_bytes
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.build import MODEL_FILE
 from pipelines.engines.openvino.draft import check_draft, with_tokenizer
 from pipelines.engines.openvino.options import OpenVinoOptions
@@ -21,7 +22,6 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
-from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, blocks_of
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:

@@ -12,11 +12,11 @@ import openvino as ov
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat
+from pipelines.engines.openvino import memory
 from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
-from pipelines.sizing import cpu_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": inference_precision(options),
         "KV_CACHE_PRECISION": kv_cache,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-        "CPU_RUNTIME_CACHE_CAPACITY": str(cpu_memory.KERNEL_CACHE),
+        "CPU_RUNTIME_CACHE_CAPACITY": str(memory.KERNEL_CACHE),
     }
     if options.num_threads is not None:
         chosen["INFERENCE_NUM_THREADS"] = options.num_threads
@@ -100,13 +100,13 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
 def kv_block_bytes(config: CheckpointConfig, precision: str) -> int:
     """Bytes of one block of the paged KV cache."""
     layers, heads = config.num_hidden_layers, config.num_key_value_heads
-    return cpu_memory.kv_block_bytes(layers, heads, config.head_size, precision=precision)
+    return memory.kv_block_bytes(layers, heads, config.head_size, precision=precision)
 
 
 def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
     """Return how many blocks the paged KV cache has; see `OpenVinoOptions.kv_cache_bytes`."""
     size = kv_block_bytes(folder.config, kv_precision(folder.config, options))
-    return cpu_memory.kv_blocks(size, folder.limits.max_seq_len, options.kv_cache_bytes)
+    return memory.kv_blocks(size, folder.limits.max_seq_len, options.kv_cache_bytes)
 
 
 def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, new_tokens: int) -> None:

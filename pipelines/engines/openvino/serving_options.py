@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import (
     EngineFolder,
@@ -19,7 +20,6 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
     kv_precision,
 )
-from pipelines.sizing.cpu_window import blocks_of
 
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")

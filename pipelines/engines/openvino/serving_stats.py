@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 from pipelines.engines.openvino.streams import Stream
-from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, blocks_of
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 

@@ -13,12 +13,12 @@ import openvino_genai as genai
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
 from pipelines.engines.openvino.scoring import Scorer
 from pipelines.engines.port import Generation, SamplingLimits, TokenIds
-from pipelines.sizing.cpu_window import blocks_of
 
 
 class OpenVinoSession:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.errors import UserError
-from pipelines.sizing.cpu_window import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, Eviction, eviction, least_window, nearest_window
 
 
 def eviction_of(window: int | None, sinks: int, max_seq_len: int, *, reuse: bool, drafting: bool) -> Eviction | None:

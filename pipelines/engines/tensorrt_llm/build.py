@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
@@ -20,7 +19,8 @@ from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu
 from pipelines.engines.tensorrt_llm.command import PROGRAM, Places, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn, read_back
 from pipelines.engines.tensorrt_llm.log import STEPS, BuildLog
-from pipelines.serving.kept import KeptProcess, describe_exit
+from pipelines.host.kept import KeptProcess, describe_exit
+from pipelines.settings.build import BuildSettings
 
 LOG, TIMING = "trtllm-build.log", ".timing.cache"
 POLL_S, STOP_S = 0.2, 10.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.build_settings import DECIDED, BuildSettings
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.options import FLAG, LIST, Option, options
+from pipelines.settings.build import DECIDED, BuildSettings
 
 PROGRAM = "trtllm-build"
 ALWAYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu, Session
+from pipelines.settings.build import BuildSettings
 
 
 class TensorRtEngine:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.domain.errors import Fault
 from pipelines.engines.tensorrt_llm.folder import CONFIG, BuiltOn
-from pipelines.machine import gather
+from pipelines.host.machine import gather
 
 MANIFEST = "manifest.json"
 

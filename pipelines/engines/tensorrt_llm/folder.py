@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.domain.errors import Fault
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import ALWAYS
+from pipelines.settings.build import BuildSettings
 
 BUILT_ON = "built_on.json"
 """Written beside the engine: trtllm-build itself records only its own version."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
+from pipelines.engines.limits import EngineLimits
 from pipelines.engines.port import Generation, SamplingLimits, TokenIds
-from triton_repo.limits import EngineLimits
 
 if TYPE_CHECKING:
     import torch

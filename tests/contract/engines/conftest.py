@@ -18,7 +18,6 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("modelopt")
 pytest.importorskip("openvino_genai")
 
-import pipelines.zoo  # noqa: E402 - after the skips
 from pipelines.checkpoint.read import Checkpoint  # noqa: E402
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize  # noqa: E402
 from pipelines.domain.formats import KvFormat, QFormat  # noqa: E402
@@ -27,10 +26,11 @@ from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
 from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
 from pipelines.engines.openvino.session import OpenVinoSession  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
-from pipelines.zoo.quiz import build_prompt, build_splits  # noqa: E402
-from pipelines.zoo.world import build_world  # noqa: E402
+from pipelines.settings.model import BUNDLED  # noqa: E402
+from scripts.zoo.quiz import build_prompt, build_splits  # noqa: E402
+from scripts.zoo.world import build_world  # noqa: E402
 
-MODELS = Path(pipelines.zoo.__file__).parent / "models"
+MODELS = BUNDLED / "models"
 CALIBRATION = CalibrationSpec(size=8, seq_len=128, batch_size=4)
 LIMITS = BuildLimits(max_batch_size=8, max_input_len=512, max_seq_len=1024, max_num_tokens=1024)
 WIDTH, SEQUENCES = 128, 8

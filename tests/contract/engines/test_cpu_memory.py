@@ -19,18 +19,18 @@ from pipelines.domain.formats import QFormat  # noqa: E402 - after the skips
 from pipelines.domain.model_shape import ModelShape  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
 from pipelines.engines.openvino.engine import OpenVinoEngine  # noqa: E402
+from pipelines.engines.openvino.memory import CpuSizes, cpu_memory  # noqa: E402
 from pipelines.engines.openvino.options import OpenVinoOptions  # noqa: E402
 from pipelines.engines.openvino.runtime import inference_precision  # noqa: E402
 from pipelines.engines.port import BuildLimits  # noqa: E402
 from pipelines.loadgen.metrics import read_metrics  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
-from pipelines.serving.settings import ServingSettings  # noqa: E402
-from pipelines.sizing.cpu_memory import CpuSizes, cpu_memory  # noqa: E402
+from pipelines.settings.serving import ServingSettings  # noqa: E402
+from pipelines.settings.triton import TritonSettings  # noqa: E402
 from tests.contract.engines.conftest import MODELS  # noqa: E402
 from tests.support.engine_memory import FULL_ITERATIONS  # noqa: E402
 from tests.support.random_checkpoint import write_checkpoint  # noqa: E402
 from tests.support.served_gemma import Client  # noqa: E402
-from triton_repo.settings import TritonSettings  # noqa: E402
 from triton_repo.spec import RepositorySpec  # noqa: E402
 from triton_repo.write import write_repository  # noqa: E402
 

@@ -19,8 +19,8 @@ from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.session import generation_config
 from pipelines.engines.port import BuildLimits, SamplingLimits
-from pipelines.zoo.documents import make_writer, text_of
-from pipelines.zoo.world import build_world
+from scripts.zoo.documents import make_writer, text_of
+from scripts.zoo.world import build_world
 from tests.contract.engines.conftest import LIMITS, MODELS, Workshop, transformers
 from tests.support.scheduled import answers, asked, scheduler
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import pipelines.zoo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.engines.openvino.lora import LoraAdapter, read_adapters
@@ -20,9 +19,10 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scoring import Scorer
-from pipelines.zoo.lora import ADAPTERS
-from pipelines.zoo.quiz import LETTERS, build_splits, description, question_text
-from pipelines.zoo.world import build_world
+from pipelines.settings.model import BUNDLED
+from scripts.zoo.lora import ADAPTERS
+from scripts.zoo.quiz import LETTERS, build_splits, description, question_text
+from scripts.zoo.world import build_world
 from tests.contract.engines.conftest import (
     MODELS,
     Workshop,
@@ -36,7 +36,7 @@ from tests.support.scheduled import answers, asked, scheduler
 
 peft = pytest.importorskip("peft")
 FOLDERS = {1: "next_letter", 2: "in_words"}
-ZOO = Path(pipelines.zoo.__file__).parent / "adapters"
+FOLDER = BUNDLED / "adapters"
 F32 = OpenVinoOptions(inference_precision="f32", num_threads=1)
 
 
@@ -45,7 +45,7 @@ def lora_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled adapters as TensorRT-LLM's lora_prefetch_dir has them."""
     root = tmp_path_factory.mktemp("lora")
     for task, name in FOLDERS.items():
-        shutil.copytree(ZOO / name, root / str(task))
+        shutil.copytree(FOLDER / name, root / str(task))
     return root
 
 
@@ -57,14 +57,14 @@ def engine(workshop: Workshop) -> Path:
 def with_peft(workshop: Workshop, name: str) -> Any:
     """The bundled model with an adapter, in peft."""
     return peft.PeftModel.from_pretrained(
-        as_exported(workshop.plain("gemma", torch.float32), "gemma"), ZOO / name
+        as_exported(workshop.plain("gemma", torch.float32), "gemma"), FOLDER / name
     ).eval()
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_logits_are_those_of_peft_and_of_merged_weights(workshop: Workshop, engine: Path, name: str) -> None:
     batch, folder = workshop.batch("gemma")[:2], EngineFolder.load(engine)
-    scorer = Scorer(replace(folder, adapter=LoraAdapter.read(ZOO / name)), F32)
+    scorer = Scorer(replace(folder, adapter=LoraAdapter.read(FOLDER / name)), F32)
     found = np.stack([scorer.logits(row.tolist()) for row in batch])
     model = with_peft(workshop, name)
     assert relative_error(found, torch_logits(model, batch)) < 1e-5
@@ -116,7 +116,7 @@ def test_weights_may_be_quantized_when_activations_are_not(workshop: Workshop, q
     prompts, questions = quiz(6)
     engine = workshop.engine(workshop.checkpoint("gemma", qformat))
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "tiny_gemma")
-    with scheduler(engine, {1: LoraAdapter.read(ZOO / "next_letter")}) as running:
+    with scheduler(engine, {1: LoraAdapter.read(FOLDER / "next_letter")}) as running:
         found = answers(running, [asked(prompt, 1, lora_task_id=1) for prompt in prompts])
     letters = [tokenizer.decode(one.tokens).strip() for one in found]
     wanted = [LETTERS[(question.answer + 1) % 4] for question in questions]
@@ -127,13 +127,13 @@ def test_weights_may_be_quantized_when_activations_are_not(workshop: Workshop, q
 def test_formats_that_change_activations_are_refused(workshop: Workshop, qformat: QFormat) -> None:
     folder = EngineFolder.load(workshop.engine(workshop.checkpoint("gemma", qformat)))
     with pytest.raises(UserError, match=rf"next_letter is not possible with {qformat}.*none, int8_wo, int4_wo"):
-        open_pipeline(replace(folder, adapter=LoraAdapter.read(ZOO / "next_letter")), F32)
+        open_pipeline(replace(folder, adapter=LoraAdapter.read(FOLDER / "next_letter")), F32)
 
 
 def test_an_adapter_of_another_model_is_refused(workshop: Workshop) -> None:
     folder = EngineFolder.load(workshop.engine(workshop.checkpoint("llama", QFormat.NONE)))
     with pytest.raises(UserError, match=r"is for \[\d+, \d+\]; the engine's weight is \[\d+, \d+\]"):
-        open_pipeline(replace(folder, adapter=LoraAdapter.read(ZOO / "next_letter")), F32)
+        open_pipeline(replace(folder, adapter=LoraAdapter.read(FOLDER / "next_letter")), F32)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_adapter_of_another_model_is_refused(workshop: Workshop) -> None:
     ],
 )
 def test_what_is_more_than_two_matrices_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    folder = shutil.copytree(ZOO / "in_words", tmp_path / "1")
+    folder = shutil.copytree(FOLDER / "in_words", tmp_path / "1")
     config = json.loads((folder / "adapter_config.json").read_text()) | change
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=said):
@@ -155,7 +155,7 @@ def test_what_is_more_than_two_matrices_is_refused(tmp_path: Path, change: dict[
 
 def test_scaling_follows_rank_stabilization_and_patterns(tmp_path: Path) -> None:
     """Alpha 16 / rank 8 = 2; 16 / sqrt(8) when stabilized; 4 / sqrt(8) for q_proj by its pattern."""
-    folder = shutil.copytree(ZOO / "in_words", tmp_path / "1")
+    folder = shutil.copytree(FOLDER / "in_words", tmp_path / "1")
     raw = load_file(folder / "adapter_model.safetensors")
     b = raw["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
     v = raw["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"]
@@ -177,7 +177,7 @@ def test_folders_that_hold_no_adapter_are_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "3").mkdir(parents=True)
     with pytest.raises(UserError, match=r"3 is no LoRA adapter: it lacks adapter_config\.json"):
         read_adapters(tmp_path / "b")
-    extra = shutil.copytree(ZOO / "in_words", tmp_path / "c" / "1")
+    extra = shutil.copytree(FOLDER / "in_words", tmp_path / "c" / "1")
     raw = load_file(extra / "adapter_model.safetensors")
     save_file(
         raw | {"base_model.model.lm_head.weight": np.zeros((2, 2), np.float32)}, extra / "adapter_model.safetensors"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import pipelines.zoo
 from eval.harness import EvalSpec, evaluate
 from eval.paired import above_chance
 from pipelines.domain.progress import SilentProgress
+from pipelines.settings.model import BUNDLED
 
-MODELS = Path(pipelines.zoo.__file__).parent / "models"
+MODELS = BUNDLED / "models"
 
 
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_gemma"])

@@ -15,7 +15,7 @@ pytest.importorskip("tritonclient.grpc")
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.contract.faults.well_behaved import References
 from tests.support.served_gemma import LIMITS, Client, write_gemma
 

@@ -14,7 +14,7 @@ pytest.importorskip("tritonclient.grpc")
 
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.support.served_gemma import MODEL, Client, write_gemma
 
 __all__ = ["MODEL", "QUEUE", "Client"]

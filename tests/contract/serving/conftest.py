@@ -14,7 +14,7 @@ pytest.importorskip("tritonclient.grpc")
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.echo_repository import CONFIG, MODEL, write_echo, write_model, write_tokenizer
 
 SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.deploy.nodes import FILES
-from pipelines.serving.kept import KeptProcess
+from pipelines.host.kept import KeptProcess
 
 RANK = """
 import os, pathlib, signal, sys, time

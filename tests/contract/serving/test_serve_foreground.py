@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pipelines.serving.locate import why_no_server
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ from pathlib import Path
 from pipelines.serving import foreground
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv)
 if "impatient" in sys.argv:
     def say(text=""):

@@ -22,7 +22,7 @@ from pipelines.domain.errors import UserError
 from pipelines.serving import process as process_module
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import ServerFailedError, TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.conftest import eventually
 from tests.contract.serving.echo_repository import write_echo, write_failing
 
@@ -116,7 +116,7 @@ PARENT = """
 import os, sys, time
 from pathlib import Path
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 with TritonServer(Path(sys.argv[1]), ServingSettings()) as server:
     print(server.pid, flush=True)
     time.sleep(600)

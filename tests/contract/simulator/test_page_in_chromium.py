@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.report.canvas import DARK, LIGHT
-from pipelines.simulating.outcome import Load as Asked
-from pipelines.simulating.outcome import Window, measure
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.page import page
-from pipelines.simulator.run import simulate
+from pipelines.document.canvas import DARK, LIGHT
+from pipelines.predict.simulate.outcome import Load as Asked
+from pipelines.predict.simulate.outcome import Window, measure
+from pipelines.predict.simulate.page import page
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.run import simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
 pytestmark = needs_chromium

@@ -21,10 +21,10 @@ import pytest
 
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
+from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.generate import parse, to_text
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 

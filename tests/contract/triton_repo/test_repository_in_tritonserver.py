@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo import write
 from triton_repo.generate import parse
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.write import write_repository
 
@@ -80,7 +80,7 @@ class TritonPythonModel:
 def served(tmp_path_factory):
     """A running server on a generated CPU repository."""
     from pipelines.serving.process import TritonServer
-    from pipelines.serving.settings import ServingSettings
+    from pipelines.settings.serving import ServingSettings
 
     root = tmp_path_factory.mktemp("served")
     for name, code in CODE.items():

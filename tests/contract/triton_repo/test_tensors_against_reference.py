@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from pipelines.doctor.templates import TABLE
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import DECIDED_ELSEWHERE, TritonSettings
 from tests.support.engine_folders import write_engine
 from triton_repo.generate import llmapi_configs, repository_configs
-from triton_repo.limits import EngineLimits
 from triton_repo.parameters import ENGINE_DIR
-from triton_repo.settings import DECIDED_ELSEWHERE, TritonSettings
 from triton_repo.spec import ImageSpec, RepositorySpec
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import pytest
 
-from pipelines.build_settings import DECIDED, BuildSettings
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import Places, command, identity
 from pipelines.engines.tensorrt_llm.folder import read_back
 from pipelines.engines.tensorrt_llm.options import options
+from pipelines.settings.build import DECIDED, BuildSettings
 from tests.support.emulated_trtllm import A100, B200
 from tests.support.emulated_trtllm.plan import planned, read_checkpoint
 from tests.support.emulated_trtllm.trtllm_build import parser

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pipelines.commands import COMMANDS, load
+from pipelines.cli.commands import COMMANDS, load
 from tests.conftest import ROOT
 
 FOLDER = ROOT / ".github" / "workflows"

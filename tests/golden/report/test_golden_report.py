@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from pipelines.document.markdown import render_markdown
 from pipelines.domain.benchmark import Slo
 from pipelines.report.collect import collect
-from pipelines.report.markdown import render_markdown
 from pipelines.report.sections import document
 from tests.support.report_store import full_store
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.compose import compose_config, to_raw
-from pipelines.rules_docs import BASE, FEATURES, PAGE, Composer, page
+from pipelines.settings.compose import compose_config, to_raw
+from scripts.rules_docs import BASE, FEATURES, PAGE, Composer, page
 
 
 def test_the_page_of_the_rules_is_up_to_date(request: pytest.FixtureRequest) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.build_settings import BuildSettings
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rulebook.record import Deployment, Images
-from triton_repo.settings import TritonSettings
+from pipelines.rules.record import Deployment, Images
+from pipelines.settings.build import BuildSettings
+from pipelines.settings.triton import TritonSettings
 
 LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
 SMALL_LLAMA = replace(LLAMA, num_hidden_layers=16, hidden_size=2048, intermediate_size=8192)

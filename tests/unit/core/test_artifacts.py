@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from pipelines import artifacts
-from pipelines.artifacts import HashCache, Store, canonical, content_digest, fingerprint
 from pipelines.domain.errors import UserError
+from pipelines.store import store as artifacts
+from pipelines.store.store import HashCache, Store, canonical, content_digest, fingerprint
 
 
 @pytest.fixture

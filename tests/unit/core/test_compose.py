@@ -4,11 +4,11 @@ import csv
 
 import pytest
 
-from pipelines.commands import load
-from pipelines.compose import CONF, choices, compose_config, groups
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.sizing.specs import MODELS
+from pipelines.predict.performance.specs import MODELS
+from pipelines.settings.compose import CONF, choices, compose_config, groups
 from tests.conftest import REFERENCE
 
 FILES = [(group, name) for group in groups() for name in choices(group)]

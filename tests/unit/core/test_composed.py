@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from pipelines import compose, composed
-from pipelines.composed import raw_config, remember
+from pipelines.settings import compose, composed
+from pipelines.settings.composed import raw_config, remember
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.commands import load
-from pipelines.hardware import describe, resolved, row_of, rows, usable_bytes
-from pipelines.machine import GpuFacts
+from pipelines.cli.commands import load
+from pipelines.host.machine import GpuFacts
+from pipelines.predict.performance.hardware import describe, resolved, row_of, rows, usable_bytes
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 
 MIB = 2**20

@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel, field_serializer
 
 from pipelines import __main__ as program
-from pipelines.commands import COMMANDS, Command
+from pipelines.cli.commands import COMMANDS, Command
 
 
 class Settings(BaseModel):

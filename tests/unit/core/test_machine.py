@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from pipelines import machine
-from pipelines.flavours import choose, why_not_here
-from pipelines.machine import GpuFacts, Machine, gather, library_versions
+from pipelines.engines.choose import choose, why_not_here
+from pipelines.host import machine
+from pipelines.host.machine import GpuFacts, Machine, gather, library_versions
 
 MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.artifacts import Store
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
-from pipelines.machine import GpuFacts
-from pipelines.plan import make_plan
-from pipelines.report.console import plan_text
-from pipelines.session import run_target
+from pipelines.host.machine import GpuFacts
+from pipelines.plan.plan import make_plan
+from pipelines.run.console import plan_text
+from pipelines.run.session import run_target
+from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE, with_gpu
 
 LLAMA = {

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Store
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.engine_flow import Node
-from pipelines.flavours import choose
-from pipelines.plan import Plan, _resolve, explain
-from pipelines.runner import run
-from pipelines.sources import Source
+from pipelines.engines.choose import choose
+from pipelines.plan.engine_flow import Node
+from pipelines.plan.plan import Plan, _resolve, explain
+from pipelines.run.runner import run
+from pipelines.store.sources import Source
+from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE
 
 
@@ -140,7 +140,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from tests.unit.core.test_runner import Write, execute
-from pipelines.artifacts import Store
+from pipelines.store.store import Store
 
 class Slow(Write):
     def run(self, inputs, out_dir, progress):

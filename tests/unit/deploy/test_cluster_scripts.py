@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.deploy.cluster import write_scripts
-from pipelines.deploy.cluster_settings import ClusterSettings
 from pipelines.deploy.scripts import script_files
 from pipelines.domain.errors import UserError
-from pipelines.machine import Machine
-from pipelines.report import console
+from pipelines.host.machine import Machine
+from pipelines.run import console
 from pipelines.serving.command import Ranks, server_command
-from pipelines.serving.settings import USUAL_PORTS, ServingSettings
+from pipelines.settings.cluster import ClusterSettings
+from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
 from tests.support.deployments import repository
 

@@ -15,10 +15,10 @@ import yaml
 from pipelines.deploy.deployment import slug
 from pipelines.deploy.facts import Served
 from pipelines.deploy.kustomize import _image, files
-from pipelines.deploy.manifest_settings import ManifestSettings
 from pipelines.deploy.sizes import Sizes, sizes
 from pipelines.domain.units import GIB
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.manifests import ManifestSettings
+from pipelines.settings.serving import ServingSettings
 from tests.conftest import REFERENCE
 from tests.support.deployments import KINDS, build, by_kind, deployed, templates, write
 

@@ -7,8 +7,8 @@ from importlib import metadata
 import pytest
 
 from pipelines.doctor import gpus, hub, places, processor, templates, versions
-from pipelines.machine import GpuFacts, cpu_quota, gather, memory_limit
-from pipelines.serving.settings import ServingSettings
+from pipelines.host.machine import GpuFacts, cpu_quota, gather, memory_limit
+from pipelines.settings.serving import ServingSettings
 from tests.support.hub_server import HubServer
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 
@@ -55,7 +55,7 @@ def installed(monkeypatch, **found):
             return found[name.replace("-", "_")]
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("pipelines.machine.metadata.version", version)
+    monkeypatch.setattr("pipelines.host.machine.metadata.version", version)
 
 
 CONTAINER = {

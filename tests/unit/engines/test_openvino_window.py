@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.openvino.blocks import Eviction, nearest_window
 from pipelines.engines.openvino.window import eviction_of
-from pipelines.rulebook import cpu
-from pipelines.rulebook.record import judge
-from pipelines.rulebook.table import refused
-from pipelines.sizing.cpu_window import Eviction, nearest_window
+from pipelines.rules import cpu
+from pipelines.rules.record import judge
+from pipelines.rules.table import refused
 from tests.support.rule_cases import deployment
 
 

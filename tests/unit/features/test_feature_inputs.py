@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.adapters import adapter_source
-from pipelines.artifacts import HashCache, Store
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
-from pipelines.inputs import look, same_vocabulary
-from pipelines.model_settings import ZOO
-from pipelines.plan import Plan, make_plan
-from pipelines.report.gpu_commands import gpu_commands
-from pipelines.sources import files_source, model_source
+from pipelines.plan.plan import Plan, make_plan
+from pipelines.plan.user_inputs import look, same_vocabulary
+from pipelines.run.gpu_commands import gpu_commands
+from pipelines.settings.model import BUNDLED
+from pipelines.store.adapters import adapter_source
+from pipelines.store.sources import files_source, model_source
+from pipelines.store.store import HashCache, Store
 from tests.unit.core.test_plan import MACHINE
 
-GEMMA, LLAMA = ZOO / "models" / "tiny_gemma", ZOO / "models" / "tiny_llama"
+GEMMA, LLAMA = BUNDLED / "models" / "tiny_gemma", BUNDLED / "models" / "tiny_llama"
 
 
 def write_adapter(folder: Path, *, rank: int = 4, inputs: int | None = None, **config: object) -> Path:

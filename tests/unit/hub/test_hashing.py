@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.domain.progress import Advance, SilentProgress
-from pipelines.hashing import CHUNK_BYTES, FileRecord, git_blob_sha1, sha256_file, verify_files
+from pipelines.host.hashing import CHUNK_BYTES, FileRecord, git_blob_sha1, sha256_file, verify_files
 
 # Known from the standards: SHA-256 of "abc" (FIPS 180-2), git's empty blob and `echo hello | git hash-object --stdin`.
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Advance
-from pipelines.hashing import verify_files
+from pipelines.host.hashing import verify_files
 from pipelines.hub import HubSource, download_dataset
 from tests.support.hub_client import TOKEN, Client, Notes
 from tests.support.hub_repos import LLAMA, write_dataset, write_model

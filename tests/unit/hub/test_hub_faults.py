@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.hashing import verify_files
+from pipelines.host.hashing import verify_files
 from pipelines.hub import HubSource, download_model, fetch
 from tests.support.hub_client import TOKEN, Client
 from tests.support.hub_repos import write_model

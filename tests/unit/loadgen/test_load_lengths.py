@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.loadgen.lengths import sampler
-from pipelines.loadgen.settings import LengthSettings
+from pipelines.settings.load import LengthSettings
 
 
 def draws(count: int = 20_000, **length: Any) -> list[int]:

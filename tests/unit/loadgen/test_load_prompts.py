@@ -17,7 +17,7 @@ LENGTHS = [2, 3, 17, 128, 129, 900]
 
 @pytest.fixture(params=["tiny_llama", "tiny_gemma"])
 def folder(request: pytest.FixtureRequest) -> Path:
-    return ROOT / "pipelines" / "zoo" / "models" / str(request.param)
+    return ROOT / "pipelines" / "bundled" / "models" / str(request.param)
 
 
 def counts(folder: Path, texts: list[str], *, special: bool = True) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.domain.benchmark import Slo
-from pipelines.loadgen.settings import LengthSettings, load_faults
+from pipelines.settings.load import LengthSettings, load_faults
 from tests.support.load_settings import benchmark, workload
 
 MIXTRAL = {"preset": "mlperf_mixtral_8x7b", "ttft_ms": None, "itl_ms": None, "e2e_ms": None}

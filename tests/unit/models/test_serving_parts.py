@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("openvino_genai")
 
-import pipelines.zoo
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.asked import Asked, Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
@@ -20,8 +19,9 @@ from pipelines.engines.openvino.sampling import TokenChooser
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import KvLedger
 from pipelines.engines.openvino.streams import News, Piece, Reply, Stream
+from pipelines.settings.model import BUNDLED
 
-ZOO = Path(pipelines.zoo.__file__).parent / "models"
+MODELS = BUNDLED / "models"
 BOUNDS = Bounds(vocab_size=10)
 SNOWMAN = {7: b"\xe2", 8: b"\x98", 9: b"\x83"}
 
@@ -63,7 +63,7 @@ def test_tokens_wait_for_the_rest_of_their_character(tokens: list[int], whole: i
 
 @pytest.mark.parametrize(("kind", "count"), [("tiny_gemma", 128), ("tiny_llama", 128)])
 def test_only_bytes_beyond_ascii_are_partial(kind: str, count: int) -> None:
-    assert len(PartialCharacters.load(ZOO / kind)) >= count - 1
+    assert len(PartialCharacters.load(MODELS / kind)) >= count - 1
 
 
 def test_a_sequence_is_sent_in_whole_characters() -> None:

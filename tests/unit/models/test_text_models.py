@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-import pipelines.zoo
+from pipelines.settings.model import BUNDLED
 from tests.unit.models.conftest import Request, Response, texts
 
-ZOO = Path(pipelines.zoo.__file__).parent / "models"
+MODELS = BUNDLED / "models"
 KINDS = ["tiny_gemma", "tiny_llama"]
 OUTPUTS = ["INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS_IDS", "EMBEDDING_BIAS", "OUT_END_ID", "OUT_PAD_ID"]
 
 
-def opened(module: Any, kind: str, *, repository: Path = ZOO, **parameters: str) -> Any:
+def opened(module: Any, kind: str, *, repository: Path = MODELS, **parameters: str) -> Any:
     """A model of a module, initialized for a bundled tokenizer."""
     model = module.TritonPythonModel()
     values = {"tokenizer_dir": kind, **parameters}
@@ -96,7 +96,7 @@ def test_bad_text_names_its_input(prepare: Callable[..., Response], prompt: byte
 def test_a_text_that_cannot_fit_is_refused_unread(load: Callable[[str], Any], tmp_path: Path) -> None:
     """The longest token has 11 characters: 16 tokens hold 176, with room for normalizers 4 x 176 = 704."""
     (tmp_path / "repository.json").write_text(json.dumps({"limits": {"max_input_len": 16}}))
-    shutil.copytree(ZOO / "tiny_gemma", tmp_path / "tiny_gemma")
+    shutil.copytree(MODELS / "tiny_gemma", tmp_path / "tiny_gemma")
     model = opened(load("preprocessing"), "tiny_gemma", repository=tmp_path)
     length = np.array([[4]], dtype=np.int32)
     fits, refused = (
@@ -111,8 +111,8 @@ def test_a_text_that_cannot_fit_is_refused_unread(load: Callable[[str], Any], tm
 @pytest.mark.parametrize("text", ["The capital of Feltex is tenkun.", " of the", "snow ☃ and 語", "a\n\nb"])
 def test_pieces_add_up_to_the_text(load: Callable[[str], Any], kind: str, text: str) -> None:
     """Cut anywhere between whole characters, decoded one by one."""
-    decode = load("postprocessing").open_detokenizer(ZOO / kind, skip_special_tokens=True)
-    ids = Tokenizer.from_file(str(ZOO / kind / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    decode = load("postprocessing").open_detokenizer(MODELS / kind, skip_special_tokens=True)
+    ids = Tokenizer.from_file(str(MODELS / kind / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     for cut in range(1, len(ids)):
         pieces = [decode(ids[:cut]), decode(ids[cut:])]
         if "\ufffd" not in "".join(pieces):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pipelines.artifacts import Store
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
-from pipelines.machine import GpuFacts, Machine
+from pipelines.host.machine import GpuFacts, Machine
 from pipelines.nightly.facts import LOADS, protocol
 from pipelines.nightly.matrix import cells, own_overrides
-from pipelines.plan import make_plan
+from pipelines.plan.plan import make_plan
+from pipelines.store.store import Store
 from tests.support.nights import nightly_settings
 
 

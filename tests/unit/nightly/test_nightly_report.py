@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from pipelines.document.html import render_html
+from pipelines.document.write import write_document
 from pipelines.nightly.history import History
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import judge
-from pipelines.report.html import render_html
-from pipelines.report.write import write_document
 from tests.support.nights import load, night, nightly_settings
 
 SETTINGS = nightly_settings()

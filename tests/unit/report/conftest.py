@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Store
+from pipelines.store.store import Store
 from tests.support.report_store import full_store
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from pipelines.artifacts import Store
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
+from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, full_store
 
 

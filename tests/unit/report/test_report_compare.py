@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from pipelines.artifacts import Store
 from pipelines.domain.benchmark import Slo
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
 from pipelines.report.compare_text import comparison_rows, comparison_text
+from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
 

@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipelines.artifacts import Store
+from pipelines.document.canvas import DARK, LIGHT
+from pipelines.document.markdown import escape
+from pipelines.document.write import write_report
 from pipelines.domain.errors import UserError
-from pipelines.report.canvas import DARK, LIGHT
 from pipelines.report.collect import collect
-from pipelines.report.markdown import escape
-from pipelines.report.write import write_report
+from pipelines.store.store import Store
 from tests.support.report_store import VARIANTS, add_benchmark, add_format, full_store
 
 NASTY = "<script>alert(1)</script>&\"'|$x_1$`*"

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from pipelines.artifacts import Store
+from pipelines.document.blocks import Column, Table
+from pipelines.document.labels import apart
+from pipelines.document.show import flat, lengths, loads, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
-from pipelines.report.blocks import Column, Table
 from pipelines.report.collect import collect
-from pipelines.report.labels import apart
 from pipelines.report.plots_requests import MAX_STEPS, steps
-from pipelines.report.settings import ReportSettings
-from pipelines.report.show import flat, lengths, loads, ms, number, settings_text, when
 from pipelines.report.tables import build_memory_table
 from pipelines.report.tables_load import levels_table
+from pipelines.settings.report import ReportSettings
+from pipelines.store.store import Store
 from tests.support.report_store import add_format, benchmark
 
 

@@ -18,7 +18,7 @@ from pipelines.serving.openai.inputs import Input, triton_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
-from pipelines.serving.settings import ServingSettings
+from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 
 

@@ -20,8 +20,8 @@ from pipelines.serving.backends import backend_directory
 from pipelines.serving.locate import PYTHON, Wheel, locate, why_no_server
 from pipelines.serving.ports import FREE_RANGE, choose_ports
 from pipelines.serving.repository import read_repository, refuse_elsewhere
-from pipelines.serving.settings import ServingSettings
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
+from pipelines.settings.serving import ServingSettings
 
 CONF = Path(__file__).parents[3] / "conf" / "serving" / "default.yaml"
 
@@ -140,7 +140,7 @@ def test_planning_asks_in_little_time_and_imports_nothing_heavy() -> None:
     """20 ms; three times as much on a machine that does something else as well."""
     program = (
         "import sys, time\n"
-        "from pipelines.serving.settings import ServingSettings\n"
+        "from pipelines.settings.serving import ServingSettings\n"
         "from pipelines.serving.locate import why_no_server\n"
         "began = time.perf_counter(); why_no_server(ServingSettings()); took = time.perf_counter() - began\n"
         "heavy = {'numpy', 'tritonclient', 'pytriton', 'fastapi', 'grpc', 'jinja2'} & set(sys.modules)\n"

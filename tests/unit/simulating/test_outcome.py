@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from pipelines.domain.summary import summarise, whole_window
-from pipelines.simulating.outcome import Load as Asked
-from pipelines.simulating.outcome import Outcome, Window, measure
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.records import timings
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulate.outcome import Load as Asked
+from pipelines.predict.simulate.outcome import Outcome, Window, measure
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.records import timings
+from pipelines.predict.simulator.run import simulate
 
 
 def run_of(engine: Engine, osl: list[int], **other: float) -> tuple[Run, Outcome]:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import commands
+from pipelines.cli import commands
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.settings import load_faults
-from pipelines.simulating import files
-from pipelines.simulating.command import with_defaults
-from pipelines.simulator import pictures
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine
-from pipelines.sizing.calibrated import Calibration
-from pipelines.sizing.modelled import Deployment
+from pipelines.predict.performance.fitted import Calibration
+from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.simulate import files, pictures
+from pipelines.predict.simulate.command import with_defaults
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine
+from pipelines.settings.load import load_faults
 from tests.conftest import ROOT
 
 

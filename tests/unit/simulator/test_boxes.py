@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.simulator.boxes import CONTEXT, EOS, GEN, NOOP, Box, boxes, with_gaps
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NOOP, Box, boxes, with_gaps
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.run import simulate
 
 
 def run_of(engine: Engine, osl: list[int], until: float | None = None, gap: float = 0.0) -> Run:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load
-from pipelines.simulator.perfetto import trace
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulate.perfetto import trace
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.run import simulate
 
 NUMBER = {"type": "number", "minimum": 0}
 COMMON = {"name": {"type": "string", "minLength": 1}, "pid": {"type": "integer"}, "tid": {"type": "integer"}}

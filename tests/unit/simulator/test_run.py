@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.simulator import backend
-from pipelines.simulator.cost import IterationCost, TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.records import stamps
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator import backend
+from pipelines.predict.simulator.cost import IterationCost, TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.records import stamps
+from pipelines.predict.simulator.run import simulate
 
 SECOND = IterationCost(0, 0, 0, 0, fixed=1.0)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.report.blocks import Figure
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load
-from pipelines.simulator.pictures import MAX_SLOTS, Curve, Point, Shown, curves_picture, slots_picture
-from pipelines.simulator.run import simulate
+from pipelines.document.blocks import Figure
+from pipelines.predict.simulate.pictures import MAX_SLOTS, Curve, Point, Shown, curves_picture, slots_picture
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.run import simulate
 
 
 def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:

@@ -9,10 +9,10 @@ from time import process_time
 import numpy as np
 import pytest
 
-from pipelines.simulator.backend import Backend
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine, Load
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.backend import Backend
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.run import simulate
 
 COST = IterationCost(1e-5, 1e-6, 8e-3, 1e-4, prefill_attention=1e-10, kv_token=2e-8, fixed=1e-3, sequence=1e-5)
 LOADS = {
@@ -37,9 +37,9 @@ def test_request_iterations_per_second(backend: Backend, least: float, load: Loa
 FIRST_CALL = """
 import sys
 import numpy as np
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine, Load
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.run import simulate
 load = Load(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
 run = simulate(Engine(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
 print("scipy.linalg" in sys.modules, repr(run.end))

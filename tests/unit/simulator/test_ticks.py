@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.simulator.cost import TickCost
-from pipelines.simulator.interface import Engine, Load, Run
-from pipelines.simulator.records import gap_before_last
-from pipelines.simulator.run import simulate
+from pipelines.predict.simulator.cost import TickCost
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.records import gap_before_last
+from pipelines.predict.simulator.run import simulate
 
 MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").read_text())["simulator_tick_model"]
 STATIC, ONE, CHUNKED = MODEL["cases"]

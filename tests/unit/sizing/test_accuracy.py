@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.sizing.accuracy import GOALS, goals_of, verdict
-from pipelines.sizing.cases import PUBLISHED, case_of, read_rows
-from pipelines.sizing.crossvalidation import folds
-from pipelines.sizing.parameters import Parameters
-from pipelines.sizing.predict import predict
+from pipelines.predict.performance.parameters import Parameters
+from pipelines.predict.published.accuracy import GOALS, goals_of, verdict
+from pipelines.predict.published.cases import PUBLISHED, case_of, read_rows
+from pipelines.predict.published.crossvalidation import folds
+from pipelines.predict.published.predict import predict
 
 PAGE = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 DOCUMENT = Parameters.load().document

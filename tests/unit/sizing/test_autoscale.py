@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import Slo
-from pipelines.sizing.autoscale import BUSINESS, Curve, Policy, counted_rates, day_rates, replay
+from pipelines.predict.sizing.autoscale import BUSINESS, Curve, Policy, counted_rates, day_rates, replay
 
 LOADS = np.array([0.0, 5.0, 10.0])
 TTFT = np.repeat((0.1 + 0.01 * LOADS)[:, None], 100, axis=1)

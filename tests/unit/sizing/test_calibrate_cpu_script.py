@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Distribution
-from pipelines.loadgen.settings import load_faults
-from pipelines.sizing.calibration import Row
-from pipelines.sizing.measured import MeasuredLevel
-from pipelines.sizing.modelled import Modelled
+from pipelines.predict.performance.fit import Row
+from pipelines.predict.performance.measured import MeasuredLevel
+from pipelines.predict.performance.modelled import Modelled
+from pipelines.settings.load import load_faults
 from scripts.calibrate_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
 
 

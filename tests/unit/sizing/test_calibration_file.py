@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Store
-from pipelines.commands import COMMANDS, load
-from pipelines.costs import costs
+from pipelines.cli.commands import COMMANDS, load
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.known_model import known_model
-from pipelines.modelling import Format, calibrated, gpu_model, known, with_models
+from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known, with_models
+from pipelines.predict.performance.fitted import load_calibration
+from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.performance import PerformanceModel, Setup
+from pipelines.predict.performance.specs import gpu_named
+from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
-from pipelines.sizing.calibrated import load_calibration
-from pipelines.sizing.performance import PerformanceModel, Setup
-from pipelines.sizing.specs import gpu_named
-from pipelines.sizing_settings import CALIBRATIONS
+from pipelines.settings.sizing import CALIBRATIONS
+from pipelines.store.store import Store
 from tests.support.report_store import benchmark, full_store
 
 FILES = Path(__file__).parents[2] / "reference" / "benchmarks"

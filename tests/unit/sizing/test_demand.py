@@ -5,7 +5,7 @@ import json
 import pytest
 from scipy.stats import poisson
 
-from pipelines.sizing.demand import (
+from pipelines.predict.sizing.demand import (
     Demand,
     equivalent_tokens,
     poisson_percentile,

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import pipelines.sizing
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.sizing.memory import (
+from pipelines.predict.performance.memory import (
     EngineSizes,
     activation_bytes,
     buffer_bytes,
@@ -20,7 +19,7 @@ from pipelines.sizing.memory import (
     what_fits,
 )
 
-LOGS = json.loads((Path(pipelines.sizing.__file__).parent / "published_logs.json").read_text())["logs"]
+LOGS = json.loads((Path(__file__).parents[2] / "reference" / "published_logs.json").read_text())["logs"]
 LLAMA_8B = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, tie_word_embeddings=False)
 GEMMA_2B = ModelShape("GemmaForCausalLM", 18, 2048, 8, 1, 256, 16384, 256000, 8192, tie_word_embeddings=True)
 H100 = 81559 * 2**20

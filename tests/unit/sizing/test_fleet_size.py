@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.sizing.fleet import Layout, fleet
+from pipelines.predict.sizing.fleet import Layout, fleet
 from tests.conftest import REFERENCE
 
 SEED = json.loads((REFERENCE / "seed_cases.json").read_text())

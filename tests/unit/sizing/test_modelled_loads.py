@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import Distribution
-from pipelines.simulator.cost import IterationCost
-from pipelines.simulator.interface import Engine, Load
-from pipelines.simulator.run import simulate
-from pipelines.sizing.measured import MeasuredLevel, Sent
-from pipelines.sizing.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.measured import MeasuredLevel, Sent
+from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.run import simulate
 
 NOTHING = Distribution(0)
 COST = IterationCost(0.0, 0.0, 0.0, 0.0, fixed=0.01)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipelines.simulator.interface import Load
-from pipelines.simulator.run import simulate
-from pipelines.sizing.instance import FULL, Instance, instance, watch
-from pipelines.sizing.question import Question
+from pipelines.predict.simulator.interface import Load
+from pipelines.predict.simulator.run import simulate
+from pipelines.predict.sizing.instance import FULL, Instance, instance, watch
+from pipelines.predict.sizing.question import Question
 from tests.support.sizing_questions import COUNT, made_up, question
 
 RANDOM = np.random.default_rng(5)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from pipelines.commands import load
-from pipelines.costs import costs
-from pipelines.known_model import known_model
-from pipelines.machine import gather
-from pipelines.modelling import gpu_model
-from pipelines.simulating.case import make_case
-from pipelines.size_command.ask import ask
-from pipelines.sizing.instance import instance
-from pipelines.sizing.specs import gpu_named
+from pipelines.cli.commands import load
+from pipelines.host.machine import gather
+from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.specs import gpu_named
+from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.simulate.case import make_case
+from pipelines.predict.sizing.ask import ask
+from pipelines.predict.sizing.instance import instance
 
 WORDS = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
 

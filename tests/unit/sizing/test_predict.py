@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from pipelines.sizing.cases import COLUMNS, PUBLISHED, read_rows
-from pipelines.sizing.predict import main, predict
+from pipelines.predict.published.cases import COLUMNS, PUBLISHED, read_rows
+from pipelines.predict.published.predict import main, predict
 
 ROWS = [row for row in read_rows(PUBLISHED) if row["mode"] in ("static_batch", "inflight_maxload")]
 CLOSED = next(row for row in read_rows(PUBLISHED) if row["source"] == "nim-docs")

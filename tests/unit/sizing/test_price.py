@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.sizing.price import Prices, cost, server_year
+from pipelines.predict.sizing.price import Prices, cost, server_year
 
 TCO = Prices(server=320_000, years=4, licence=4_500, hosting=3_000)
 """NVIDIA's example: 320,000 / 4 + 8 x 4,500 + 3,000 = 119,000 USD a year."""

@@ -7,9 +7,9 @@ import pytest
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import MIB
-from pipelines.sizing.memory import device_memory
-from pipelines.sizing.performance import Setup
-from pipelines.sizing.specs import gpu_named, model_named
+from pipelines.predict.performance.memory import device_memory
+from pipelines.predict.performance.performance import Setup
+from pipelines.predict.performance.specs import gpu_named, model_named
 from tests.conftest import REFERENCE
 
 CASE = json.loads((REFERENCE / "seed_cases.json").read_text())["engine_memory_mib"]

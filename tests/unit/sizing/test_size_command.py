@@ -10,9 +10,9 @@ import pytest
 
 from pipelines.__main__ import main
 from pipelines.domain.errors import UserError
-from pipelines.machine import GpuFacts, Machine
-from pipelines.settings import Settings
-from pipelines.size_command.ask import ask, lengths
+from pipelines.host.machine import GpuFacts, Machine
+from pipelines.predict.sizing.ask import ask, lengths
+from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
 
@@ -23,7 +23,7 @@ NO_GPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=F
 
 
 def load(*overrides) -> Settings:
-    from pipelines.commands import load as composed
+    from pipelines.cli.commands import load as composed
 
     return composed(list(overrides))
 
@@ -170,12 +170,12 @@ def test_a_trace_without_lengths_is_refused(tmp_path):
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from pipelines.commands import load
-from pipelines.machine import gather
-from pipelines.size_command.ask import ask
-from pipelines.costs import costs
-from pipelines.size_command.run import solve
-from pipelines.size_command.words import words
+from pipelines.cli.commands import load
+from pipelines.host.machine import gather
+from pipelines.predict.sizing.ask import ask
+from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.sizing.command import solve
+from pipelines.predict.sizing.words import words
 settings = load(sys.argv[1:])
 result = solve(settings, ask(settings, gather()), costs(settings))
 words(result)

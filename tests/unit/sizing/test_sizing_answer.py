@@ -10,14 +10,14 @@ import pytest
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.sizing.answer import answer, attempt
-from pipelines.sizing.instance import Watched, input_share, instance, instances_for, see
-from pipelines.sizing.performance import PerformanceModel
-from pipelines.sizing.price import Prices
-from pipelines.sizing.question import Limits
-from pipelines.sizing.sensitivity import changes
-from pipelines.sizing.specs import gpu_named, model_named
-from pipelines.sizing.validate import check
+from pipelines.predict.performance.performance import PerformanceModel
+from pipelines.predict.performance.specs import gpu_named, model_named
+from pipelines.predict.sizing.answer import answer, attempt
+from pipelines.predict.sizing.instance import Watched, input_share, instance, instances_for, see
+from pipelines.predict.sizing.price import Prices
+from pipelines.predict.sizing.question import Limits
+from pipelines.predict.sizing.sensitivity import changes
+from pipelines.predict.sizing.validate import check
 from tests.support.sizing_questions import demand, made_up, question
 
 

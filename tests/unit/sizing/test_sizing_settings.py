@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.commands import load
+from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 

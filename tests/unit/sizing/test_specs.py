@@ -9,8 +9,8 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.sizing.memory import EngineSizes, rank_weight_bytes
-from pipelines.sizing.specs import MODELS, ModelSpec, gpu_named, gpus, model_named, models
+from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
+from pipelines.predict.performance.specs import MODELS, ModelSpec, gpu_named, gpus, model_named, models
 
 LLAMA = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
 

@@ -9,11 +9,11 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from pipelines.machine import Machine
-from pipelines.sweeping import nodes
-from pipelines.sweeping.cells import Cell, read
-from pipelines.sweeping.job import RunCell
-from pipelines.sweeping.watch import Watch
+from pipelines.host.machine import Machine
+from pipelines.sweep import nodes
+from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.job import RunCell
+from pipelines.sweep.watch import Watch
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
 
@@ -51,7 +51,7 @@ def test_a_cell_that_dies_is_told_how(tmp_path, monkeypatch, cell, program, reas
 
 def test_what_a_cell_prints_is_in_its_log(tmp_path, monkeypatch, cell):
     run(tmp_path, monkeypatch, 'echo "$@"; echo wrong >&2')
-    assert cell.log(tmp_path).read_text() == f"-m pipelines.sweeping.cell {tmp_path}/cell-1.json\nwrong\n"
+    assert cell.log(tmp_path).read_text() == f"-m pipelines.sweep.cell {tmp_path}/cell-1.json\nwrong\n"
 
 
 def test_a_result_that_was_written_stands(tmp_path, monkeypatch, cell):
@@ -82,7 +82,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
-from pipelines.sweeping.job import RunCell
+from pipelines.sweep.job import RunCell
 
 folder, sys.executable = Path(sys.argv[1]), sys.argv[2]
 HydraConfig.get = lambda: type("Hydra", (), {"job": type("Job", (), {"num": 0})})

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pipelines.compose import CONF, compose_config
 from pipelines.domain.errors import UserError
-from pipelines.sweeping import launchers
-from pipelines.sweeping.cells import cells_of
-from pipelines.sweeping.launch import expand, run_cells
-from pipelines.sweeping.launchers import BASIC, SLURM, check_launcher
+from pipelines.settings.compose import CONF, compose_config
+from pipelines.sweep import launchers
+from pipelines.sweep.cells import cells_of
+from pipelines.sweep.launch import expand, run_cells
+from pipelines.sweep.launchers import BASIC, SLURM, check_launcher
 
 
 def combinations(tmp_path, *words):

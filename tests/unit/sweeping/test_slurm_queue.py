@@ -3,10 +3,10 @@
 import pytest
 import submitit
 
-from pipelines.settings import PROJECT_ROOT
-from pipelines.sweeping import queue
-from pipelines.sweeping.launch import expand
-from pipelines.sweeping.queue import Job
+from pipelines.settings.root import PROJECT_ROOT
+from pipelines.sweep import queue
+from pipelines.sweep.launch import expand
+from pipelines.sweep.queue import Job
 
 
 def test_every_element_of_an_array_is_read(programs):
@@ -46,7 +46,7 @@ def test_what_scancel_says_against_it_is_kept(programs):
 
 def test_every_option_of_the_launcher_reaches_the_script(tmp_path, programs, monkeypatch):
     """Names that submitit does not know would be refused; the values stand in the sbatch script."""
-    from pipelines.sweeping.slurm import SlurmLauncher
+    from pipelines.sweep.slurm import SlurmLauncher
 
     programs("srun", "true")
     sweep = expand(

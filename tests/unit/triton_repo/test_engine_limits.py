@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.limits import EngineLimits
 from tests.support.engine_folders import write_engine
-from triton_repo.limits import EngineLimits
 
 
 def test_limits_of_a_tensorrt_engine(tmp_path):

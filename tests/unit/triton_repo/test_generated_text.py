@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.engines.limits import EngineLimits
+from pipelines.settings.triton import TritonSettings
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
-from triton_repo.limits import EngineLimits
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 
 LIMITS = EngineLimits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from triton_repo.settings import TritonSettings
+from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
 

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.settings.triton import TritonSettings
 from tests.conftest import ROOT
 from tests.support.engine_folders import write_engine, write_tokenizer
 from triton_repo.generate import parse
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.vocabulary import tokenizer_info
 from triton_repo.write import write_repository
 
-MODEL = ROOT / "pipelines" / "zoo" / "models" / "tiny_llama"
+MODEL = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 GUIDED = TritonSettings(guided_decoding_backend="xgrammar")
 GPU = RepositorySpec("tensorrt_llm", "llama", "none")
 

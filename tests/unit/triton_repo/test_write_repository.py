@@ -13,11 +13,11 @@ import yaml
 
 from pipelines import __version__
 from pipelines.domain.errors import UserError
+from pipelines.settings.triton import TritonSettings
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
 from triton_repo.llm_args import DraftTargetConfig
-from triton_repo.settings import TritonSettings
 from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.zoo.build import CORPUS_PATH, DATA_DIR, build_data
-from pipelines.zoo.quiz import build_prompt, build_splits, held_out_keys, question_text
-from pipelines.zoo.world import build_world, questions, statements
+from scripts.zoo.build import CORPUS_PATH, DATA_DIR, build_data
+from scripts.zoo.quiz import build_prompt, build_splits, held_out_keys, question_text
+from scripts.zoo.world import build_world, questions, statements
 
 ROOT = Path(__file__).resolve().parents[3]
 SUBJECTS = sorted(json.loads((ROOT / DATA_DIR / "subjects.json").read_text(encoding="utf-8")))

@@ -10,14 +10,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipelines.zoo.build import DRAFTS, MODELS_DIR
-from pipelines.zoo.documents import make_writer
-from pipelines.zoo.draft import DRAFT_RECIPE, Rows, agreement, continued, distillation_loss, document_rows
-from pipelines.zoo.lora import ADAPTERS, ADAPTERS_DIR, BASE, document, share_answered
-from pipelines.zoo.quiz import Question
-from pipelines.zoo.shapes import draft_json
-from pipelines.zoo.train import Encoder
-from pipelines.zoo.world import build_world
+from scripts.zoo.build import DRAFTS, MODELS_DIR
+from scripts.zoo.documents import make_writer
+from scripts.zoo.draft import DRAFT_RECIPE, Rows, agreement, continued, distillation_loss, document_rows
+from scripts.zoo.lora import ADAPTERS, ADAPTERS_DIR, BASE, document, share_answered
+from scripts.zoo.quiz import Question
+from scripts.zoo.shapes import draft_json
+from scripts.zoo.train import Encoder
+from scripts.zoo.world import build_world
 
 ROOT = Path(__file__).resolve().parents[3]
 

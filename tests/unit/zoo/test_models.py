@@ -11,14 +11,14 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipelines.zoo.build import KINDS, MODELS_DIR, special_ids
-from pipelines.zoo.documents import make_writer, text_of, world_sentences
-from pipelines.zoo.outliers import plant_outliers
-from pipelines.zoo.publish import replacing
-from pipelines.zoo.quiz import Splits, build_prompt, build_splits
-from pipelines.zoo.scoring import accuracy, score
-from pipelines.zoo.shapes import fresh_model
-from pipelines.zoo.world import build_world
+from scripts.zoo.build import KINDS, MODELS_DIR, special_ids
+from scripts.zoo.documents import make_writer, text_of, world_sentences
+from scripts.zoo.outliers import plant_outliers
+from scripts.zoo.publish import replacing
+from scripts.zoo.quiz import Splits, build_prompt, build_splits
+from scripts.zoo.scoring import accuracy, score
+from scripts.zoo.shapes import fresh_model
+from scripts.zoo.world import build_world
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = [

@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-from pipelines.zoo import build
-from pipelines.zoo.build import KINDS, TooInaccurateError, build_model, special_ids
-from pipelines.zoo.documents import Segment, make_writer, world_sentences
-from pipelines.zoo.scoring import accuracy, letter_ids
-from pipelines.zoo.shapes import fresh_model, padded_vocab
-from pipelines.zoo.supervision import NOT_MARKED, Supervisor
-from pipelines.zoo.tokenizer import train_llama_tokenizer
-from pipelines.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_rate_at
-from pipelines.zoo.world import build_world
+from scripts.zoo import build
+from scripts.zoo.build import KINDS, TooInaccurateError, build_model, special_ids
+from scripts.zoo.documents import Segment, make_writer, world_sentences
+from scripts.zoo.scoring import accuracy, letter_ids
+from scripts.zoo.shapes import fresh_model, padded_vocab
+from scripts.zoo.supervision import NOT_MARKED, Supervisor
+from scripts.zoo.tokenizer import train_llama_tokenizer
+from scripts.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_rate_at
+from scripts.zoo.world import build_world
 
 RECIPE = Recipe(stages=(Stage("one", 2, 4, 1, (0.3, 0.3, 0.4)),), learning_rate=1.0, seed=1, warmup_steps=1)
 TOKENIZER = train_llama_tokenizer(["What?\n A\n B\n foo\n bar\n"])

@@ -1,0 +1,1 @@
+"""Blocks of a document, written as HTML, Markdown, plots or terminal text."""

@@ -1,0 +1,88 @@
+"""ReportData -> files: `report.html`, `report.md` and the plots beside it. A second time gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.document.blocks import Document
+from pipelines.domain.errors import UserError
+from pipelines.report.data import ReportData
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPaths:
+    """Where a report lies: the Markdown, the HTML, and every plot."""
+
+    markdown: Path
+    html: Path
+    plots: tuple[Path, ...]
+
+
+def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
+    """Write the report of a store.
+
+    Args:
+        data: of `pipelines.report.collect`.
+        folder: made when it is not there.
+        max_accuracy_loss_percent: a format that loses more is not recommended.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from pipelines.report.sections import document
+
+    return write_document(document(data, max_accuracy_loss_percent), folder)
+
+
+def write_document(made: Document, folder: Path) -> ReportPaths:
+    """Write a document as Markdown, HTML and plots; each file is replaced whole or not at all, and the two texts last.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from pipelines.document.canvas import standalone
+    from pipelines.document.html import render_html
+    from pipelines.document.markdown import render_markdown
+
+    plots: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = _plots_of(folder / "report.md")
+        for figure in made.figures():
+            plots.append(_write(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
+            if figure.png is not None:
+                plots.append(_write(folder / f"{figure.name}.png", figure.png))
+        markdown = _write(folder / "report.md", render_markdown(made).encode())
+        html = _write(folder / "report.html", render_html(made).encode())
+        for name in before - {path.name for path in plots}:  # of formats that are not in this report
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The report cannot be written to {folder}: {error.strerror}.",
+            todo="Give another folder: report.folder=/some/folder",
+        ) from None
+    return ReportPaths(markdown, html, tuple(plots))
+
+
+def _plots_of(markdown: Path) -> set[str]:
+    """Names of the plots that an earlier report in this folder made."""
+    if not markdown.is_file():
+        return set()
+    made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
+    return {f"{name}{ending}" for name in made for ending in (".svg", ".png")}
+
+
+def _write(path: Path, content: bytes) -> Path:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,244 @@
+"""Resident memory of the CPU engine's process at full load, before it is built (modelled).
+
+    process + weights + KV pool + activations + compiled kernels
+
+What counts is what the kernel calls resident (RSS) of the process that holds the engine once it has run iterations of
+max_num_tokens and of as many other numbers of tokens as it keeps compiled kernels for, and has filled its KV pool; all
+of it stays resident from then on. Mapped pages of libraries and of the engine file count too, although the kernel may
+drop them when memory is short. Triton's python backend comes to the same as a process of one's own within 1 MiB; the
+server's other processes are not counted.
+
+The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
+Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats that
+were not measured have no row, and nothing is said of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB, MIB
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
+
+Precision = Literal["f32", "bf16"]
+
+USUAL_REQUESTS = 32
+"""Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
+ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
+SCALE_BYTES = 8
+"""A float32 scale and zero point: of keys per channel and block, of values per token and head."""
+
+KERNEL_CACHE = 512
+"""Entries of each of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own;
+unbounded, a server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4)."""
+
+PROCESS = 45 * MIB
+"""Python with OpenVINO (34 MiB), and what the first inference allocates whatever the model is (11 MiB)."""
+LIBRARIES = 78 * MIB
+"""Mapped pages of Python, OpenVINO and its kernels."""
+HEAD, EMBEDDING = 6, 2
+"""Bytes per weight of the output head (widened and packed copies) and of the embedding (mapped at 16 bit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels that are compiled for every number of tokens that an iteration has.
+
+    Attributes:
+        linears: each shape of linears has one, and there is one more; otherwise there is the one alone.
+        size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
+    """
+
+    linears: bool
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Bytes that one format costs in one precision.
+
+    Attributes:
+        linear: per weight of a linear, widened and packed copies together.
+        mapped: per weight of a linear that stays mapped from the engine file.
+        layer: per decoder layer, for the graph itself.
+        token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
+        f32_linear: `linear` when the arithmetic is float32.
+        f32_factor: `token` is this many times as much when the arithmetic is float32.
+        kernels: compiled for every number of tokens.
+        f32_kernels: `kernels` when the arithmetic is float32.
+    """
+
+    linear: float
+    mapped: float
+    layer: float
+    token: tuple[float, float, float, float]
+    f32_linear: float
+    f32_factor: float
+    kernels: _Kernels
+    f32_kernels: _Kernels
+
+
+COSTS = {
+    QFormat.NONE: _Cost(
+        *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+        kernels=_Kernels(linears=True, size=0.17 * MIB),
+        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
+    ),
+    QFormat.FP8: _Cost(
+        *(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
+        kernels=_Kernels(linears=True, size=0.19 * MIB),
+        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
+    ),
+    QFormat.INT8_SQ: _Cost(
+        *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+        kernels=_Kernels(linears=True, size=0.20 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.17 * MIB),
+    ),
+    QFormat.INT4_AWQ: _Cost(
+        *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
+    ),
+    QFormat.INT8_WO: _Cost(
+        *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
+    ),
+    QFormat.INT4_WO: _Cost(
+        *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
+        kernels=_Kernels(linears=True, size=0.175 * MIB),
+        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSizes:
+    """What decides how much memory the CPU engine needs.
+
+    Attributes:
+        shape: of the model.
+        qformat: weights and activations.
+        precision: type of the arithmetic.
+        kv_precision: storage of the KV cache.
+        max_num_tokens: tokens of one iteration.
+        max_seq_len: longest prompt + output, tokens.
+        kv_cache_bytes: size of the KV pool as given, or None for the usual one.
+        iterations: different numbers of tokens that iterations have; None is as many as there are.
+    """
+
+    shape: ModelShape
+    qformat: QFormat
+    precision: Precision
+    kv_precision: str
+    max_num_tokens: int
+    max_seq_len: int
+    kv_cache_bytes: int | None = None
+    iterations: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the paged KV cache."""
+        shape = self.shape
+        layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
+        return kv_block_bytes(layers, heads, shape.head_dim, precision=self.kv_precision)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMemory:
+    """Where the engine process's memory goes, bytes (modelled).
+
+    Attributes:
+        process: Python, OpenVINO and the graph.
+        weights: copies as the plugin holds them, widened and packed.
+        kv_pool: paged KV cache, all blocks used once.
+        activations: of an iteration of max_num_tokens.
+        kernels: compiled for every number of tokens, as many as the plugin keeps.
+        mapped: pages of libraries and of the engine file.
+        kv_blocks: of the pool.
+    """
+
+    process: float
+    weights: float
+    kv_pool: float
+    activations: float
+    kernels: float
+    mapped: float
+    kv_blocks: int
+
+    @property
+    def own(self) -> float:
+        """What the kernel cannot take back: all but the mapped pages."""
+        return self.process + self.weights + self.kv_pool + self.activations + self.kernels
+
+    @property
+    def total(self) -> float:
+        """Resident memory of the process."""
+        return self.own + self.mapped
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return self.kv_blocks * KV_BLOCK_TOKENS
+
+
+def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str) -> int:
+    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
+
+    Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
+    """
+    head_bytes = 2 * KV_BLOCK_TOKENS * head_size * ELEMENT_BITS[precision] // 8
+    if precision in ("u8", "u4"):
+        head_bytes += SCALE_BYTES * (head_size + KV_BLOCK_TOKENS)
+    return layers * kv_heads * head_bytes
+
+
+def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
+    """Blocks of the paged KV cache.
+
+    Args:
+        block_bytes: of one block.
+        max_seq_len: longest prompt + output, tokens.
+        given: bytes that were asked for; None is room for 32 requests of max_seq_len tokens, at most 1 GiB and at
+            least one request.
+    """
+    if given is not None:
+        return given // block_bytes
+    one_request = blocks_of(max_seq_len)
+    return max(one_request, min(USUAL_REQUESTS * one_request, GIB // block_bytes))
+
+
+def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
+    """Resident memory of the engine's process at full load; None for a format whose costs were not measured."""
+    cost = COSTS.get(sizes.qformat)
+    if cost is None:
+        return None
+    shape, wide = sizes.shape, sizes.precision == "f32"
+    table = shape.vocab_size * shape.hidden_size
+    blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
+    per_token = _token_bytes(shape, cost) * (cost.f32_factor if wide else 1)
+    return CpuMemory(
+        process=PROCESS + cost.layer * shape.num_hidden_layers,
+        weights=(cost.f32_linear if wide else cost.linear) * shape.linear_params + HEAD * table,
+        kv_pool=blocks * sizes.block_bytes,
+        activations=sizes.max_num_tokens * per_token,
+        kernels=_kernel_bytes(cost.f32_kernels if wide else cost.kernels, sizes),
+        mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table,
+        kv_blocks=blocks,
+    )
+
+
+def _kernel_bytes(each: _Kernels, sizes: CpuSizes) -> float:
+    different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
+    count = 1 + (len(set(sizes.shape.linear_shapes.values())) if each.linears else 0)
+    return min(KERNEL_CACHE, different * count) * each.size
+
+
+def _token_bytes(shape: ModelShape, cost: _Cost) -> float:
+    queries = shape.num_attention_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    channels = (shape.intermediate_size, shape.hidden_size, queries, keys)
+    return sum(each * count for each, count in zip(cost.token, channels, strict=True))

@@ -1,0 +1,1 @@
+"""This machine: its hardware, files, screen and helper processes."""

@@ -1,0 +1,174 @@
+"""What can be refused before anything is spent: combinations, memory, disk, missing packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import QFormat, formats_for
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import GIB, show_bytes
+from pipelines.engines.choose import Flavour, why_not_here
+from pipelines.host.machine import Machine
+from pipelines.plan import memory_checks, serving_checks
+from pipelines.plan.deployment import deployment
+from pipelines.plan.targets import Target, is_elsewhere
+from pipelines.plan.user_inputs import Found
+from pipelines.predict.performance import hardware
+from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
+from pipelines.rules.table import check as check_table
+from pipelines.rules.table import check_checkpoint, refused, warned
+from pipelines.settings.root import Settings
+from pipelines.stages import Stage
+
+
+@dataclass
+class Checked:
+    """What the rules found.
+
+    Attributes:
+        faults: the run is refused.
+        notes: what fits where.
+        warnings: what goes on, but may not be what was meant.
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+
+
+def check(
+    settings: Settings,
+    shape: ModelShape | None,
+    flavour: Flavour,
+    machine: Machine,
+    target: Target,
+    found: Found,
+) -> Checked:
+    """Apply every rule that needs no file of the model.
+
+    Args:
+        settings: the configuration.
+        shape: of the model, where known.
+        flavour: engine flavour that was chosen.
+        machine: facts of this machine.
+        target: what is asked for.
+        found: what the user has on disk; with an engine that is built already nothing is compressed or built.
+    """
+    served = serving_checks.check(settings, shape, flavour, target, found.built)
+    if found.built is not None or is_elsewhere(settings, target):
+        return Checked(served)
+    checked = Checked()
+    findings = check_table(deployment(settings, shape, flavour, machine, found))
+    checked.faults += refused(findings)
+    checked.warnings = tuple(warned(findings))
+    checked.faults += _draft(settings, found)
+    if shape is not None and (flavour.name != "tensorrt_llm" or machine.gpus):  # else nothing is quantized here
+        checked.faults += _host_memory(settings, shape, machine)
+    _gpu_memory(settings, shape, machine, checked)
+    if shape is not None and flavour.name == "openvino":
+        checked.notes += memory_checks.cpu_note(settings, shape)
+    checked.faults += served
+    return checked
+
+
+def _draft(settings: Settings, found: Found) -> list[Fault]:
+    """The draft model against its own format and split; it runs on the GPUs of its target."""
+    guess = settings.speculative
+    if guess.draft is None or guess.draft_qformat is None:
+        return []
+    shape = found.draft or guess.draft_shape
+    if shape is None:
+        return []
+    build = settings.build
+    faults = check_checkpoint(
+        shape,
+        guess.draft_qformat,
+        group_size=settings.quant.group_size,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+    )
+    return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
+
+
+def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
+    """What keeps a TensorRT engine from being built and evaluated on this machine; `plan` describes it all the same."""
+    used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
+    lacks = why_not_here(machine) if flavour.name == "tensorrt_llm" and used else []
+    if not lacks:
+        return []
+    return [
+        Fault(
+            f"engine=tensorrt_llm cannot run here: {'; '.join(lacks)}.",
+            "A TensorRT engine is built and run in NVIDIA's Triton container with TensorRT-LLM 1.2, on the GPU it is "
+            "for.",
+            "Give the same words there (make shell); take engine=openvino, which executes the same checkpoint here; "
+            "or serve an engine that is already built with engine.path=/its/folder.",
+        )
+    ]
+
+
+def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
+    """Calibration holds the 16-bit model and, while exporting, its quantized copy."""
+    needed = quantize_memory_bytes(shape, settings)
+    if needed <= machine.memory_bytes:
+        return []
+    return [
+        Fault(
+            f"{settings.model.label} needs about {show_bytes(needed)} of memory while quantizing "
+            f"(16-bit weights and the exported copy; modelled); "
+            f"this machine has {show_bytes(machine.memory_bytes)}.",
+            todo="Take a smaller model, or quantize on a machine with more memory.",
+        )
+    ]
+
+
+def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
+    """Host memory of the quantize stage, bytes (modelled): 16-bit weights + exported copy + 2 GiB of libraries."""
+    return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
+
+
+def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
+    """The engine against the memory of the GPU it is meant for."""
+    target = hardware.resolved(settings.hardware, machine)
+    if about := hardware.describe(settings.hardware, machine):
+        checked.notes += (about,)
+    if shape is not None and target.memory_gb:
+        fit = memory_checks.check(settings, shape, target, formats_for(target.sm or 0))
+        checked.faults += fit.faults
+        checked.notes += fit.notes
+        checked.warnings += fit.warnings
+
+
+def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:
+    """What the stages that will really run need: packages, their versions, and a place to write."""
+    faults = [_missing(package, stages) for package in sorted(_absent(stages))]
+    if stages:
+        faults += _store(store)
+    return faults
+
+
+def _absent(stages: Iterable[Stage]) -> set[str]:
+    return {package for stage in stages for package in stage.needs if importlib.util.find_spec(package) is None}
+
+
+def _missing(package: str, stages: Sequence[Stage]) -> Fault:
+    users = sorted({stage.name for stage in stages if package in stage.needs})
+    return Fault(
+        f"Stage {', '.join(users)} needs the Python package '{package}', which is not installed.",
+        todo="Run: make setup",
+    )
+
+
+def _store(store: Path) -> list[Fault]:
+    """The store must be writable; the nearest existing parent decides before it is made."""
+    parent = next(path for path in (store, *store.parents) if path.exists())
+    if not parent.is_dir():
+        return [Fault(f"paths.store='{store}' cannot be made: {parent} is a file.")]
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")]
+    return []

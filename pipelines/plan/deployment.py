@@ -1,0 +1,45 @@
+"""Settings -> the record that rules judge."""
+
+from __future__ import annotations
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.choose import Flavour
+from pipelines.host.machine import Machine
+from pipelines.plan.user_inputs import Found
+from pipelines.predict.performance.hardware import resolved
+from pipelines.rules.record import Deployment, Images
+from pipelines.settings.root import Settings
+
+
+def deployment(
+    settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine, found: Found
+) -> Deployment:
+    """What is to be deployed, in the rulebook's words."""
+    target = resolved(settings.hardware, machine)
+    guess, images = settings.speculative, settings.multimodal
+    return Deployment(
+        engine=flavour.name,
+        label=settings.model.label,
+        shape=shape,
+        qformat=settings.quant.qformat,
+        dtype=settings.quant.dtype,
+        kv_format=settings.kv_cache.dtype,
+        group_size=settings.quant.group_size,
+        sparsity=settings.sparsity.method,
+        sm=target.sm,
+        gpus_per_server=target.gpus_per_server,
+        kv_reuse=settings.kv_cache.enable_block_reuse,
+        chunked_context=settings.runtime.enable_chunked_context,
+        build=settings.build,
+        triton=settings.triton,
+        speculation=guess.mode,
+        draft=found.draft or guess.draft_shape,
+        same_vocabulary=found.same_vocabulary,
+        pickled_heads=found.pickled_heads,
+        adapters=found.adapters,
+        images=(
+            Images(images.model_type, images.visual_tokens, images.images_per_request)
+            if images.visual_tokens is not None
+            else None
+        ),
+    )

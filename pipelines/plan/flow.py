@@ -1,0 +1,163 @@
+"""Which stages a target has, in the order they run, and what each of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.choose import Flavour
+from pipelines.host.machine import Machine
+from pipelines.plan.engine_flow import EngineFlow, Node
+from pipelines.plan.memory_checks import cpu_reached
+from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, is_elsewhere
+from pipelines.settings.features import MultimodalSettings
+from pipelines.settings.root import Settings
+from pipelines.stages.benchmark import Benchmark
+from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.repository import Repository
+from pipelines.store.sources import BuiltEngine, Source
+from triton_repo.spec import ImageSpec
+
+
+def nodes(
+    settings: Settings,
+    target: Target,
+    flavour: Flavour,
+    sources: Mapping[str, Source],
+    shape: ModelShape | None,
+    machine: Machine,
+    built: BuiltEngine | None = None,
+    draft_shape: ModelShape | None = None,
+) -> list[Node]:
+    """The stages of a target in the order they run.
+
+    Args:
+        settings: the configuration.
+        target: how far to go.
+        flavour: engine flavour that was chosen.
+        sources: what the user has on disk: model, calibration, dataset, engine.
+        shape: of the model, where known.
+        machine: facts of this machine.
+        built: facts of the engine among the sources.
+        draft_shape: of the draft model, where known.
+    """
+    flow = _Flow(settings, target, flavour, shape, machine, built, draft_shape, dict(sources))
+    flow.downloads()
+    if is_elsewhere(settings, target):
+        flow.measure(settings)
+        return flow.nodes
+    baseline = settings.baseline()
+    if target in EVALUATED and baseline.variant != settings.variant:
+        flow.engine(baseline, "baseline.")
+        flow.accuracy(baseline, "baseline.")
+    flow.engine(settings, "")
+    if target in EVALUATED:
+        flow.accuracy(settings, "")
+    if target == "build" or target in SERVED:
+        flow.draft(settings)
+        flow.vision(settings)
+    if target in SERVED:
+        flow.repository(settings)
+    if target in MEASURED:
+        flow.measure(settings)
+    return flow.nodes
+
+
+class _Flow(EngineFlow):
+    """And from the engine on."""
+
+    def accuracy(self, settings: Settings, prefix: str) -> None:
+        """Put the questions to the engine."""
+        stage = Evaluate(
+            self.flavour.name,
+            settings.engine.openvino,
+            settings.eval,
+            settings.model.label,
+            settings.variant,
+            (*self.flavour.run_libraries, "lm-eval", "transformers", "tokenizers"),
+            (*self.flavour.packages, "lm_eval", "transformers"),
+        )
+        inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
+        self.add(prefix + "evaluate", stage, self.label(settings), inputs)
+
+    def repository(self, settings: Settings) -> None:
+        """Lay out the engine for tritonserver."""
+        adapters = [name for name in self.given if name.startswith("lora.")]
+        stage = Repository(
+            self.flavour.name,
+            settings.triton,
+            settings.engine.openvino,
+            settings.kv_cache.enable_block_reuse,
+            settings.runtime.enable_chunked_context,
+            settings.model.label,
+            self.variant(settings),
+            *self._ranks(settings),
+            num_draft_tokens=settings.speculative.num_draft_tokens if "draft_engine" in self.given else None,
+            images=_images(settings.multimodal) if "vision_engine" in self.given else None,
+            lora_tasks=tuple(sorted(int(name.removeprefix("lora.")) for name in adapters)),
+        )
+        beside = [*(name for name in ("draft_engine", "vision_engine") if name in self.given), *adapters]
+        inputs = {"engine": "engine", "model": "model", **{name: name for name in beside}}
+        self.add("repository", stage, self.label(settings), inputs)
+        self.given["repository"] = "repository"
+
+    def measure(self, settings: Settings) -> None:
+        """Put load on the server."""
+        elsewhere = is_elsewhere(settings, self.target)
+        libraries = ("tritonclient", *(() if elsewhere else self.flavour.run_libraries))
+        stage = Benchmark(
+            settings.workload,
+            settings.benchmark,
+            settings.serving,
+            self._labels(settings, elsewhere),
+            self.machine.to_json(),
+            settings.paths.runs.absolute(),
+            libraries,
+            self._predicted(settings, elsewhere),
+        )
+        label = f"{settings.model.label}-elsewhere" if elsewhere else self.label(settings)
+        inputs = {"model": "model"} if elsewhere else {"repository": "repository", "model": "model"}
+        self.add("benchmark", stage, label, inputs)
+
+    def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
+        """What the CPU engine should need under this load, for the result; empty where that is not modelled."""
+        if elsewhere or self.built is not None or self.flavour.name != "openvino":
+            return {}
+        memory = cpu_reached(settings, self.shape)
+        return {"total": memory.total, **asdict(memory)} if memory else {}
+
+    def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:
+        """Whose numbers these are. Of a server elsewhere nothing is known but what the user says."""
+        if elsewhere:
+            said = settings.benchmark
+            return {
+                "model": settings.model.label,
+                "precision": said.precision or "unknown",
+                "engine": "unknown",
+                "tp_size": said.tp_size or 1,
+                "world_size": said.tp_size or 1,
+            }
+        tp_size, pp_size = self._ranks(settings)
+        return {
+            "model": settings.model.label,
+            "precision": self.variant(settings),
+            "engine": self.flavour.name,
+            "tp_size": tp_size,
+            "world_size": tp_size * pp_size,
+        }
+
+    def _ranks(self, settings: Settings) -> tuple[int, int]:
+        """(tp_size, pp_size) of the running engine; the ranks of a checkpoint become one process on the CPU."""
+        if self.flavour.name == "openvino":
+            return 1, 1
+        if self.built is not None:
+            return self.built.tp_size, self.built.pp_size
+        return settings.build.tp_size, settings.build.pp_size
+
+
+def _images(wanted: MultimodalSettings) -> ImageSpec | None:
+    if wanted.model_type == "none":
+        return None
+    return ImageSpec(wanted.model_type, str(wanted.path), wanted.images_per_request)

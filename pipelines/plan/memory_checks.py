@@ -1,0 +1,228 @@
+"""Whether an engine fits the GPU it is meant for, and what is left for requests: settings put to `sizing.memory`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import show_bytes
+from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
+from pipelines.host.machine import native_bf16
+from pipelines.predict.performance.hardware import usable_bytes
+from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, Shape, concurrency, device_memory, what_fits
+from pipelines.settings.load import DEFAULT_CONCURRENCY, LengthSettings, WorkloadSettings
+from pipelines.settings.root import HardwareSettings, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the memory model says.
+
+    Attributes:
+        faults: it cannot fit.
+        warnings: it may not fit.
+        notes: what is left.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def engine_sizes(settings: Settings, shape: Shape) -> EngineSizes:
+    """What the settings mean for memory."""
+    build, triton = settings.build, settings.triton
+    return EngineSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        kv_format=settings.kv_cache.dtype,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+        max_batch_size=build.max_batch_size,
+        max_beam_width=build.max_beam_width,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        tokens_per_block=build.tokens_per_block,
+        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
+        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
+        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
+        windows=tuple(triton.max_attention_window_size or ()),
+    )
+
+
+def request_tokens(workload: WorkloadSettings) -> int | None:
+    """Mean prompt + output of the workload in tokens; None when it stands in a file."""
+    isl, osl = _mean(workload.isl), _mean(workload.osl)
+    return None if isl is None or osl is None or workload.trace else round(workload.turns * (isl + osl))
+
+
+def _mean(length: LengthSettings) -> float | None:
+    if length.mean is not None:
+        return length.mean
+    if length.values:
+        return sum(length.values) / len(length.values)
+    return None if length.min is None or length.max is None else (length.min + length.max) / 2
+
+
+def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> Fit:
+    """Put an engine on one GPU.
+
+    Args:
+        settings: the configuration.
+        shape: of the model.
+        hardware: the GPU, with its memory.
+        formats: weight formats it can run.
+    """
+    total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
+    sizes = engine_sizes(settings, shape)
+    if sizes.shape.num_attention_heads % sizes.tp_size:
+        return Fit()  # refused for another reason; there is no such split
+    memory, tokens = device_memory(sizes, total), request_tokens(settings.workload) or sizes.max_seq_len
+    # how much runtime and decoder take differs between versions, so they alone refuse nothing
+    certain = device_memory(replace(sizes, max_batch_size=1), total)
+    if concurrency(sizes, certain, tokens).requests < 1:
+        fixes = what_fits(sizes, total, tokens, formats)
+        todo = f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU, or more of them."
+        return Fit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
+    if concurrency(sizes, memory, tokens).requests < 1:
+        fixes = what_fits(sizes, total, tokens, formats)
+        return Fit(warnings=(_buffers(settings, memory, str(name), fixes),))
+    return Fit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+
+
+def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
+    """What the build log will say of the fullest rank, bytes; empty where the shape is not known yet."""
+    if shape is None:
+        return {}
+    memory = device_memory(engine_sizes(settings, shape), 0)  # all weights are in the engine, wherever they stay
+    return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
+
+
+def _no_room(settings: Settings, memory: DeviceMemory, name: str) -> str:
+    what = f"{settings.model.label} in {settings.quant.qformat}"
+    if memory.weights > memory.total:
+        return (
+            f"{what} needs {show_bytes(memory.weights)} of weights per GPU; "
+            f"one {name} has {show_bytes(memory.total)} (modelled)."
+        )
+    return (
+        f"{what} leaves no KV cache for one request on {name} of {show_bytes(memory.total)}: weights "
+        f"{show_bytes(memory.weights)}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
+        f"{settings.build.max_num_tokens}, CUDA {show_bytes(memory.cuda)} (modelled)."
+    )
+
+
+def _buffers(settings: Settings, memory: DeviceMemory, name: str, fixes: list[str]) -> Fault:
+    return Fault(
+        f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {show_bytes(memory.total)}: "
+        f"runtime and decoder take about {show_bytes(memory.buffers)} for build.max_batch_size="
+        f"{settings.build.max_batch_size} (modelled on logs of TensorRT-LLM 0.12 and 0.14), "
+        f"weights {show_bytes(memory.weights)}, activations {show_bytes(memory.activations)}.",
+        todo=f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU, or more of them.",
+    )
+
+
+def _parts(sizes: EngineSizes, memory: DeviceMemory, name: str) -> str:
+    each = " per GPU" if sizes.tp_size * sizes.pp_size > 1 else ""
+    parts = (
+        ("weights", memory.weights),
+        ("activations", memory.activations),
+        ("buffers", memory.buffers),
+        ("CUDA", memory.cuda),
+        ("KV cache", memory.kv_pool),
+    )
+    listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
+    text = f"on {name}: {listed} of {show_bytes(memory.total)}{each}"
+    if memory.streamed:
+        text += f"; {show_bytes(memory.streamed)} of weights stay on the host and are streamed in every iteration"
+    return f"{text} (modelled)"
+
+
+def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
+    usual, longest = concurrency(sizes, memory, tokens), concurrency(sizes, memory, sizes.max_seq_len)
+    text = f"KV cache: {memory.kv_tokens:,} tokens; {usual.requests:,} requests of {tokens:,} tokens at a time"
+    text += f" ({usual.binds} binds)"
+    if longest.requests < 1:
+        return f"{text}, not one of max_seq_len={sizes.max_seq_len:,} (modelled)"
+    return f"{text}, {longest.requests:,} of max_seq_len={sizes.max_seq_len:,} (modelled)"
+
+
+def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
+    """What the settings mean for the CPU engine; None with a draft model or adapters, which are not modelled."""
+    if settings.speculative.mode == "draft_target" or settings.lora.adapters:
+        return None
+    options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
+    native: Precision = "bf16" if native_bf16() else "f32"
+    precision = native if options.inference_precision == "auto" else options.inference_precision
+    kv_usual = precision if settings.kv_cache.dtype is KvFormat.AUTO else "u8"
+    sizes = CpuSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        precision=precision,
+        kv_precision=kv_usual if options.kv_cache_precision == "auto" else options.kv_cache_precision,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        kv_cache_bytes=options.kv_cache_bytes,
+    )
+    if bound is None:
+        return sizes
+    usual = kv_blocks(sizes.block_bytes, sizes.max_seq_len, options.kv_cache_bytes)
+    blocks = min(blocks_of(bound), usual)
+    return replace(sizes, kv_cache_bytes=blocks * sizes.block_bytes)
+
+
+def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
+    """Memory of the CPU engine's process at full load; None where it is not modelled."""
+    sizes = cpu_sizes(settings, shape) if shape is not None else None
+    return cpu_memory(sizes) if sizes is not None else None
+
+
+def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
+    """Memory of the CPU engine's process that the benchmark can bring about; None where it is not modelled.
+
+    As at full load, but for iterations: a closed loop has no larger ones than those of all users' prompts together.
+    With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
+    """
+    sizes = cpu_sizes(settings, shape) if shape is not None else None
+    workload, isl, osl = settings.workload, settings.workload.isl.longest, settings.workload.osl.longest
+    if sizes is None or workload.arrival != "closed" or isl is None or osl is None:
+        return cpu_memory(sizes) if sizes is not None else None
+    users = min(max(settings.benchmark.concurrency or DEFAULT_CONCURRENCY), settings.build.max_batch_size)
+    prompt = workload.turns * (isl + osl) - osl
+    one_length = workload.turns == 1 and workload.isl.distribution == "fixed"
+    return cpu_memory(
+        replace(
+            sizes,
+            max_num_tokens=min(sizes.max_num_tokens, users * prompt),
+            iterations=users * (users + 3) // 2 if one_length else None,
+        )
+    )
+
+
+def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
+    """Say for people what the CPU engine will need and hold."""
+    memory = cpu_predicted(settings, shape)
+    if memory is None:
+        return ()
+    tokens = request_tokens(settings.workload)
+    parts = (
+        ("process", memory.process),
+        ("weights", memory.weights),
+        ("activations", memory.activations),
+        ("compiled kernels", memory.kernels),
+        ("KV cache", memory.kv_pool),
+        ("mapped files", memory.mapped),
+    )
+    listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
+    requests = ""
+    if tokens is not None:
+        together = memory.kv_blocks // blocks_of(tokens)
+        requests = f", {together:,} requests of {tokens:,} tokens at a time"
+    return (
+        f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",
+        f"KV cache: {memory.kv_blocks:,} blocks, {memory.kv_tokens:,} tokens{requests} (modelled)",
+    )

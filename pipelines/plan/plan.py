@@ -1,0 +1,203 @@
+"""Settings -> Plan: which stages run, which are cached, and why.
+
+No torch, no network; remembers the hashes of files it read, writes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.choose import Flavour, choose
+from pipelines.host.machine import Machine, library_versions
+from pipelines.plan import checks
+from pipelines.plan.engine_flow import Node
+from pipelines.plan.flow import nodes
+from pipelines.plan.targets import Target
+from pipelines.plan.user_inputs import Found, look
+from pipelines.settings.root import Settings
+from pipelines.store.sources import Source
+from pipelines.store.store import Artifact, Store, canonical, fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What will happen to one node.
+
+    Attributes:
+        node: the stage and its inputs.
+        state: "cached"; "run"; or "waits" when an earlier stage runs first, so that it may turn out cached.
+        key: of its artifact, where all inputs are known.
+        artifact: the finished one when cached.
+        why: for people: which input or setting is new.
+        last_seconds: how long this stage took last time for this label, or None.
+    """
+
+    node: Node
+    state: Literal["cached", "run", "waits"]
+    key: str | None
+    artifact: Artifact | None
+    why: str
+    last_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs to know before it starts.
+
+    Attributes:
+        not_here: what keeps it from being run on this machine; it can be described all the same.
+    """
+
+    settings: Settings
+    target: Target
+    machine: Machine
+    flavour: Flavour
+    shape: ModelShape | None
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[Fault, ...] = ()
+    not_here: tuple[Fault, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is left to do."""
+        return all(step.state == "cached" for step in self.steps)
+
+
+def make_plan(settings: Settings, target: Target, store: Store, machine: Machine) -> Plan:
+    """Check everything that can be known now and find what is already there.
+
+    Raises:
+        UserError: every fault found, at once.
+    """
+    faults: list[Fault] = []
+    shape = settings.model.shape.to_shape() if settings.model.shape else None
+    found = Found()
+    try:
+        found = look(settings, target, store.hashes)
+        if found.shape and shape and found.shape != shape:
+            faults.append(_wrong_shape(settings, shape, found.shape))
+        shape = found.shape or shape
+    except UserError as error:
+        faults.extend(error.faults)
+    flavour = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    checked = checks.check(settings, shape, flavour, machine, target, found)
+    faults.extend(checked.faults)
+    if faults:
+        raise UserError.of(faults)
+    draft = found.draft or settings.speculative.draft_shape
+    made = nodes(settings, target, flavour, found.sources, shape, machine, found.built, draft)
+    steps = _resolve(made, store)
+    todo = [step.node.stage for step in steps if step.state != "cached"]
+    faults = checks.check_steps(todo, store.root)
+    if faults:
+        raise UserError.of(faults)
+    store.hashes.save()
+    not_here = checks.check_gpu(flavour, machine, todo)
+    findings = (checked.notes, checked.warnings, tuple(not_here))
+    return Plan(settings, target, machine, flavour, shape, steps, *findings)
+
+
+def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The key of a node's artifact and the parts it is made of.
+
+    Args:
+        node: stage and inputs.
+        digests: content digest of every input by its name.
+
+    Returns:
+        64 hex digits, and {"stage", "version", "settings", "libraries", "inputs"}.
+    """
+    parts: dict[str, Any] = {
+        "stage": node.stage.name,
+        "version": node.stage.version,
+        "settings": node.stage.identity(),
+        "libraries": library_versions(node.stage.libraries),
+        "inputs": dict(digests),
+    }
+    if node.stage.measures:  # two measurements of the same thing are two results
+        parts["measured_at"] = datetime.now(UTC).isoformat()
+    return fingerprint(parts), parts
+
+
+def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:
+    names = [name for name in ModelShape.__slots__ if getattr(wanted, name) != getattr(found, name)]
+    first = names[0]
+    return Fault(
+        f"model.path='{settings.model.folder}' is not a {settings.model.name}: "
+        f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",
+        todo="Leave out model=... to take the folder as it is.",
+    )
+
+
+def _resolve(nodes: list[Node], store: Store) -> tuple[Step, ...]:
+    steps: dict[str, Step] = {}
+    for node in nodes:
+        steps[node.id] = _step(node, steps, store)
+    return tuple(steps.values())
+
+
+def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
+    digests: dict[str, str] = {}
+    waits = []
+    for name, given in node.inputs.items():
+        if isinstance(given, Source):
+            digests[name] = given.digest
+        elif artifact := before[given].artifact:
+            digests[name] = artifact.digest
+        else:
+            waits.append(f"{name} is made by {given} first")
+    if not waits and not node.stage.measures:
+        key, parts = node_key(node, digests)
+        if artifact := store.find(node.stage.name, key):
+            return Step(node, "cached", key, artifact, "nothing changed", None)
+    history = store.history(node.stage.name)
+    past = [m for m in history if m["label"] == node.label]
+    if node.stage.measures:
+        return Step(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
+    if waits:
+        return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
+    return Step(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
+
+
+def _last_seconds(past: list[dict[str, Any]]) -> float | None:
+    return next((float(m["seconds"]) for m in past if m["seconds"] is not None), None)
+
+
+def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:
+    """Say why there is no artifact for `parts`: the difference to the nearest earlier one."""
+    if not past:
+        return "never made before"
+    now = _flat(parts)
+    differences = [_difference(now, _flat(manifest["made_from"])) for manifest in past]
+    nearest = min(differences, key=len)
+    return ", ".join(nearest[:3]) + (f" and {len(nearest) - 3} more" if len(nearest) > 3 else "")
+
+
+def _difference(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
+    found = []
+    for name in sorted(now.keys() | then.keys()):
+        old, new = then.get(name), now.get(name)
+        if old != new:
+            if name.startswith("inputs."):
+                found.append(f"input {name.removeprefix('inputs.')} changed")
+            else:
+                what = name.removeprefix("settings.").replace("libraries.", "library ")
+                found.append(
+                    f"{what} {old if old is not None else '(unset)'} -> {new if new is not None else '(unset)'}"
+                )
+    return found
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping):
+        found: dict[str, str] = {}
+        for key, item in value.items():
+            found |= _flat(item, f"{prefix}{key}.")
+        return found
+    return {prefix[:-1]: value if isinstance(value, str) else canonical(value)}

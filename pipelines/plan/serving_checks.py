@@ -1,0 +1,106 @@
+"""What can be refused before anything is spent on serving and measuring: server, repository, engine, load."""
+
+from __future__ import annotations
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.choose import Flavour
+from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
+from pipelines.rules.cpu import DRAFTING
+from pipelines.serving.locate import why_no_server
+from pipelines.settings.load import load_faults
+from pipelines.settings.root import Settings
+from pipelines.settings.triton import TritonSettings
+from pipelines.store.sources import BuiltEngine
+from triton_repo.parameters import SPECULATION, setting_faults
+
+WITHOUT_ENGINE = ("build", "repository", "serve", "benchmark")
+"""What engine=tensorrt_llm_llmapi goes with."""
+
+
+def check(
+    settings: Settings, shape: ModelShape | None, flavour: Flavour, target: Target, built: BuiltEngine | None
+) -> list[Fault]:
+    """Apply every rule that has to do with a server.
+
+    Args:
+        settings: the configuration.
+        shape: of the model, where known.
+        flavour: engine flavour that was chosen.
+        target: what is asked for.
+        built: the engine given with engine.path, if any.
+    """
+    faults = load_faults(settings.workload, settings.benchmark) if target in MEASURED else []
+    if is_elsewhere(settings, target):
+        return faults
+    if target in STARTED and (fault := why_no_server(settings.serving)):
+        faults.append(fault)
+    if target in SERVED:
+        faults += setting_faults(_asked(settings, flavour, built), flavour.name)
+    if built is not None:
+        return faults + _built(settings, built, target)
+    if flavour.name == "llmapi" and target not in WITHOUT_ENGINE:
+        faults.append(_has_no_engine(settings, target))
+    if target in MEASURED:
+        faults += _load_fits(settings, shape)
+    return faults
+
+
+def _asked(settings: Settings, flavour: Flavour, built: BuiltEngine | None) -> TritonSettings:
+    """Parameters that are judged by themselves: those of a kind of speculation that is refused are refused with it."""
+    mode = settings.speculative.mode
+    if flavour.name != "openvino" or built is not None or mode in DRAFTING:
+        return settings.triton
+    names = (*SPECULATION, "decoding_mode") if settings.triton.decoding_mode == mode else SPECULATION
+    usual = {name: TritonSettings.model_fields[name].default for name in names}
+    return settings.triton.model_copy(update=usual)
+
+
+def _has_no_engine(settings: Settings, target: Target) -> Fault:
+    """The LLM API's model runs inside TensorRT-LLM only, which is served and not evaluated here."""
+    return Fault(
+        f"engine={settings.engine.name} cannot {target}: its model runs only inside TensorRT-LLM.",
+        f"It goes with {', '.join(WITHOUT_ENGINE)}.",
+        "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
+    )
+
+
+def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
+    """What cannot be done with an engine that is already built."""
+    faults = []
+    if settings.engine.name not in ("auto", built.flavour):
+        faults.append(
+            Fault(
+                f"engine={settings.engine.name} was asked for; engine.path='{settings.engine.path}' is an engine of "
+                f"{built.flavour}.",
+                todo=f"Give engine={built.flavour}.",
+            )
+        )
+    if target == "build" or target in EVALUATED:
+        faults.append(
+            Fault(
+                f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
+                "It goes with repository, serve and benchmark.",
+                "Leave out engine.path, or take one of these.",
+            )
+        )
+    return faults
+
+
+def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
+    """The longest request of the workload against the engine's limits; unbounded lengths are let through."""
+    work, build = settings.workload, settings.build
+    isl, osl = work.isl.longest, work.osl.longest
+    if isl is None or osl is None or work.arrival == "trace":
+        return []
+    prompt = work.turns * isl + (work.turns - 1) * osl
+    limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
+    words = f"workload={work.name} asks for prompts of up to {prompt} tokens"
+    words += f" in {work.turns} turns" if work.turns > 1 else ""
+    if prompt > build.max_input_len:
+        todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."
+        return [Fault(f"{words}; the engine is built with max_input_len={build.max_input_len}.", todo=todo)]
+    if limit is not None and prompt + osl > limit:
+        todo = "Shorten workload.isl or workload.osl, or raise build.max_seq_len."
+        return [Fault(f"{words} and {osl} of output; the engine holds max_seq_len={limit}.", todo=todo)]
+    return []

@@ -1,0 +1,93 @@
+"""What a plan says of speed before anything is built: the workload's loads, simulated with the model there is."""
+
+from __future__ import annotations
+
+import textwrap
+from contextlib import suppress
+
+import numpy as np
+
+from pipelines.domain.errors import UserError
+from pipelines.plan.plan import Plan
+from pipelines.predict.performance.command import aligned
+from pipelines.predict.performance.deployment import Model, calibrated, gpu_model, known
+from pipelines.predict.performance.fitted import processor
+from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial
+from pipelines.predict.performance.specs import ModelSpec
+from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.loads import Level, make_levels
+from pipelines.run.console import WIDTH
+
+MOST_REQUESTS = 4000
+"""A plan takes no longer than two seconds; loads of more requests are left to `make simulate`."""
+
+
+def modelled_text(plan: Plan) -> str:
+    """Lines below the plan; empty where there is no model of what is planned.
+
+    Raises:
+        UserError: a calibration cannot be read.
+    """
+    try:
+        model = model_of(plan)
+    except UserError as error:
+        return "\n" + textwrap.fill(f"not modelled: {error}", WIDTH, subsequent_indent="  ") + "\n"
+    if model is None:
+        return ""
+    levels = _levels(plan, model.deployment)
+    if not levels:
+        return ""
+    name = plan.settings.workload.name
+    told = f"modelled under workload={name} ({model.provenance}: {model.why}):"
+    lines = ["", textwrap.fill(told, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
+    rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
+    for level in levels:
+        rows.append((level.load.text, *_cells(run_trial(_trial(level), model.deployment, backend="numpy"))))
+    lines += [f"  {line}" for line in aligned(rows)]
+    wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
+    return "\n".join([*lines, f"  usually off by (one standard deviation): {wide}"]) + "\n"
+
+
+def model_of(plan: Plan) -> Model | None:
+    """The model of what is planned: a calibration of it, else the performance model of the GPU."""
+    settings, build = plan.settings, plan.settings.build
+    engine, hardware = plan.flavour.name, resolved(plan.settings.hardware, plan.machine)
+    on_cpu = engine == "openvino"
+    where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
+    found = calibrated(
+        known(settings), model=settings.model.label, precision=settings.variant, engine=engine, tp=build.tp_size,
+        world=build.tp_size * build.pp_size, where=where,
+    )  # fmt: skip
+    if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
+        return found  # of a GPU without a data sheet nothing is said
+    model = ModelSpec.from_shape(plan.shape, settings.model.label)
+    return gpu_model(settings, model, data_sheet(hardware), costs(settings))
+
+
+def _levels(plan: Plan, deployment: Deployment) -> list[Level]:
+    think = plan.settings.workload.think_time_s
+    case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
+    with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
+        levels = make_levels(plan.settings, case)
+        fit = [level for level in levels if not level.faults(deployment.engine)]
+        return [level for level in fit if len(level.requests.isl) <= MOST_REQUESTS]
+    return []
+
+
+def _trial(level: Level) -> Trial:
+    first, last = level.counted
+    arrival, whole = level.requests.arrival, level.whole
+    if arrival is None:
+        return Trial(level.requests, None, 0 if whole else first, len(level.requests.isl) if whole else last, whole)
+    if whole:
+        return Trial(level.requests, (float(arrival[0]), np.inf), 0, len(arrival), whole)
+    return Trial(
+        level.requests, (float(arrival[first]), float(arrival[min(last, len(arrival) - 1)])), first, last, whole
+    )
+
+
+def _cells(found: Modelled) -> tuple[str, ...]:
+    times = (found.ttft_s.p50, found.ttft_s.p95, found.itl_s.p50)
+    return (f"{found.requests_per_s:.3g}", *("–" if value is None else f"{1e3 * value:.3g}" for value in times))

@@ -1,0 +1,24 @@
+"""How far a command goes: its target, and which targets have what."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipelines.settings.root import Settings
+
+Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
+EVALUATED: tuple[Target, ...] = ("evaluate", "all")
+SERVED: tuple[Target, ...] = ("repository", "serve", "benchmark", "all")
+STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
+MEASURED: tuple[Target, ...] = ("benchmark", "all")
+"""Targets with an accuracy, with a repository, with a running server, and with a measurement."""
+
+
+def is_elsewhere(settings: Settings, target: Target) -> bool:
+    """Whether a server that runs elsewhere is measured, so that nothing is built."""
+    return target == "benchmark" and settings.benchmark.url is not None
+
+
+def farthest(settings: Settings) -> Target:
+    """How far a configuration can go: the LLM API cannot be asked for the accuracy from here."""
+    return "benchmark" if settings.engine.name == "tensorrt_llm_llmapi" else "all"

@@ -1,0 +1,1 @@
+"""Speed, memory and fleet size before anything runs."""

@@ -1,0 +1,165 @@
+"""`calibrate`: a benchmark in, the coefficients of the model for this machine or GPU out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.domain.errors import UserError
+from pipelines.host.machine import Machine, library_versions
+from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.fit import Fit, Row, fit
+from pipelines.predict.performance.fitted import Calibration, calibration_of, comparison
+from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.measured import Measured, read_measured
+from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.settings.root import Settings
+from pipelines.settings.sizing import CALIBRATIONS
+
+SHOWN = {
+    "token_compute": ("linears, computed", "us/token"),
+    "weights": ("weights, read", "ms"),
+    "token": ("token", "us"),
+    "prefill_attention": ("attention of prompts", "ns/token²"),
+    "kv_token": ("KV cache, read", "ns/token"),
+    "fixed": ("iteration", "ms"),
+    "sequence": ("request in an iteration", "us"),
+    "prefill": ("prompt", "ms"),
+    "prompts": ("iteration with prompts", "ms"),
+    "end": ("request that has ended", "ms"),
+    "few_sequence": ("request, when few are streamed", "us"),
+    "overhead_s": ("on the way, per request", "ms"),
+    "client_gap_s": ("client, between two requests", "ms"),
+}
+_UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
+
+
+def calibrate(settings: Settings, machine: Machine) -> int:
+    """Fit, print the table of the fit, write the file.
+
+    Raises:
+        UserError: there is no benchmark to fit to, or it cannot be read.
+    """
+    if settings.sizing.measured is None:
+        raise UserError(
+            "There is nothing to calibrate with.",
+            todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
+        )
+    measured = read_measured([settings.sizing.measured])
+    start, words = start_of(settings, machine, measured)
+    found = fit(measured, start)
+    made = calibration_of(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
+    path = settings.sizing.calibration or place(settings, made)
+    made.save(path)
+    sys.stdout.write(fit_text(measured, found, words) + f"\ncalibration: {path}\n")
+    return 0
+
+
+def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
+    """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
+    if measured.engine == "openvino" or settings.hardware.name == "auto":
+        why = "the CPU engine" if measured.engine == "openvino" else "no GPU is named (hardware=...)"
+        return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
+    return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
+
+
+def free_engine(settings: Settings, measured: Measured) -> Engine:
+    """The scheduler's limits, as the benchmark tells them, else as the configuration does.
+
+    Our CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
+    under guaranteed_no_evict a request starts when all its blocks are free.
+    """
+    limits, build = measured.limits, settings.build
+    return Engine(
+        policy="inflight_chunked" if measured.engine == "openvino" else "inflight",
+        slots=limits.get("max_batch_size", build.max_batch_size),
+        max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
+        admission=admission_of(settings.triton.batch_scheduler_policy),
+        kv_blocks=limits.get("kv_blocks"),
+        tokens_per_block=build.tokens_per_block,
+    )
+
+
+def labelled(measured: Measured, settings: Settings) -> Measured:
+    """With the words of this project, where another tool has others: the configuration says what was measured."""
+    if measured.tool == "trtllm-pipelines" or settings.hardware.name == "auto":
+        return measured
+    return replace(
+        measured,
+        model=known_model(settings).name,
+        precision=settings.variant,
+        engine=measured.engine or "tensorrt_llm",
+        gpu=settings.hardware.name,
+        tp=settings.build.tp_size,
+        pp=settings.build.pp_size,
+    )
+
+
+def place(settings: Settings, made: Calibration) -> Path:
+    """Where a calibration is kept: in the store, by what it is of."""
+    parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
+    return settings.paths.store / CALIBRATIONS / f"{name}.json"
+
+
+def fit_text(measured: Measured, found: Fit, words: str) -> str:
+    """What was measured, what the fit gives back, and what it found."""
+    head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
+    lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
+    for name, (title, unit) in SHOWN.items():
+        if name not in found.intervals:
+            continue
+        low, high = found.intervals[name]
+        scale = _UNITS[unit[:2]]
+        value = scale * (low * high) ** 0.5
+        mark = " *" if name in found.undecided else ""
+        lines.append(f"  {title:<32} {value:>9.3g} {unit:<9} {scale * low:.3g} to {scale * high:.3g}{mark}")
+    if found.undecided:
+        lines.append("  * not decided by these loads: what was assumed before")
+    if found.at_bound:
+        lines.append(f"at the edge of what is allowed: {', '.join(found.at_bound)}")
+    return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
+
+
+def compared(rows: Sequence[Row]) -> list[str]:
+    """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
+    head, *loads, medians = comparison(rows)
+    lines = [(head[0], *head[1::3])]
+    for load in loads:
+        lines += [(load[0], *load[1::3]), ("  modelled", *load[2::3]), ("  error, %", *load[3::3])]
+    return aligned([*lines, (f"{medians[0]}, %", *medians[3::3])])
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Cells in columns, the first to the left."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Deployment:
+    """What the performance model says of the GPU that is named.
+
+    Raises:
+        UserError: the GPU or the model is not known, or does not fit.
+    """
+    from pipelines.predict.performance.performance import PerformanceModel
+
+    gpu = data_sheet(resolved(settings.hardware, machine))
+    tp = measured.tp if measured.tool == "trtllm-bench" else None
+    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
+    engine = replace(
+        found.engine,
+        slots=measured.limits.get("max_batch_size", found.engine.slots),
+        max_num_tokens=measured.limits.get("max_num_tokens", found.engine.max_num_tokens),
+    )
+    return replace(found, engine=engine)

@@ -1,0 +1,210 @@
+"""What stands as "modelled" beside "measured": the model of a deployment, and what it says of a benchmark's loads.
+
+A calibration of the same deployment on the same machine comes first; for GPUs the performance model stands in; for a
+CPU engine that was never calibrated there is no model, and nothing is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.host.machine import GpuFacts
+from pipelines.plan.memory_checks import engine_sizes, request_tokens
+from pipelines.predict.performance.fitted import Calibration, load_calibration, processor
+from pipelines.predict.performance.hardware import row_of
+from pipelines.predict.performance.measured import measured_level
+from pipelines.predict.performance.memory import device_memory, kv_blocks
+from pipelines.predict.performance.modelled import Deployment, Modelled, Provenance, run_trial, trial
+from pipelines.predict.performance.performance import Costed, Setup
+from pipelines.predict.performance.specs import GpuSpec, ModelSpec, gpu_named
+from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.report.data import ModelledRun, ReportData, Run
+from pipelines.settings.root import Settings
+from pipelines.settings.sizing import calibration_files
+from pipelines.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A deployment as modelled.
+
+    Attributes:
+        deployment: what is simulated.
+        provenance: "calibrated", "transferred" or "datasheet".
+        why: the same in words.
+        spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
+    """
+
+    deployment: Deployment
+    provenance: Provenance
+    why: str
+    spread: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The compression behind a word such as "magnitude_2_4-fp8-kv_fp8"."""
+
+    qformat: QFormat
+    kv_format: KvFormat
+    sparse: bool
+
+    @classmethod
+    def asked(cls, settings: Settings) -> Format:
+        """What the settings ask for."""
+        return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
+
+    @classmethod
+    def of(cls, variant: str) -> Format | None:
+        """Read `Settings.variant`; None for a word of another tool."""
+        qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
+        for part in variant.split("-"):
+            if part.endswith("_2_4"):
+                sparse = True
+            elif part.startswith("kv_") and part[3:] in set(KvFormat):
+                kv_format = KvFormat(part[3:])
+            elif part in set(QFormat):
+                qformat = QFormat(part)
+            else:
+                return None
+        return cls(qformat, kv_format, sparse)
+
+
+def known(settings: Settings) -> list[Calibration]:
+    """Calibrations to look in: the one that is named, else those of the store; files of other versions are passed over.
+
+    Raises:
+        UserError: the one that is named cannot be read.
+    """
+    if settings.sizing.calibration is not None:
+        return [load_calibration(settings.sizing.calibration)]
+    found = []
+    for path in calibration_files(settings.paths.store):
+        with suppress(UserError):
+            found.append(load_calibration(path))
+    return found
+
+
+def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:
+    """The report's data, each run with what a model says of its loads, where there is one.
+
+    Args:
+        data: of the report.
+        settings: where calibrations are, limits of the engine.
+        store: folder of the store.
+
+    Raises:
+        UserError: a calibration cannot be read.
+    """
+    calibrations = known(settings)
+    on_gpu = any(run.result.engine != "openvino" for each in data.workloads for run in each.runs)
+    shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
+
+    def told(run: Run) -> Run:
+        return replace(run, modelled=_modelled_run(run, settings, store, shape, calibrations))
+
+    workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
+    return replace(data, workloads=workloads)
+
+
+def _modelled_run(
+    run: Run, settings: Settings, store: Path, shape: ModelShape | None, calibrations: Sequence[Calibration]
+) -> ModelledRun | None:
+    result = run.result
+    pp = result.world_size // result.tp_size
+    cpu = processor(result.machine) if result.engine == "openvino" else None
+    where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
+    model = calibrated(
+        calibrations, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
+        world=result.world_size, where=where,
+    )  # fmt: skip
+    form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
+    if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
+        with suppress(UserError):  # then there is nothing to show
+            spec = ModelSpec.from_shape(shape, result.model)
+            model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
+    if model is None:
+        return None
+    levels: dict[str, Modelled] = {}
+    for level in result.levels:
+        measured = measured_level(result, level, store / run.piece.place)
+        if measured is not None:
+            levels[level.requests_file] = run_trial(trial(measured), model.deployment)
+    return ModelledRun(levels, f"{model.provenance}: {model.why}") if levels else None
+
+
+def shape_of(settings: Settings) -> ModelShape | None:
+    """Of the model on disk, or as conf/model says it; None for one that is not downloaded yet."""
+    from pipelines.store.sources import model_source
+
+    if settings.model.folder is not None:
+        return model_source(settings.model.folder, Store(settings.paths.store).hashes, weights=False)[1]
+    return settings.model.shape.to_shape() if settings.model.shape is not None else None
+
+
+def calibrated(
+    calibrations: Sequence[Calibration], *, model: str, precision: str, engine: str, tp: int, world: int,
+    where: Collection[str],
+) -> Model | None:  # fmt: skip
+    """The calibration of this deployment on this machine, if there is one."""
+    for each in calibrations:
+        if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
+            return Model(each.deployment, "calibrated", each.why, each.spread)
+    return None
+
+
+def gpu_model(
+    settings: Settings, model: ModelSpec, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
+    form: Format | None = None, tp: int | None = None, pp: int | None = None,
+) -> Model:  # fmt: skip
+    """What a model of iterations says of the deployment that the settings ask for.
+
+    Args:
+        settings: limits of the engine and its KV cache, lengths of the requests.
+        model: its sizes.
+        gpu: on which.
+        cost: of an iteration.
+        form: the format, where it is another one.
+        tp: tensor parallel ranks, where they are others.
+        pp: pipeline parallel ranks, where they are others.
+
+    Raises:
+        UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
+    """
+    build = settings.build
+    form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
+    costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
+    sizes = replace(
+        engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
+    )
+    memory = device_memory(sizes, gpu.reported_bytes)
+    blocks = kv_blocks(sizes, memory, request_tokens(settings.workload) or sizes.max_seq_len)
+    if blocks < 1:
+        raise UserError(
+            f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
+            todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
+        )
+    engine = Engine(
+        slots=build.max_batch_size,
+        max_num_tokens=build.max_num_tokens,
+        admission=admission_of(settings.triton.batch_scheduler_policy),
+        kv_blocks=blocks,
+        tokens_per_block=build.tokens_per_block,
+    )
+    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
+    return Model(deployment, costed.provenance, costed.why, costed.spread)
+
+
+def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
+    """The GPU that a benchmark ran on, when conf/hardware knows it."""
+    gpus = machine.get("gpus") or ()
+    row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
+    return gpu_named(row.name) if row else None

@@ -1,0 +1,288 @@
+"""Fits the cost of an engine iteration to a benchmark, with the simulator in the loop.
+
+Each coefficient is a prior times exp(theta); theta is found by least squares on the logarithm of modelled / measured of
+TTFT, ITL and requests/s of every level, with the priors as further residuals. Where a GPU model gives the prior it
+moves only as far as the measurement asks; without one (the CPU engine) the prior is a guess from the measurement
+itself, a factor of 4 wide. A coefficient that the measurement says nothing of stays at its prior, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.benchmark import Distribution
+from pipelines.domain.errors import UserError
+from pipelines.predict.performance.measured import Measured, MeasuredLevel
+from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial, trial
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine
+
+WIDE = 1.4
+"""Log-deviation of a guess."""
+STEP = 0.2
+"""Of the derivatives, to both sides: a closed loop is rough in its coefficients (a request that arrives a moment later
+joins another iteration), and only so wide a step sees the slope under the roughness."""
+STARTS = 4
+"""Where a fit without a model begins: at the guess and spread around it."""
+FARTHEST = 3.0
+"""Bound of every theta: a factor of 20."""
+KNOWN_BY = 0.7
+"""A posterior deviation above this share of the prior's says that the measurement did not decide."""
+MOST_EVALUATIONS = 40
+FEW = 4
+"""Requests up to which our CPU server sends every token by itself (`Outbox.FEW`); with more it gathers them."""
+
+SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
+SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}
+"""Log-deviation expected of each metric: noise of one measurement and what the formula leaves out."""
+OUTLYING = 3.0
+"""Residuals beyond so many deviations count linearly (soft L1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One thing that is fitted.
+
+    Attributes:
+        name: for people.
+        sd: log-deviation of its prior.
+        fields: of `IterationCost` that it multiplies, or "overhead_s", "client_gap_s" of the deployment.
+    """
+
+    name: str
+    sd: float
+    fields: tuple[str, ...]
+
+
+GPU_KNOBS = (
+    Knob("compute", 0.2, ("token_compute", "row_compute")),
+    Knob("weights", 0.15, ("weights", "head_weights")),
+    Knob("prefill_attention", 0.4, ("prefill_attention",)),
+    Knob("kv", 0.2, ("kv_token", "kv_window_token")),
+    Knob("token", 0.5, ("token",)),
+    Knob("fixed", 0.5, ("fixed",)),
+    Knob("sequence", 0.7, ("sequence",)),
+    Knob("prefill", 0.7, ("prefill",)),
+    Knob("overhead", 0.7, ("overhead_s",)),
+    Knob("client_gap", 1.0, ("client_gap_s",)),
+)
+"""Multipliers on a performance model's cost; deviations are what the model is wrong by from GPU to GPU."""
+FREE_KNOBS = tuple(
+    Knob(name, WIDE, (name,))
+    for name in (
+        *("token", "prefill_attention", "kv_token", "fixed", "sequence", "prefill"),
+        *("few_sequence", "prompts", "end", "overhead_s", "client_gap_s"),
+    )
+)
+"""Each coefficient by itself, for an engine of which no model is known; those that `guess` leaves at 0 stay there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A level as measured and as the fit gives it back.
+
+    Attributes:
+        level: as measured.
+        modelled: as simulated.
+    """
+
+    level: MeasuredLevel
+    modelled: Modelled
+
+    def errors(self) -> dict[str, float]:
+        """Modelled / measured - 1, by metric; only where both have a value."""
+        return {name: found / real - 1 for name, real, found in _pairs(self.level, self.modelled)}
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was found.
+
+    Attributes:
+        deployment: the coefficients.
+        intervals: 95 % interval of each knob's multiplied value, by its first field.
+        at_bound: knobs that lie at their bound.
+        undecided: knobs of which the measurement says little; they stay near their prior.
+        rows: one per level.
+        spread: log-deviation left, by "ttft", "itl" and "throughput".
+        multipliers: on the model that it began with, by knob; none where it began with a guess.
+    """
+
+    deployment: Deployment
+    intervals: Mapping[str, tuple[float, float]]
+    at_bound: tuple[str, ...]
+    undecided: tuple[str, ...]
+    rows: tuple[Row, ...]
+    spread: Mapping[str, float]
+    multipliers: Mapping[str, float]
+
+
+def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | None = None) -> Fit:
+    """Fit to a benchmark.
+
+    Args:
+        measured: the benchmark.
+        start: what a performance model says (multipliers are fitted), or only the limits of an engine.
+        knobs: what is fitted; None is what goes with `start`.
+
+    Raises:
+        UserError: the benchmark cannot decide anything.
+    """
+    from scipy.optimize import least_squares
+
+    prior = guess(measured, start) if isinstance(start, Engine) else start
+    chosen = knobs or (FREE_KNOBS if isinstance(start, Engine) else GPU_KNOBS)
+    used = [knob for knob in chosen if any(_value(prior, name) for name in knob.fields)]
+    trials = [trial(level) for level in measured.levels]
+    widths = np.array([knob.sd for knob in used])
+
+    def residuals(theta: Any) -> Any:
+        deployment = moved(prior, used, theta)
+        return np.concatenate([_residuals(measured, trials, deployment), theta / widths])
+
+    def solve(begin: Any) -> Any:
+        return least_squares(
+            residuals,
+            begin,
+            bounds=(-FARTHEST, FARTHEST),
+            loss="soft_l1",
+            f_scale=OUTLYING,
+            jac=lambda theta: _slopes(residuals, theta),
+            x_scale=widths,
+            max_nfev=MOST_EVALUATIONS,
+        )
+
+    begins = _starts(widths) if isinstance(start, Engine) else [np.zeros(len(used))]
+    found = min((solve(begin) for begin in begins), key=lambda each: each.cost)
+    deployment = moved(prior, used, found.x)
+    deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never makes the prior wider
+    rows = tuple(
+        Row(level, run_trial(each, deployment, measured.percentiles))
+        for level, each in zip(measured.levels, trials, strict=True)
+    )
+    return Fit(
+        deployment=deployment,
+        intervals=_intervals(deployment, used, deviations),
+        at_bound=tuple(knob.name for knob, x in zip(used, found.x, strict=True) if abs(x) > 0.99 * FARTHEST),
+        undecided=tuple(knob.name for knob, sd in zip(used, deviations, strict=True) if sd > KNOWN_BY * knob.sd),
+        rows=rows,
+        spread=_spread(rows),
+        multipliers={}
+        if isinstance(start, Engine)
+        else dict(zip((k.name for k in used), np.exp(found.x), strict=True)),
+    )
+
+
+def _starts(widths: Any) -> list[Any]:
+    """Where the search begins: the cost can be split among the coefficients in many ways, and several are valleys."""
+    from scipy.stats import qmc
+
+    spread = qmc.Sobol(len(widths), rng=0).random(STARTS)[1:]
+    return [np.zeros(len(widths)), *(widths * (2 * spread - 1))]
+
+
+def _slopes(residuals: Callable[[Any], Any], theta: Any) -> Any:
+    """float64[residuals, theta]: central differences."""
+    steps = STEP * np.eye(len(theta))
+    return np.stack([(residuals(theta + step) - residuals(theta - step)) / (2 * STEP) for step in steps], axis=1)
+
+
+def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
+    """The prior with each knob's fields multiplied by exp(theta)."""
+    own: dict[str, Any] = {}
+    cost: dict[str, Any] = {}
+    for knob, x in zip(knobs, theta, strict=True):
+        for name in knob.fields:
+            (own if name in ("overhead_s", "client_gap_s") else cost)[name] = _value(prior, name) * float(np.exp(x))
+    return replace(prior, cost=replace(prior.cost, **cost), **own)
+
+
+def _value(deployment: Deployment, name: str) -> float:
+    return float(getattr(deployment if name in ("overhead_s", "client_gap_s") else deployment.cost, name))
+
+
+def guess(measured: Measured, engine: Engine) -> Deployment:
+    """Where a fit without a model begins: the lightest load split into parts.
+
+    Raises:
+        UserError: no level was streamed, so that prompts and tokens cannot be told apart.
+    """
+    streamed = [level for level in measured.levels if level.ttft_s.p50 and level.itl_s.p50]
+    if not streamed:
+        raise UserError(
+            f"{', '.join(measured.sources)}: no level has TTFT and ITL; without a model both are needed.",
+            todo="Measure with streaming.",
+        )
+    light = min(streamed, key=lambda level: level.itl_s.p50 or np.inf)
+    busy = max(streamed, key=lambda level: level.itl_s.p50 or 0.0)
+    step, first = light.itl_s.p50 or 0.0, min(level.ttft_s.p50 or np.inf for level in streamed)
+    users = max(busy.concurrency or round(busy.requests_per_s * (busy.e2e_s.mean or 0.0)), 2)
+    cost = IterationCost(
+        token_compute=0.0,
+        row_compute=0.0,
+        weights=0.0,
+        head_weights=0.0,
+        knee=1.0,
+        prefill_attention=0.1 * first / light.isl**2,
+        kv_token=0.3 * step / (light.isl + light.osl),
+        token=0.4 * first / light.isl,
+        fixed=0.6 * step,
+        sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
+    )
+    if measured.engine == "openvino":
+        cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
+    else:
+        cost = replace(cost, prefill=0.1 * first)
+    return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
+
+
+def _pairs(level: MeasuredLevel, modelled: Modelled) -> list[tuple[str, float, float]]:
+    """(metric, measured, modelled) wherever both have a value."""
+    sources: list[tuple[str, Distribution, Distribution]] = [
+        ("ttft", level.ttft_s, modelled.ttft_s),
+        ("itl", level.itl_s, modelled.itl_s),
+    ]
+    found = [("rps", level.requests_per_s, modelled.requests_per_s)]
+    for name, real, made in sources:
+        found += [(f"{name}_{part}", getattr(real, part), getattr(made, part)) for part in ("mean", "p50", "p95")]
+    if not level.ttft_s.count:
+        found.append(("e2e_mean", level.e2e_s.mean or 0.0, modelled.e2e_s.mean or 0.0))
+    return [(name, real, made) for name, real, made in found if real and made]
+
+
+def _residuals(measured: Measured, trials: Sequence[Trial], deployment: Deployment) -> Any:
+    found = []
+    for level, each in zip(measured.levels, trials, strict=True):
+        modelled = run_trial(each, deployment, measured.percentiles)
+        found += [np.log(made / real) / SIGMA[name] for name, real, made in _pairs(level, modelled)]
+    return np.array(found)
+
+
+def _deviations(found: Any, count: int) -> Any:
+    """Log-deviation of each theta: the inverse of the Gauss-Newton Hessian, scaled by what the fit leaves."""
+    free = max(len(found.fun) - 2 * count, 1)
+    scale = max(2 * found.cost / free, 1.0)
+    return np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)) * scale)
+
+
+def _intervals(deployment: Deployment, knobs: Sequence[Knob], deviations: Any) -> dict[str, tuple[float, float]]:
+    found = {}
+    for knob, sd in zip(knobs, deviations, strict=True):
+        for name in knob.fields:
+            value = _value(deployment, name)
+            found[name] = (value * float(np.exp(-1.96 * sd)), value * float(np.exp(1.96 * sd)))
+    return found
+
+
+def _spread(rows: Sequence[Row]) -> dict[str, float]:
+    logs = [{name: np.log1p(error) for name, error in row.errors().items()} for row in rows]
+    groups = {"ttft": ("ttft_p50", "ttft_p95"), "itl": ("itl_mean",), "throughput": ("rps",)}
+    spread: dict[str, float] = {}
+    for group, names in groups.items():
+        values = [row[name] for row in logs for name in names if name in row]
+        spread[group] = float(np.sqrt(np.mean(np.square(values)))) if values else float("nan")
+    return spread

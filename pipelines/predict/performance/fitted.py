@@ -1,0 +1,243 @@
+"""A calibration as a file: what was fitted, on what, how well, with which versions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.predict.performance.fit import GPU_KNOBS, Fit, Row, moved
+from pipelines.predict.performance.measured import Measured
+from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.performance import Costed, Provenance, Setup
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine
+
+SCHEMA = 2
+METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
+"""What a calibration is judged by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Coefficients of one deployment on one kind of machine.
+
+    Attributes:
+        model: as the benchmark calls it.
+        precision: compression in one word, or None.
+        engine: what executes it, or None.
+        gpu: its name; None for the CPU engine.
+        cpu: the machine of the CPU engine, in one line.
+        tp: tensor parallel ranks.
+        pp: pipeline parallel ranks.
+        deployment: the coefficients and the engine's limits.
+        intervals: 95 % interval by coefficient.
+        at_bound: what was fitted to the edge of what is allowed.
+        undecided: what the benchmark says little of.
+        spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
+        multipliers: on the performance model's coefficients, by knob; none for an engine of which it knows nothing.
+        levels: measured and modelled, per load of the fit.
+        fitted_on: tool, files, dates, notes.
+        versions: of what made it.
+        schema: of this file.
+    """
+
+    model: str
+    precision: str | None
+    engine: str | None
+    gpu: str | None
+    cpu: str | None
+    tp: int
+    pp: int
+    deployment: Deployment
+    intervals: Mapping[str, tuple[float, float]]
+    at_bound: tuple[str, ...]
+    undecided: tuple[str, ...]
+    spread: Mapping[str, float]
+    multipliers: Mapping[str, float]
+    levels: tuple[Mapping[str, Any], ...]
+    fitted_on: Mapping[str, Any]
+    versions: Mapping[str, str]
+    schema: int = field(default=SCHEMA)
+
+    @property
+    def why(self) -> str:
+        """Where it comes from, in one line."""
+        when = str(self.fitted_on.get("measured_at") or "")[:10]
+        loads = f"{len(self.levels)} loads" if len(self.levels) != 1 else "1 load"
+        return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
+
+    def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
+        """Whether it speaks of this deployment; `where` is the machine of the CPU engine, or names of the GPU."""
+        mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
+        return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
+
+    def cost(self, setup: Setup, said: Costed) -> Costed:
+        """What the performance model says of a setup, moved by what was measured.
+
+        For the very setup that was measured that is the fit itself; others on the same GPU move by the same factors,
+        and say so.
+
+        Raises:
+            UserError: it is of the CPU engine, or of another GPU.
+        """
+        if not self.multipliers or self.gpu != setup.gpu.name:
+            raise UserError(
+                f"sizing.calibration is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
+                todo="Calibrate on this GPU: make calibrate hardware=... model=... sizing.measured=...",
+            )
+        knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
+        theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
+        before = Deployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
+        after = moved(before, knobs, theta)
+        same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
+        spread = {
+            name: self.spread[name] if same else max(self.spread[name], other) for name, other in said.spread.items()
+        }
+        why = self.why if same else f"{self.why} of {self.precision} TP {self.tp} PP {self.pp}"
+        provenance: Provenance = "calibrated" if same else "transferred"
+        return replace(
+            said, cost=after.cost, overhead_s=after.overhead_s, client_delay=after.client_gap_s, provenance=provenance,
+            why=why, spread=spread,
+        )  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write it.
+
+        Raises:
+            UserError: the place cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = path.with_name(f".{path.name}.part")
+            aside.write_text(json.dumps(asdict(self), indent=1) + "\n")
+            aside.replace(path)
+        except OSError as error:
+            raise UserError(f"sizing.calibration={path} cannot be written: {error.strerror}.") from None
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read what `save` wrote.
+
+    Raises:
+        UserError: it is not there, of another version, or no calibration.
+    """
+    try:
+        data = json.loads(path.expanduser().read_text())
+    except OSError as error:
+        raise UserError(
+            f"sizing.calibration={path} cannot be read: {error.strerror}.",
+            todo="Make one: make calibrate sizing.measured=benchmark.json",
+        ) from None
+    except ValueError as error:
+        raise UserError(f"sizing.calibration={path} is not JSON: {error}.") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        given = data.get("schema") if isinstance(data, dict) else None
+        raise UserError(
+            f"sizing.calibration={path} has schema {given!r}; this version reads {SCHEMA}.",
+            todo="Calibrate again: make calibrate sizing.measured=benchmark.json",
+        )
+    try:
+        inner = data["deployment"]
+        engine, cost = Engine(**inner["engine"]), IterationCost(**inner["cost"])
+        deployment = Deployment(**{**inner, "engine": engine, "cost": cost})
+        lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
+        intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
+        return Calibration(**{**data, **lists, "intervals": intervals, "deployment": deployment})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise UserError(f"sizing.calibration={path} is not a calibration: {error}.") from None
+
+
+def calibration_of(measured: Measured, found: Fit, versions: Mapping[str, str]) -> Calibration:
+    """What to keep of a fit."""
+    machine = measured.about.get("machine") or {}
+    return Calibration(
+        model=measured.model,
+        precision=measured.precision,
+        engine=measured.engine,
+        gpu=measured.gpu,
+        cpu=processor(machine) if measured.gpu is None else None,
+        tp=measured.tp,
+        pp=measured.pp,
+        deployment=found.deployment,
+        intervals=found.intervals,
+        at_bound=found.at_bound,
+        undecided=found.undecided,
+        spread=found.spread,
+        multipliers={name: float(value) for name, value in found.multipliers.items()},
+        levels=tuple(_kept(row) for row in found.rows),
+        fitted_on={
+            "tool": measured.tool,
+            "sources": list(measured.sources),
+            "measured_at": measured.about.get("measured_at"),
+            "notes": list(measured.notes),
+        },
+        versions=versions,
+    )
+
+
+def processor(machine: Mapping[str, Any]) -> str | None:
+    """The machine of the CPU engine in one line, for a comparison; None when the benchmark does not tell."""
+    if not machine.get("cpu_count"):
+        return None
+    return f"{machine['cpu_count']} CPU cores, {machine.get('platform', 'unknown system')}"
+
+
+def _kept(row: Row) -> dict[str, Any]:
+    level, modelled = row.level, row.modelled
+    return {
+        "load": level.load,
+        "measured": {
+            "requests_per_s": level.requests_per_s,
+            "ttft_s": asdict(level.ttft_s),
+            "itl_s": asdict(level.itl_s),
+        },
+        "modelled": {
+            "requests_per_s": modelled.requests_per_s,
+            "ttft_s": asdict(modelled.ttft_s),
+            "itl_s": asdict(modelled.itl_s),
+        },
+    }
+
+
+TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
+
+
+def comparison(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Cells: the load, then measured, modelled and error in percent per metric; the head first, medians last."""
+    table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
+    for row in rows:
+        found, cells = row.errors(), [row.level.load]
+        for name in METRICS:
+            if name not in found:
+                cells += ["–", "–", "–"]
+                continue
+            real = measured_value(row, name)
+            cells += [_shown(real), _shown(real * (1 + found[name])), f"{100 * found[name]:+.0f}"]
+        table.append(tuple(cells))
+    medians = ["median error"]
+    for name in METRICS:
+        values = sorted(abs(row.errors()[name]) for row in rows if name in row.errors())
+        medians += ["", "", f"{100 * _median(values):.1f}" if values else "–"]
+    return [*table, tuple(medians)]
+
+
+def measured_value(row: Row, name: str) -> float:
+    """A metric as it is shown: requests/s or ms."""
+    if name == "rps":
+        return row.level.requests_per_s
+    what, part = name.split("_")
+    return 1e3 * float(getattr(getattr(row.level, f"{what}_s"), part))
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,381 @@
+"""Bytes a TensorRT-LLM engine takes on each GPU, before it is built (modelled).
+
+    weights + activations + buffers + CUDA itself + KV pool,   KV pool = min(max_tokens, fraction x what is left)
+
+Source: TensorRT-LLM `docs/source/legacy/reference/memory.md`. What it leaves open (bytes of activation per token, bytes
+of buffer per request, CUDA's own share) is fitted to published logs: `tests/reference/published_logs.json`
+has them with their sources, and a test holds the formulas against each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.units import MIB
+
+GROUP = {QFormat.INT4_AWQ: 128, QFormat.W4A8_AWQ: 128, QFormat.NVFP4: 16}
+
+LAYER_FACTOR = 1.3
+"""Highest activation memory within a layer, in units of all its outputs at 16 bit; published logs: 1.12 to 1.44."""
+HEAD_BYTES = 9
+"""Bytes per token and hidden channel that are live beside the logits; published logs: 13.0, less than 9.8."""
+BUFFER_LOGITS = 9
+"""Float32 rows of the vocabulary that runtime and decoder hold per request; published logs (0.12, 0.14): 7.3, 11.2."""
+CUDA_BYTES = 800 * MIB
+"""What CUDA, its libraries and NCCL take of a GPU; published log: 0.77 GiB."""
+SMALL_BATCH, SMALL_TOKENS = 256, 2048
+"""Limits that are proposed where an engine does not fit."""
+ROPE_ENTRY_BYTES = 4
+"""One entry of the table of rotary angles, max_position_embeddings x head_dim, part of the weights since 0.9."""
+
+
+class Shape(Protocol):
+    """What memory needs to know of a model: a `ModelShape`, or a `specs.ModelSpec` of any kind."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Residual stream width."""
+        ...
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """KV heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the MLP a token goes through."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence, tokens."""
+        ...
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The output head is the embedding."""
+        ...
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of a layer."""
+        ...
+
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """[out, in] of each linear of one layer."""
+        ...
+
+    @property
+    def linear_params(self) -> int:
+        """Weights of all linears."""
+        ...
+
+    @property
+    def num_params(self) -> int:
+        """All weights."""
+        ...
+
+
+def weight_bytes(shape: Shape, qformat: QFormat) -> float:
+    """Bytes of all weights, not split.
+
+    Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
+    stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
+    x (4 + 16/128) bit = 3.60 GB + 2 x 1,050,939,392 = 5.70 GB.
+    """
+    return shape.linear_params * linear_bits(qformat) / 8 + 2 * (shape.num_params - shape.linear_params)
+
+
+def checkpoint_bytes(shape: Shape, qformat: QFormat) -> float:
+    """Bytes of the checkpoint on disk: as on the device, but weight-only formats still travel at 16 bit."""
+    return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].at_build else qformat)
+
+
+def linear_bits(qformat: QFormat) -> float:
+    """Bits per weight of a linear, scales of groups included."""
+    bits = float(FORMATS[qformat].weight_bits)
+    if qformat in GROUP:
+        bits += (8 if qformat == QFormat.NVFP4 else 16) / GROUP[qformat]
+    return bits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """What decides how much memory each GPU needs, under trtllm-build's and Triton's own names.
+
+    Attributes:
+        shape: of the model.
+        qformat: weights and activations.
+        kv_format: element type of the KV cache.
+        tp_size: tensor parallel ranks.
+        pp_size: pipeline parallel ranks.
+        max_batch_size: requests scheduled together.
+        max_beam_width: beams per request.
+        max_num_tokens: tokens of one iteration.
+        max_seq_len: longest prompt + output, tokens.
+        tokens_per_block: of the paged KV cache.
+        gather_context_logits: the logits of every prompt token are kept.
+        parallel_embedding: the embedding is split over TP ranks, as ModelOpt exports it.
+        gpu_weights_percent: share of the weights that stays on the GPU; the rest is streamed from the host (Triton's
+            own name: it is a fraction).
+        kv_fraction: share of the memory left that the KV pool takes.
+        max_kv_tokens: bound of the KV pool in tokens, or None.
+        windows: attention window per layer, repeated over the layers; empty is none.
+    """
+
+    shape: Shape
+    qformat: QFormat
+    kv_format: KvFormat = KvFormat.AUTO
+    tp_size: int = 1
+    pp_size: int = 1
+    max_batch_size: int = 2048
+    max_beam_width: int = 1
+    max_num_tokens: int = 8192
+    max_seq_len: int = 8192
+    tokens_per_block: int = 32
+    gather_context_logits: bool = False
+    parallel_embedding: bool = True
+    gpu_weights_percent: float = 1.0
+    kv_fraction: float = 0.9
+    max_kv_tokens: int | None = None
+    windows: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the fullest pipeline stage."""
+        return -(-self.shape.num_hidden_layers // self.pp_size)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of one rank; with fewer heads than TP ranks they are duplicated."""
+        return max(1, self.shape.num_key_value_heads // self.tp_size)
+
+    @property
+    def kv_layer_bytes(self) -> float:
+        """KV bytes of one token in one layer on one rank: 2 (K, V) x heads x head_dim x bytes."""
+        return 2 * self.kv_heads * self.shape.head_dim * (2 if self.kv_format is KvFormat.AUTO else 1)
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """KV bytes of one token on one rank. Llama-3.1-8B at 16 bit: 131,072; TP 16: 16,384, as with TP 8."""
+        return self.layers * self.kv_layer_bytes
+
+    def kv_request_bytes(self, tokens: int) -> float:
+        """KV bytes of a request of so many tokens on one rank, in whole blocks, each layer within its window."""
+        windows = self.windows or (tokens,)
+        held = (min(tokens, windows[layer % len(windows)]) for layer in range(self.layers))
+        block = self.tokens_per_block
+        return sum(-(-count // block) * block for count in held) * self.kv_layer_bytes * self.max_beam_width
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Where the memory of one GPU goes, bytes (modelled).
+
+    Attributes:
+        total: of the GPU.
+        weights: of the fullest rank, the table of rotary angles included; with weight streaming those that stay.
+        activations: fixed at build time by max_num_tokens.
+        buffers: of runtime and decoder, by max_batch_size.
+        cuda: CUDA and its libraries.
+        kv_pool: paged KV cache; 0 when nothing is left.
+        kv_token_bytes: one token's share.
+        streamed: weights of the rank that stay on the host and are read from there in every iteration.
+    """
+
+    total: float
+    weights: float
+    activations: float
+    buffers: float
+    cuda: float
+    kv_pool: float
+    kv_token_bytes: float
+    streamed: float = 0.0
+
+    @property
+    def fixed(self) -> float:
+        """All but the KV pool."""
+        return self.weights + self.activations + self.buffers + self.cuda
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return int(self.kv_pool / self.kv_token_bytes)
+
+
+def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
+    """Split the memory of one GPU.
+
+    LLaMA-7B at 16 bit with 20,480 tokens of KV cache: 20,480 x 524,288 bytes = 10,240 MiB beside 12,852 MiB of weights.
+    With weight streaming the GPU keeps gpu_weights_percent of them (`cpp/tensorrt_llm/runtime/tllmRuntime.cpp`: the
+    budget is that share of TensorRT's getStreamableWeightsSize). Not known before the build, and not counted, are
+    weights that TensorRT does not stream and its scratch memory for streaming.
+
+    Args:
+        sizes: what is run.
+        total: memory of the GPU, bytes.
+    """
+    held, share = rank_weight_bytes(sizes), sizes.gpu_weights_percent
+    memory = DeviceMemory(
+        total=total,
+        weights=share * held,
+        streamed=(1 - share) * held,
+        activations=activation_bytes(sizes),
+        buffers=buffer_bytes(sizes),
+        cuda=CUDA_BYTES,
+        kv_pool=0,
+        kv_token_bytes=sizes.kv_token_bytes,
+    )
+    pool = max(0.0, sizes.kv_fraction * (total - memory.fixed))
+    if sizes.max_kv_tokens is not None:
+        pool = min(pool, sizes.max_kv_tokens * sizes.kv_token_bytes)
+    return replace(memory, kv_pool=pool)
+
+
+def rank_weight_bytes(sizes: EngineSizes) -> float:
+    """Bytes of the weights of the fullest rank.
+
+    Linears are split over TP, but every rank has at least one KV head; embedding (when parallel) and head are split by
+    rows; pipeline stages have layers of their own, the first the embedding and the last the head. Llama-3-8B at 16 bit,
+    TP 4, embedding not split, 1,048,576 positions: 5,340,405,760 bytes, to the byte what trtllm-build 0.12 logs.
+    """
+    shape, tp = sizes.shape, sizes.tp_size
+    linears = sum(_rank_params(name, size, sizes) for name, size in shape.linear_shapes.items())
+    norms = shape.hidden_size * shape.norms_per_layer
+    table = 2 * shape.vocab_size * shape.hidden_size
+    embedding, head = table / (tp if sizes.parallel_embedding else 1), table / tp
+    held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
+    ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
+    rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
+    layer = linears * linear_bits(sizes.qformat) / 8 + 2 * norms
+    return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
+
+
+def _rank_params(name: str, size: tuple[int, int], sizes: EngineSizes) -> float:
+    """Weights of one linear on one rank; the merged q, k and v keep whole KV heads."""
+    out, width = size
+    if name != "attention.qkv":
+        return out * width / sizes.tp_size
+    return _rank_qkv(sizes) * width
+
+
+def _rank_qkv(sizes: EngineSizes) -> float:
+    shape = sizes.shape
+    return (shape.num_attention_heads / sizes.tp_size + 2 * sizes.kv_heads) * shape.head_dim
+
+
+def activation_bytes(sizes: EngineSizes) -> float:
+    """Bytes that an iteration of max_num_tokens needs at most; fixed when the engine is built.
+
+    The larger of two moments: inside a layer, tokens x 2 bytes x outputs of the layer (4 x hidden that all ranks hold,
+    and this rank's part of gate, up and qkv); at the end, the logits at 16 bit beside the last hidden states. Logits
+    are of one token per sequence, or of every token with gather_context_logits.
+    """
+    shape, tokens = sizes.shape, sizes.max_num_tokens
+    outputs = 4 * shape.hidden_size + 2 * shape.intermediate_size / sizes.tp_size + _rank_qkv(sizes)
+    layer = LAYER_FACTOR * tokens * 2 * outputs
+    sequences = sizes.max_batch_size * sizes.max_beam_width
+    rows = tokens if sizes.gather_context_logits else min(tokens, sequences)
+    return max(layer, rows * shape.vocab_size * 2 + tokens * shape.hidden_size * HEAD_BYTES)
+
+
+def buffer_bytes(sizes: EngineSizes) -> float:
+    """Bytes of runtime and decoder, allocated for max_batch_size requests before the KV pool."""
+    sequences = sizes.max_batch_size * sizes.max_beam_width
+    return BUFFER_LOGITS * 4 * sizes.shape.vocab_size * sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Requests that run at the same time.
+
+    Attributes:
+        requests: how many.
+        binds: what allows no more: "KV cache" or "max_batch_size".
+    """
+
+    requests: int
+    binds: str
+
+
+def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concurrency:
+    """Return how many requests of so many tokens run together without any being paused.
+
+    Args:
+        sizes: what is run.
+        memory: of one GPU.
+        tokens: prompt + output.
+    """
+    by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
+    # every pipeline stage works on another batch of max_batch_size requests
+    by_batch = sizes.max_batch_size * sizes.pp_size
+    return Concurrency(by_batch, "max_batch_size") if by_batch <= by_memory else Concurrency(by_memory, "KV cache")
+
+
+def kv_blocks(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> int:
+    """Return the KV blocks of one batch for a simulator, in which a request keeps the blocks of all its tokens.
+
+    With windows a request keeps fewer: the pool then counts as larger, by that share for requests of so many tokens.
+    Each pipeline stage works on another batch, and they share the pool.
+    """
+    each = -(-tokens // sizes.tokens_per_block)
+    return int(memory.kv_pool / sizes.kv_request_bytes(tokens) * each) // sizes.pp_size
+
+
+def fits(sizes: EngineSizes, total: float, tokens: int) -> bool:
+    """Whether at least one request of so many tokens runs."""
+    return concurrency(sizes, device_memory(sizes, total), tokens).requests >= 1
+
+
+def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[QFormat]) -> list[str]:
+    """Return changes, as overrides, each of which makes an engine fit.
+
+    Args:
+        sizes: of one that does not fit.
+        total: memory of the GPU, bytes.
+        tokens: prompt + output of a request.
+        formats: weight formats this GPU can run.
+    """
+    fewer = replace(sizes, max_batch_size=min(SMALL_BATCH, sizes.max_batch_size))
+    smaller = replace(fewer, max_num_tokens=min(SMALL_TOKENS, sizes.max_num_tokens))
+    batch, both = f"build.max_batch_size={SMALL_BATCH}", f"build.max_num_tokens={SMALL_TOKENS}"
+    limits = [(batch, fewer), (f"{batch} {both}", smaller)]
+    ranks = [
+        (f"build.tp_size={count}", replace(sizes, tp_size=count))
+        for count in (2, 4, 8, 16)
+        if count > sizes.tp_size and sizes.shape.num_attention_heads % count == 0
+    ]
+    lighter = [name for name in formats if linear_bits(name) < linear_bits(sizes.qformat)]
+    quants = [(f"quant={name}", replace(sizes, qformat=name)) for name in lighter]
+    small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name)) for name in lighter]
+    fitting = [
+        [text for text, changed in changes if fits(changed, total, tokens)]
+        for changes in (limits, ranks, quants, small_quants)
+    ]
+    found = [*fitting[0][:1], *fitting[1][:1], *fitting[2]]
+    return found or fitting[3]

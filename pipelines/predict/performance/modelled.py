@@ -1,0 +1,217 @@
+"""A load through the simulator, under the protocol it was or will be measured with: what stands beside "measured"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from pipelines.domain.benchmark import Distribution
+from pipelines.predict.performance.measured import MeasuredLevel, Percentiles
+from pipelines.predict.simulator.backend import Backend
+from pipelines.predict.simulator.cost import IterationCost
+from pipelines.predict.simulator.interface import Engine, Load, Requests
+from pipelines.predict.simulator.run import simulate
+
+Provenance = Literal["calibrated", "transferred", "datasheet"]
+WARM, LEAST, MOST = 3, 200, 4000
+"""Requests before a steady window per user; requests that are simulated when nobody said how many, least and most."""
+SEED = 20_240_601
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated, and what is around it.
+
+    Attributes:
+        engine: its scheduler's limits.
+        cost: of an iteration.
+        overhead_s: of a request on its way to the engine and back: network, tokenizer. On TTFT and E2E, not on ITL.
+        client_gap_s: closed loop: from the last token at the client to its next request.
+        lanes: engines that requests are dealt to in turn: with pipeline stages as many batches are under way.
+    """
+
+    engine: Engine
+    cost: IterationCost
+    overhead_s: float = 0.0
+    client_gap_s: float = 0.0
+    lanes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """What the model says of a load; seconds.
+
+    Attributes:
+        requests_per_s: finished.
+        output_tokens_per_s: of the system.
+        ttft_s: time to first token.
+        itl_s: per-request mean inter-token latency; no values when all answers have one token.
+        e2e_s: time to the last token.
+    """
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_s: Distribution
+    itl_s: Distribution
+    e2e_s: Distribution
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A load made ready once, to be simulated with many costs.
+
+    Attributes:
+        load: of the simulator; its client delay is the users' pause, to which the deployment's is added.
+        window: of an open loop, seconds; None counts requests.
+        first: of a closed loop: requests before this one are warm-up.
+        last: and those from this one on only keep it under load.
+        whole: the start and the end of the run are inside.
+    """
+
+    load: Load
+    window: tuple[float, float] | None
+    first: int
+    last: int
+    whole: bool
+
+
+def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
+    """The load of a level: the very requests where they are known, else drawn from its means and deviations."""
+    if level.sent is not None and len(level.sent.isl):
+        return _replayed(level)
+    users = level.concurrency or 0
+    count = level.requests or int(np.clip(10 * users, LEAST, MOST))
+    count = min(max(count, 1), MOST)
+    before = WARM * users if level.steady else 0
+    random = np.random.default_rng(seed)
+    total = before + count + (users if level.steady else 0)
+    isl, osl = (
+        np.maximum(1, np.rint(random.normal(mean, deviation, total))).astype(np.int64)
+        for mean, deviation in ((level.isl, level.isl_stdev), (level.osl, level.osl_stdev))
+    )
+    if level.arrival == "closed":
+        return Trial(
+            Load(isl, osl, users=users, client_delay=level.think_s), None, before, before + count, not level.steady
+        )
+    arrival = _arrivals(level, total, random)
+    return Trial(Load(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
+
+
+def _replayed(level: MeasuredLevel) -> Trial:
+    sent = level.sent
+    assert sent is not None
+    start, end = sent.window
+    if level.arrival == "closed":
+        first, last = np.searchsorted(sent.due, (start, end))
+        return Trial(
+            Load(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
+            None,
+            int(first),
+            int(last),
+            not level.steady,
+        )
+    return Trial(Load(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
+
+
+def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> Any:
+    rate = level.request_rate or 1.0
+    if level.arrival == "burst":
+        return np.zeros(count)
+    if level.arrival == "constant":
+        return np.arange(1, count + 1) / rate
+    shape = 1.0 if level.arrival == "poisson" else 1 / level.cv**2
+    return np.cumsum(random.gamma(shape, 1 / (shape * rate), count))
+
+
+def run_trial(
+    trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
+) -> Modelled:
+    """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
+    closed = trial.load.arrival is None
+    delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
+    sent = replace(trial, load=replace(trial.load, client_delay=delay))
+    lanes = [
+        simulate(deployment.engine, load, deployment.cost, backend=backend).requests
+        for load in dealt(sent.load, deployment.lanes)
+    ]
+    return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
+
+
+def dealt(load: Load, lanes: int) -> list[Load]:
+    """The load of each lane: every so-many-th request, and in a closed loop every so-many-th user."""
+    lanes = lanes if load.arrival is not None else min(lanes, load.users)
+    if lanes == 1:
+        return [load]
+    loads = []
+    for lane in range(lanes):
+        arrival = None if load.arrival is None else load.arrival[lane::lanes]
+        users = len(range(lane, load.users, lanes))
+        isl, osl = np.asarray(load.isl)[lane::lanes], np.asarray(load.osl)[lane::lanes]
+        loads.append(replace(load, isl=isl, osl=osl, arrival=arrival, users=users))
+    return loads
+
+
+def _together(lanes: Sequence[Requests]) -> Requests:
+    """The requests of all lanes, in the order of their arrival."""
+    if len(lanes) == 1:
+        return lanes[0]
+    columns = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
+    order = np.argsort(columns["arrival"], kind="stable")
+    return Requests(**{name: column[order] for name, column in columns.items()})
+
+
+def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Modelled:
+    arrival, first, end, osl = requests.arrival, requests.first_token, requests.end, requests.osl
+    begin, until, due = _window(trial, requests)
+    if trial.whole:
+        until = np.nextafter(end.max(), np.inf)
+        begin = min(float(begin), float(arrival[due].min()))
+    ended = (end >= begin) & (end < until)
+    seconds = max(float(until - begin) + (overhead if trial.whole else 0.0), 1e-9)
+    several = due & (osl > 1)
+    ttft, e2e = first[due] - arrival[due] + overhead, end[due] - arrival[due] + overhead
+    return Modelled(
+        requests_per_s=float(ended.sum()) / seconds,
+        output_tokens_per_s=float(osl[ended].sum()) / seconds,
+        ttft_s=_distribution(ttft, percentiles),
+        itl_s=_distribution((end[several] - first[several]) / (osl[several] - 1), percentiles),
+        e2e_s=_distribution(e2e, percentiles),
+    )
+
+
+def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
+    """Start, end and bool[n] of the requests that were due inside."""
+    arrival = requests.arrival
+    if trial.window is not None:
+        begin, until = trial.window
+        return begin, until, (arrival >= begin) & (arrival < until)
+    order = np.argsort(arrival, kind="stable")
+    due = np.zeros(len(order), dtype=bool)
+    due[order[trial.first : trial.last]] = True
+    begin = float(arrival[order[trial.first]])
+    if trial.last < len(order):
+        return begin, float(arrival[order[trial.last]]), due
+    # nobody sends any more; the window ended where the next request would have left
+    after = requests.end[requests.end > arrival[order[-1]]]
+    return begin, float(after.min()) + trial.load.client_delay, due
+
+
+def _distribution(values: Any, percentiles: Percentiles) -> Distribution:
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return Distribution(0)
+    if percentiles == "linear":
+        p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99))
+    else:
+        ordered = np.sort(values)
+        p50, p90, p95, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.95, 0.99))
+    low, high, mean = float(values.min()), float(values.max()), float(values.mean())
+    return Distribution(len(values), mean, low, float(p50), float(p90), float(p95), float(p99), high)
+
+
+def model(levels: Iterable[MeasuredLevel], deployment: Deployment) -> list[Modelled]:
+    """What the model says of each load."""
+    return [run_trial(trial(level), deployment) for level in levels]

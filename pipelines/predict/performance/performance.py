@@ -1,0 +1,195 @@
+"""Seconds of an engine iteration for a model, a format and GPUs that nobody measured (modelled).
+
+`PerformanceModel.load().cost(setup)` gives the coefficients that the simulator runs on, where they come from and how
+far they are usually off. Method: docs/decisions/0023-performance-model.md; accuracy: docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
+from pipelines.predict.performance.frameworks import Framework, framework_named
+from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
+from pipelines.predict.performance.parameters import Parameters
+from pipelines.predict.performance.physics import facts, iteration_cost
+from pipelines.predict.performance.specs import GpuSpec, ModelSpec
+from pipelines.predict.simulator.cost import IterationCost
+
+Provenance = Literal["calibrated", "transferred", "datasheet"]
+WIDER: dict[Provenance, float] = {"calibrated": 1.0, "transferred": 1.5, "datasheet": 2.5}
+"""How much wider an interval is where there are no residuals to take it from."""
+SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
+"""Standard deviation of log(predicted / measured) that is assumed where nothing was fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model on GPUs.
+
+    Attributes:
+        model: its sizes.
+        gpu: its data sheet.
+        qformat: weights and activations.
+        kv_format: element type of the KV cache.
+        sparse: 2:4-sparse weights.
+        tp: tensor parallel ranks.
+        pp: pipeline parallel ranks.
+        framework: that serves it, with its version.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    qformat: QFormat = QFormat.NONE
+    kv_format: KvFormat = KvFormat.AUTO
+    sparse: bool = False
+    tp: int = 1
+    pp: int = 1
+    framework: str = "TensorRT-LLM 1.2"
+
+    @property
+    def runs_on(self) -> Framework:
+        """What is known of the framework."""
+        return framework_named(self.framework)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Levels of the parameters' hierarchy that this setup belongs to."""
+        framework, gpu = self.runs_on, self.gpu
+        return (
+            f"engine={framework.engine}",
+            f"family={framework.family}",
+            f"version={framework.name}",
+            f"gpu={gpu.name}",
+            f"arch={gpu.family}",
+            f"form={FORMATS[self.qformat].activation}",
+            f"kind={'mixture' if self.model.n_experts > 1 else 'dense'}",
+            f"link={gpu.link(self.tp)[0]}",
+        )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights on the fullest rank."""
+        return rank_weight_bytes(self.sizes())
+
+    def sizes(self, *, max_batch_size: int = 2048, max_num_tokens: int = 8192, max_seq_len: int = 8192) -> EngineSizes:
+        """What memory needs to know: `pipelines.predict.performance.memory` splits the GPU's memory from it."""
+        return EngineSizes(
+            shape=self.model,
+            qformat=self.qformat,
+            kv_format=self.kv_format,
+            tp_size=self.tp,
+            pp_size=self.pp,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len,
+            windows=self.model.windows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """What a setup costs.
+
+    Attributes:
+        cost: of an iteration.
+        overhead_s: network and tokenizer, to be added to TTFT.
+        client_delay: from a response to the same user's next request in a closed loop.
+        provenance: "calibrated": this GPU and this family of frameworks were measured; "transferred": one of them was;
+            "datasheet": neither.
+        why: the provenance in words.
+        spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
+    """
+
+    cost: IterationCost
+    overhead_s: float
+    client_delay: float
+    provenance: Provenance
+    why: str
+    spread: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PerformanceModel:
+    """The performance model with its parameters."""
+
+    parameters: Parameters
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> PerformanceModel:
+        """With the parameters of a file; None is the one that comes with the project."""
+        return cls(Parameters.load(path))
+
+    def cost(self, setup: Setup) -> Costed:
+        """What an iteration costs.
+
+        Raises:
+            UserError: the GPU cannot compute in the format, or the ranks do not divide the model.
+        """
+        refuse(setup)
+        values = self.parameters.values(setup.labels)
+        tp, pp, sparse = setup.tp, setup.pp, setup.sparse
+        of_model = facts(setup.model, setup.gpu, setup.qformat, setup.kv_format, tp=tp, pp=pp, sparse=sparse)
+        provenance, why = self.provenance(setup)
+        return Costed(
+            cost=iteration_cost(of_model, values),
+            overhead_s=values["overhead_s"],
+            client_delay=values["client_delay"],
+            provenance=provenance,
+            why=why,
+            spread=self.spread(provenance),
+        )
+
+    def provenance(self, setup: Setup) -> tuple[Provenance, str]:
+        """Where the coefficients of a setup come from, and why."""
+        gpu, family = setup.gpu.gpu, setup.runs_on.family
+        on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
+        if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
+            return "calibrated", f"fitted to measurements on {gpu} with {family}"
+        if on_gpu or self.parameters.knows(f"family={family}"):
+            measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"
+            return "transferred", measured
+        return "datasheet", f"neither {gpu} nor {family} was measured"
+
+    def spread(self, provenance: Provenance) -> dict[str, float]:
+        """Standard deviation of log(predicted / measured) by metric, from cross-validation where it was made."""
+        found = self.parameters.document.get("spread", {})
+        return {
+            metric: found.get(metric, {}).get(provenance, usual * WIDER[provenance]) for metric, usual in SPREAD.items()
+        }
+
+
+def runnable(setup: Setup) -> list[QFormat]:
+    """The weight formats that its GPU and its framework can run."""
+    possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(QFormat)
+    return [qformat for qformat in possible if FORMATS[qformat].activation in setup.gpu.peak]
+
+
+def refuse(setup: Setup) -> None:
+    """Refuse what the GPU or the ranks do not allow.
+
+    Raises:
+        UserError: says which.
+    """
+    form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
+    if setup.qformat not in able:
+        why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
+        if form.activation in gpu.peak:
+            why = f"TensorRT-LLM has no kernels for quant={setup.qformat} on {gpu.gpu}."
+        raise UserError(why, allowed=f"It can run: {', '.join(able)}.")
+    if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):
+        raise UserError(
+            f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
+            allowed=f"It can hold it as {' or '.join(able_kv)}.",
+        )
+    if setup.tp < 1 or setup.model.heads % setup.tp:
+        raise UserError(
+            f"{setup.model.name} has {setup.model.heads} heads; tp_size={setup.tp} does not divide them.",
+            allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if setup.model.heads % n == 0)}.",
+        )
+    if not 1 <= setup.pp <= setup.model.layers:
+        raise UserError(f"pp_size={setup.pp} is not between 1 and {setup.model.name}'s {setup.model.layers} layers.")

@@ -1,0 +1,148 @@
+"""From the sizes of a model and the data sheet of a GPU to the seconds of one engine iteration.
+
+Every coefficient of `simulator.cost.IterationCost` is a quantity of the model (FLOPs, bytes) over a rate of
+the GPU times an efficiency, or a host time; the efficiencies and host times are the parameters that are fitted. All of
+one rank; H = hidden, L = layers, d = head_dim:
+
+    token_compute     2 W_active / (tp e_c peak(format))           row_compute   2 W_head / (tp e_c peak(16 bit))
+    weights           bytes of W / (tp e_m BW)                     head_weights  bytes of the head / (tp e_m BW)
+    prefill_attention 4 L heads d / (tp e_a peak(16 bit))          kv_token      KV bytes / (tp_kv e_k BW)
+    token             H L 4 act / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
+    fixed             t0 + t_layer L   + [tp > 1] 2 L a
+    sequence, prefill t_seq, t_prefill
+
+Numbers or numpy arrays of equal length alike, so that fitting and predicting use the same formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.predict.performance.memory import linear_bits
+from pipelines.predict.performance.specs import GpuSpec, ModelSpec
+from pipelines.predict.simulator.cost import IterationCost
+
+SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
+"""Bytes of 2:4-sparse weights over dense ones: half the values, and 2 bits of position for each that is left."""
+BLOCK_LATENCIES = 2
+"""All-reduces per layer: after attention and after the MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the formula needs of a model on GPUs. Numbers, or numpy arrays of equal length.
+
+    Attributes:
+        token_flops: of the linears, per token, one rank.
+        row_flops: of the output head, per row.
+        weight_bytes: of the linears, one rank.
+        head_bytes: of the output head, one rank.
+        attention_flops: of prompts, per (query x context) token, one rank.
+        kv_bytes: per KV token read, layers with full attention.
+        kv_window_bytes: the same, layers with a sliding window.
+        token_bytes: of activations, per token, at c_act = 1.
+        reduce_bytes: sent in all-reduces, per token.
+        reduces: all-reduces of an iteration.
+        peak: FLOP/s of the linears' format.
+        peak16: FLOP/s at 16 bit.
+        bandwidth: of GPU memory, bytes/s.
+        link: between GPUs, bytes/s in one direction.
+        layers: decoder layers.
+        sparse: 1 with 2:4 sparsity, else 0.
+        dense_share: share of the weights that every token uses.
+        expert_share: experts per token / experts.
+        windowed: share of the layers that have a sliding window.
+        window: its size, tokens.
+    """
+
+    token_flops: Any
+    row_flops: Any
+    weight_bytes: Any
+    head_bytes: Any
+    attention_flops: Any
+    kv_bytes: Any
+    kv_window_bytes: Any
+    token_bytes: Any
+    reduce_bytes: Any
+    reduces: Any
+    peak: Any
+    peak16: Any
+    bandwidth: Any
+    link: Any
+    layers: Any
+    sparse: Any
+    dense_share: Any
+    expert_share: Any
+    windowed: Any
+    window: Any
+
+
+def facts(
+    model: ModelSpec, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool
+) -> Facts:
+    """The quantities of a model on tp x pp GPUs.
+
+    A pipeline's stages work one after the other, so an iteration of one batch costs what the whole model costs on tp
+    ranks, and a send per stage; that pp batches are under way at once is the caller's business.
+    """
+    bits, form = linear_bits(qformat), FORMATS[qformat]
+    sparsity = SPARSE_BYTES[form.weight_bits] if sparse else 1.0
+    tp_kv = min(tp, model.kv_heads)
+    kv_layer = 2 * model.kv_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
+    windowed = model.window_layers
+    attention = model.layers * model.attention_params
+    return Facts(
+        token_flops=2 * model.active_params / tp,
+        row_flops=2 * model.head_params / tp,
+        weight_bytes=model.linear_params * bits / 8 * sparsity / tp,
+        head_bytes=2 * model.head_params / tp,
+        attention_flops=4 * model.layers * model.heads * model.head_dim / tp,
+        kv_bytes=kv_layer * (model.layers - windowed),
+        kv_window_bytes=kv_layer * windowed,
+        token_bytes=4 * model.hidden * model.layers,
+        reduce_bytes=BLOCK_LATENCIES * model.layers * 2 * (tp - 1) / tp * 2 * model.hidden,
+        reduces=(BLOCK_LATENCIES * model.layers if tp > 1 else 0) + (pp - 1),
+        peak=gpu.peak[form.activation],
+        peak16=gpu.peak["16bit"],
+        bandwidth=gpu.bandwidth,
+        link=gpu.link(tp)[1],
+        layers=model.layers,
+        sparse=float(sparse),
+        dense_share=attention / model.linear_params if model.n_experts > 1 else 1.0,
+        expert_share=model.experts_per_token / model.n_experts,
+        windowed=windowed / model.layers,
+        window=model.sliding_window,
+    )
+
+
+def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
+    """The coefficients of an iteration.
+
+    Args:
+        facts: of the model on its GPUs.
+        values: parameters by name, of `pipelines.predict.performance.parameters.NAMES`.
+    """
+    memory = values["e_m"] * facts.bandwidth
+    compute = values["e_c"] * facts.peak * (1 + facts.sparse * (values["sparse_compute"] - 1))
+    decode = facts.attention_flops / (values["e_d"] * facts.peak16)
+    links = facts.reduce_bytes / (values["e_l"] * facts.link)
+    return IterationCost(
+        token_compute=facts.token_flops / compute,
+        row_compute=facts.row_flops / (values["e_c"] * facts.peak16),
+        weights=facts.weight_bytes / memory,
+        head_weights=facts.head_bytes / memory,
+        knee=values["knee"] + facts.sparse * (values["sparse_knee"] - values["knee"]),
+        dense_share=facts.dense_share,
+        expert_share=facts.expert_share,
+        prefill_attention=facts.attention_flops / (values["e_a"] * facts.peak16),
+        kv_token=facts.kv_bytes / (values["e_k"] * facts.bandwidth) + (1 - facts.windowed) * decode,
+        kv_window_token=facts.kv_window_bytes / (values["e_k"] * facts.bandwidth) + facts.windowed * decode,
+        window=facts.window,
+        token=facts.token_bytes * values["c_act"] / facts.bandwidth + links,
+        fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces,
+        sequence=values["t_seq"],
+        prefill=values["t_prefill"],
+    )

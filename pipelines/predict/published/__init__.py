@@ -1,0 +1,1 @@
+"""Published benchmark results, and predictions for them."""

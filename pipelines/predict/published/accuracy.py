@@ -1,0 +1,80 @@
+"""Goals that the performance model is held against, and which measurements each of them is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipelines.predict.published.cases import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Limits of errors on measurements that were not fitted, %; None is no limit.
+
+    Attributes:
+        median: (pass, stretch).
+        mape: (pass, stretch).
+        anchor: what others reach.
+    """
+
+    median: tuple[float, float] | None
+    mape: tuple[float, float] | None
+    anchor: str
+
+    def words(self, kind: str) -> str:
+        """The limits for people; kind is "pass" or "stretch"."""
+        at = 0 if kind == "pass" else 1
+        both = (("median", self.median), ("MAPE", self.mape))
+        return ", ".join(f"{name} <= {limits[at]:g} %" for name, limits in both if limits)
+
+    def met(self, kind: str, score: Mapping[str, float]) -> bool:
+        """Whether a score is within the limits."""
+        at = 0 if kind == "pass" else 1
+        return all(
+            score[name] <= limits[at] for name, limits in (("median", self.median), ("mape", self.mape)) if limits
+        )
+
+
+GOALS = {
+    "full load, TensorRT-LLM 1.x": Goal(None, (8, 5), "prototype 5.3 (MAPE)"),
+    "full load, TensorRT-LLM 0.10 to 0.15": Goal((12, 8), None, "prototype 9.7 to 12.2"),
+    "ITL, closed loop (TensorRT-LLM, vLLM)": Goal((10, 6), (14, 10), "aiconfigurator 12.8 / 20.0"),
+    "TTFT, closed loop (TensorRT-LLM, vLLM)": Goal((23, 15), (38, 25), "aiconfigurator 45 / 48"),
+    "ITL, closed loop, all": Goal((10, 6), (14, 10), "aiconfigurator 12.8 / 20.0"),
+    "TTFT, closed loop, all": Goal((23, 15), (38, 25), "aiconfigurator 45 / 48"),
+    "static prefill": Goal((10, 7), None, "prototype 8.0"),
+    "static tokens/s": Goal((10, 7), None, "prototype 9.8"),
+    "requests/s, closed loop (NIM)": Goal((8, 5), None, "prototype 6.0"),
+    "MLPerf offline tokens/s": Goal((20, 12), None, "none"),
+    "unseen GPU (left out)": Goal((20, 13), None, "KernelSight-LM 12.8 to 15.4"),
+}
+"""Names are the rows of docs/accuracy.md. Anchors: see decision 0023."""
+UNSEEN = "unseen GPU (left out)"
+
+
+def goals_of(case: Case) -> list[str]:
+    """The goals that a measurement counts for."""
+    rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
+    framework = case.setup.runs_on
+    if case.mode == "inflight_maxload":
+        one = framework.family == "trtllm-torch"
+        return ["full load, TensorRT-LLM 1.x" if one else "full load, TensorRT-LLM 0.10 to 0.15"]
+    if case.mode == "closed_loop_concurrency":
+        if rate:
+            return ["requests/s, closed loop (NIM)"] if framework.family == "nim" else []
+        kind = "TTFT" if case.metric == "ttft_ms" else "ITL"
+        named = [] if framework.family == "sglang" else [f"{kind}, closed loop (TensorRT-LLM, vLLM)"]
+        return [*named, f"{kind}, closed loop, all"]
+    if case.mode == "static_batch":
+        if case.metric in ("ttft_ms", "prefill_batch_ms"):
+            return ["static prefill"]
+        return ["static tokens/s"] if rate else []
+    return ["MLPerf offline tokens/s"] if case.mode == "mlperf_offline" else []
+
+
+def verdict(goal: Goal, score: Mapping[str, float]) -> str:
+    """Whether stretch or pass is met, in a word."""
+    if goal.met("stretch", score):
+        return "**stretch**"
+    return "pass" if goal.met("pass", score) else "missed"

@@ -1,0 +1,208 @@
+"""Published measurements, one per row of a CSV: what was run, and which of its numbers the row holds."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.formats import KvFormat, QFormat, kv_formats_for
+from pipelines.predict.performance.frameworks import framework_named
+from pipelines.predict.performance.performance import Setup, refuse
+from pipelines.predict.performance.specs import gpu_named, model_named
+
+PUBLISHED = Path(__file__).parent / "data" / "published.csv.gz"
+"""Public measurements, each with its source; see data/README.md."""
+COLUMNS = (
+    "case_id", "source", "model", "gpu", "n_gpus", "tp", "precision", "isl", "osl", "concurrency", "metric",
+    "framework", "mode", "batch_size", "stat", "note",
+)  # fmt: skip
+"""What a prediction needs of a row. The measured `value` is not among them."""
+
+FORMATS_OF = {
+    "fp16": QFormat.NONE,
+    "bf16": QFormat.NONE,
+    "fp8": QFormat.FP8,
+    "fp4": QFormat.NVFP4,
+    "nvfp4": QFormat.NVFP4,
+    "int8": QFormat.INT8_SQ,
+    "int8_sq": QFormat.INT8_SQ,
+    "int8_wo": QFormat.INT8_WO,
+    "int4": QFormat.INT4_AWQ,
+    "int4_awq": QFormat.INT4_AWQ,
+    "w4a16": QFormat.INT4_AWQ,
+    "w4a8_awq": QFormat.W4A8_AWQ,
+}
+"""Words of the `precision` column."""
+METRICS = {
+    "static_batch": ("ttft_ms", "prefill_batch_ms", "tpot_ms", "e2e_ms", "output_tok_s", "output_tok_s_per_gpu"),
+    "inflight_maxload": ("output_tok_s", "output_tok_s_per_gpu", "requests_s"),
+    "closed_loop_concurrency": (
+        "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tok_s", "output_tok_s_per_gpu", "requests_s",
+    ),
+    "mlperf_offline": ("output_tok_s", "requests_s"),
+    "mlperf_server": ("output_tok_s", "requests_s", "ttft_ms", "tpot_ms"),
+    "mlperf_interactive": ("output_tok_s", "requests_s", "ttft_ms", "tpot_ms"),
+    "open_loop_trace": ("ttft_ms", "tpot_ms", "e2e_ms"),
+}  # fmt: skip
+"""What can be predicted, by mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Mean lengths of the requests of a benchmark's data set, tokens."""
+
+    isl: int
+    osl: int
+
+
+DATASETS = {
+    "OpenOrca": Dataset(294, 292),
+    "CNN-DailyMail": Dataset(778, 128),
+    "LongBench": Dataset(9428, 653),
+    "GSM8K": Dataset(294, 145),
+}
+"""By a word of the note. Output: tokens over requests of the public results; input: MLCommons (assumed)."""
+SHAREGPT = Dataset(400, 660)
+"""Mean lengths of replayed ShareGPT conversations: outputs from public rows ((e2e - ttft) / tpot), inputs assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row that can be predicted.
+
+    Attributes:
+        setup: the model on its GPUs; of one instance.
+        instances: of it.
+        gpus: of all instances.
+        mode: how it was measured.
+        metric: what was measured.
+        stat: mean, p99, ...
+        isl: input tokens.
+        osl: output tokens.
+        users: requests kept in flight; 0 unless the loop is closed.
+        batch: requests of a static batch; 0 otherwise.
+        source: where the row comes from.
+        note: about the row.
+    """
+
+    setup: Setup
+    instances: int
+    gpus: int
+    mode: str
+    metric: str
+    stat: str
+    isl: int
+    osl: int
+    users: int
+    batch: int
+    source: str
+    note: str
+
+    @property
+    def randomised(self) -> bool:
+        """Lengths were drawn around the nominal ones (InferenceMAX)."""
+        return "InferenceM" in self.note
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file, also a gzipped one.
+
+    Raises:
+        UserError: there is no such file, it is empty, or columns are missing (all are named).
+    """
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.", todo="Give a CSV file of cases.")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines)
+        columns = reader.fieldnames or []
+        rows = list(reader)
+    missing = [name for name in COLUMNS if name not in columns]
+    if missing:
+        raise UserError(f"{path} has no column {', '.join(missing)}.", allowed=f"Needed: {', '.join(COLUMNS)}.")
+    return rows
+
+
+def case_of(row: Mapping[str, str]) -> Case:
+    """Read a row.
+
+    Raises:
+        UserError: what it names is not known, or cannot be; the message is the reason for refusing it.
+    """
+    mode, metric = row["mode"], row["metric"]
+    _known("mode", mode, tuple(METRICS))
+    _known("metric", metric, METRICS[mode])
+    dataset = _dataset(row)
+    gpus = _number(row, "n_gpus", None)
+    tp = _number(row, "tp", 0)
+    setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
+    return Case(
+        setup=setup,
+        instances=max(1, gpus // (setup.tp * setup.pp)),
+        gpus=gpus,
+        mode=mode,
+        metric=metric,
+        stat=row["stat"],
+        isl=_number(row, "isl", dataset.isl if dataset else None),
+        osl=_number(row, "osl", dataset.osl if dataset else None),
+        users=_number(row, "concurrency", None if mode == "closed_loop_concurrency" else 0),
+        batch=_number(row, "batch_size", None if mode == "static_batch" else 0),
+        source=row["source"],
+        note=row["note"],
+    )
+
+
+@cache
+def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: int) -> Setup:
+    """The setup of a row; of the layouts that are possible when `tp` is 0, the smallest one that fits."""
+    _known("precision", precision, tuple(FORMATS_OF))
+    served, spec, qformat = framework_named(framework), gpu_named(gpu), FORMATS_OF[precision]
+    eight_bit = served.kv_follows and qformat in (QFormat.FP8, QFormat.NVFP4)
+    kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
+    one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
+    return _smallest_that_fits([replace(one, tp=ranks) for ranks in ([tp] if tp else _layouts(gpus))])
+
+
+def _layouts(gpus: int) -> list[int]:
+    return [ranks for ranks in (1, 2, 4, 8) if ranks <= gpus]
+
+
+def _smallest_that_fits(setups: Sequence[Setup]) -> Setup:
+    """Of the layouts that are possible the one with fewest ranks that leaves a fifth of the memory to the KV cache."""
+    for setup in setups:
+        refuse(setup)
+        if setup.weight_bytes <= 0.8 * setup.gpu.reported_bytes:
+            return setup
+    return setups[-1]
+
+
+def _dataset(row: Mapping[str, str]) -> Dataset | None:
+    if row["mode"] == "open_loop_trace":
+        return SHAREGPT
+    return next((each for word, each in DATASETS.items() if word in row["note"]), None)
+
+
+def _known(column: str, given: str, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        near = did_you_mean(given, allowed)
+        raise UserError(f"{column}='{given}' is not known here.", allowed=f"Known: {', '.join(allowed)}.", todo=near)
+
+
+def _number(row: Mapping[str, str], column: str, default: int | None) -> int:
+    text = row[column].strip()
+    if not text:
+        if default is None:
+            raise UserError(f"{column} is empty.", todo="Give a whole number.")
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number <= 0 or number != int(number):
+        raise UserError(f"{column}='{text}' is not a whole number above 0.")
+    return int(number)

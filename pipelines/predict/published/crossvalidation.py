@@ -1,0 +1,125 @@
+"""How far predictions are off on measurements they were not fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.published.bench import Bench
+from pipelines.predict.published.fit import SCALE, Design, Fitted, loss_of
+from pipelines.predict.published.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, fit_kernel, points
+
+FOLDS = 5
+KERNEL_ROWS = 700
+"""Rows of a block at most that its kernel is fitted to; more take much longer and change little."""
+DAMPINGS = (0.01, 0.1, 1.0, 10.0)
+"""Of the steps that are tried, until one lowers the loss of the rows that were kept."""
+ENOUGH_ROWS = 20
+"""Blocks with fewer rows are not corrected."""
+NORMAL_80 = 1.2816
+"""Half the width of the interval that holds 80 % of a normal distribution, in standard deviations."""
+
+
+def folds(groups: Sequence[str]) -> Any:
+    """int64[rows]: the fold of each row; rows of a group are in one fold, whatever their order."""
+    names = sorted(set(groups))
+    order = np.random.default_rng(0).permutation(len(names))
+    of_group = {names[index]: number % FOLDS for number, index in enumerate(order)}
+    return np.array([of_group[group] for group in groups])
+
+
+def refit(design: Design, bench: Bench, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 1) -> Any:
+    """log(predicted / measured) of all rows by the formula, after rows were left out of the fit.
+
+    What no kept row knows goes back to its prior; then damped Gauss-Newton steps from the fit to all rows with its
+    slopes: the minimum without a few rows is near.
+
+    Args:
+        design: of the fit.
+        bench: of its rows.
+        fitted: to all rows.
+        log_measured: float64[rows].
+        kept: bool[rows].
+        steps: of Gauss and Newton.
+    """
+    unknown = ~(design.members & kept).any(axis=1)
+    theta = np.where(unknown, design.mean, fitted.theta)
+    residuals = bench.log_predicted(design.values(theta)) - log_measured
+    loss = loss_of(design, theta, residuals, kept)
+    for _ in range(steps):
+        robust = kept / np.sqrt(1 + (residuals / SCALE) ** 2) / SCALE**2
+        hessian = (fitted.jacobian * robust[:, None]).T @ fitted.jacobian + np.diag(1 / design.spread**2)
+        gradient = fitted.jacobian.T @ (robust * residuals) + (theta - design.mean) / design.spread**2
+        for damping in DAMPINGS:
+            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+            tried = theta - np.clip(step, -0.7, 0.7)
+            found = bench.log_predicted(design.values(tried)) - log_measured
+            new = loss_of(design, tried, found, kept)
+            if new < loss:
+                theta, residuals, loss = tried, found, new
+                break
+    return residuals
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Blocks of cases with their kernels.
+
+    Attributes:
+        block: name of the block of each row.
+        points: of all rows.
+        kernels: by block.
+    """
+
+    block: Any
+    points: Points
+    kernels: Mapping[str, Kernel]
+
+    @classmethod
+    def fit(cls, bench: Bench, errors: Any) -> Neighbours:
+        """Fit a kernel per block to log(measured / predicted)."""
+        block = np.array([block_of(case) for case in bench.cases])
+        known = points(bench.cases, {})
+        kernels = {}
+        for name in sorted(set(block)):
+            rows = np.flatnonzero(block == name)
+            if len(rows) < ENOUGH_ROWS:
+                noise = float(np.mean(errors[rows] ** 2))
+                kernels[name] = Kernel(0.0, 0.0, noise, (1.0,) * len(SMOOTH), (0.0,) * len(KINDS))
+                continue
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[:KERNEL_ROWS])
+            kernels[name] = fit_kernel(known.rows(rows), errors[rows])
+        return cls(block, known, kernels)
+
+    def correct(self, residuals: Any, kept: Any) -> tuple[Any, Any]:
+        """log(predicted / measured) after correction, and its expected standard deviation, of rows not kept."""
+        corrected, spread = residuals.copy(), np.full(len(residuals), np.nan)
+        for name, kernel in self.kernels.items():
+            known, asked = (self.block == name) & kept, np.flatnonzero((self.block == name) & ~kept)
+            if len(asked):
+                of_known = self.points.rows(np.flatnonzero(known))
+                mean, variance = correct(kernel, of_known, -residuals[known], self.points.rows(asked))
+                corrected[asked] = residuals[asked] + mean
+                spread[asked] = np.sqrt(variance)
+        return corrected, spread
+
+
+def score(residuals: Any, predicted: Any, measured: Any, covered: Any | None = None) -> dict[str, float]:
+    """n, median and mean absolute error, 90th percentile, signed median error (all %), rank correlation, coverage."""
+    errors = 100 * (np.exp(residuals) - 1)
+    first, second = (np.argsort(np.argsort(each)) for each in (predicted, measured))
+    correlation = float(np.corrcoef(first, second)[0, 1]) if len(errors) > 2 else float("nan")
+    found = {
+        "n": len(errors),
+        "median": float(np.median(np.abs(errors))),
+        "mape": float(np.mean(np.abs(errors))),
+        "p90": float(np.quantile(np.abs(errors), 0.9)),
+        "bias": float(np.median(errors)),
+        "rank": correlation,
+    }
+    if covered is not None:
+        found["covered"] = float(100 * np.mean(covered))
+    return {key: value if key == "n" else round(value, 3) for key, value in found.items()}

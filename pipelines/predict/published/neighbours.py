@@ -1,0 +1,153 @@
+"""What measurements of the like teach about a prediction: the errors of similar cases, fading with distance.
+
+The formula of `performance.physics` leaves errors that similar cases share: a kernel that is slow at one shape, a
+scheduler's habit. This is Gaussian-process regression ("kriging") of log(measured / predicted): the correction of a
+case is a weighted mean of the errors of measured ones of the same kind, with weights that fall with the distance in
+log(input tokens), log(output tokens), log(ranks), log(requests together) and with each of framework, GPU, model and
+format that differs. Far from all measurements it is 0, and the interval is as wide as errors are without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.published.cases import Case
+
+SMOOTH = ("isl", "osl", "tp", "load")
+"""Distances in logarithms."""
+KINDS = ("framework", "family", "gpu", "model", "form", "metric", "mode")
+"""Equal or not."""
+LENGTHS = (1.5, 1.5, 1.0, 1.5)
+ALIKE = (1.5, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0)
+PRIOR_WIDTH = np.array([1.0, 1.0, 1.0, *[0.7] * 4, *[1.0] * 7])
+"""Where the fit of a kernel starts, and how far it may go: lengths in logarithms, correlations as logits."""
+LIMIT = 1.5
+"""Errors beyond a factor of 4.5 teach no more than one of 4.5: they are outliers."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Cases as the kernel sees them.
+
+    Attributes:
+        smooth: float64[n, 4], logarithms of `SMOOTH`.
+        kinds: int64[n, 7], codes of `KINDS`.
+    """
+
+    smooth: Any
+    kinds: Any
+
+    def rows(self, index: Any) -> Points:
+        """Some of them."""
+        return Points(self.smooth[index], self.kinds[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How alike two cases are.
+
+    Attributes:
+        near: variance that fades with the distance.
+        far: variance that only depends on what is equal.
+        noise: variance of a single measurement.
+        lengths: of `SMOOTH`, in logarithms.
+        alike: of `KINDS`, the correlation that is left when it differs.
+    """
+
+    near: float
+    far: float
+    noise: float
+    lengths: tuple[float, ...]
+    alike: tuple[float, ...]
+
+    def between(self, left: Points, right: Points) -> Any:
+        """Covariances, float64[left, right]."""
+        scaled = [points.smooth / np.array(self.lengths) for points in (left, right)]
+        square = ((scaled[0][:, None, :] - scaled[1][None, :, :]) ** 2).sum(-1)
+        equal = np.ones(square.shape)
+        for index, share in enumerate(self.alike):
+            equal *= np.where(left.kinds[:, None, index] == right.kinds[None, :, index], 1.0, share)
+        return equal * (self.near * np.exp(-0.5 * square) + self.far)
+
+
+def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[Any, Any]:
+    """Expected error and its variance (of the case, measurement noise included), float64[asked] each.
+
+    Args:
+        kernel: how alike cases are.
+        known: measured cases.
+        errors: log(measured / predicted) of them.
+        asked: cases to correct.
+    """
+    clipped = np.clip(errors, -LIMIT, LIMIT)
+    covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
+    cross = kernel.between(asked, known)
+    weights = np.linalg.solve(covariance, np.column_stack([clipped, cross.T]))
+    mean = cross @ weights[:, 0]
+    variance = kernel.near + kernel.far + kernel.noise - (cross * weights[:, 1:].T).sum(1)
+    return mean, np.maximum(variance, kernel.noise)
+
+
+def block_of(case: Case) -> str:
+    """Cases of one block have errors of one kind; nothing is learnt across blocks.
+
+    Full loads: by runtime. Static batches: by source and prefill or not. Closed loops: by family of frameworks, lengths
+    fixed or drawn, and number. MLPerf: by number.
+    """
+    rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
+    framework = case.setup.runs_on
+    if case.mode == "inflight_maxload":
+        return f"full load, {framework.engine}"
+    if case.mode == "static_batch":
+        if case.source == "splitwise-sim":
+            return "static, Splitwise"
+        return "static, prefill" if case.metric in ("ttft_ms", "prefill_batch_ms") else "static, rate"
+    if case.mode == "open_loop_trace":
+        return "trace"
+    kind = {"ttft_ms": "TTFT", "e2e_ms": "E2E"}.get(case.metric, "rate" if rate else "ITL")
+    if case.mode == "closed_loop_concurrency":
+        return f"closed loop, {framework.family}, {'drawn' if case.randomised else 'fixed'} lengths, {kind}"
+    return f"MLPerf, {kind}"
+
+
+def points(cases: Sequence[Case], codes: dict[tuple[int, str], int]) -> Points:
+    """Cases as the kernel sees them; `codes` numbers the words and grows."""
+    smooth = [[case.isl, case.osl, case.setup.tp, case.users or case.batch or 1] for case in cases]
+    kinds = [[codes.setdefault((at, word), len(codes)) for at, word in enumerate(_words(case))] for case in cases]
+    return Points(np.log(np.array(smooth, float)).reshape(-1, len(SMOOTH)), np.array(kinds).reshape(-1, len(KINDS)))
+
+
+def _words(case: Case) -> tuple[str, ...]:
+    setup = case.setup
+    same = {"itl_ms": "tpot_ms", "output_tok_s_per_gpu": "output_tok_s", "requests_s": "output_tok_s"}
+    metric = f"{same.get(case.metric, case.metric)} {'p99' if case.stat == 'p99' else ''}"
+    form = setup.qformat.value
+    return (setup.framework, setup.runs_on.family, setup.gpu.name, setup.model.name, form, metric, case.mode)
+
+
+def fit_kernel(known: Points, errors: Any) -> Kernel:
+    """The kernel under which the errors are most likely, with weak priors (marginal likelihood, L-BFGS)."""
+    from scipy.optimize import minimize
+
+    start = np.array([*np.log([0.01, 0.005, 0.003]), *np.log(LENGTHS), *ALIKE])
+    clipped = np.clip(errors, -LIMIT, LIMIT)
+
+    def loss(vector: Any) -> float:
+        kernel = _kernel(vector)
+        covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
+        lower = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(clipped)))
+        white = np.linalg.solve(lower, clipped)
+        prior = ((vector - start) / PRIOR_WIDTH) ** 2
+        return float(0.5 * white @ white + np.log(np.diag(lower)).sum() + 0.5 * prior.sum())
+
+    return _kernel(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 20}).x)
+
+
+def _kernel(vector: Any) -> Kernel:
+    near, far, noise = np.exp(vector[:3])
+    lengths, alike = np.exp(vector[3:7]), 1 / (1 + np.exp(-vector[7:]))
+    return Kernel(float(near), float(far), float(noise), tuple(map(float, lengths)), tuple(map(float, alike)))

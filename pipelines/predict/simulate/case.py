@@ -1,0 +1,193 @@
+"""What is simulated: the engine, what its iterations cost, and in which unit, from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.host.machine import Machine
+from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.simulator.cost import Cost, TickCost
+from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.settings.load import LengthSettings
+from pipelines.settings.root import HardwareSettings, Settings
+
+if TYPE_CHECKING:
+    from pipelines.predict.performance.modelled import Deployment
+
+TICK_SLOTS = 4
+"""Slots of the classic drawing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything but the load.
+
+    Attributes:
+        engines: one per policy, in the order shown.
+        cost: of an iteration.
+        unit: of time, "ticks" or "s".
+        overhead: of a request on its way to the engine and back, on TTFT and E2E.
+        client_delay: closed loop: from an answer to the arrival of the user's next request.
+        what: model, format, GPU and split; empty in ticks.
+        reason: why this unit, for people.
+        notes: what a reader should know.
+    """
+
+    engines: tuple[Engine, ...]
+    cost: Cost
+    unit: str
+    overhead: float
+    client_delay: float
+    what: str
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Of every engine."""
+        return self.engines[0].slots
+
+
+def in_ticks(settings: Settings) -> bool:
+    """Whether time is in ticks: as asked, or because nothing says what an iteration takes."""
+    asked = settings.simulator.time
+    known = settings.hardware.name != "auto" or settings.sizing.calibration is not None
+    return asked == "ticks" or (asked == "auto" and not known)
+
+
+def make_case(settings: Settings, machine: Machine) -> Case:
+    """Read the settings.
+
+    Raises:
+        UserError: seconds are asked for where the GPU or the model is not known, or the model does not fit.
+    """
+    if in_ticks(settings):
+        return _in_ticks(settings)
+    if settings.sizing.calibration is not None:
+        return _calibrated(settings, settings.sizing.calibration)
+    hardware = resolved(settings.hardware, machine)
+    if hardware.memory_gb is None or hardware.name == "auto":
+        raise UserError(
+            "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
+            todo="Name one, e.g. hardware=h100_sxm, give sizing.calibration, or leave simulator.time out for ticks.",
+        )
+    return _in_seconds(settings, hardware)
+
+
+def _in_ticks(settings: Settings) -> Case:
+    wanted = settings.simulator
+    slots = wanted.slots or TICK_SLOTS
+    base = Engine(
+        slots=slots,
+        max_num_tokens=wanted.max_num_tokens,
+        admission=admission_of(wanted.admission or settings.triton.batch_scheduler_policy),
+        kv_blocks=wanted.kv_blocks,
+        tokens_per_block=wanted.tokens_per_block or settings.build.tokens_per_block,
+        prefix_tokens=wanted.prefix_tokens or 0,
+    )
+    engines = [replace(base, policy=policy) for policy in wanted.policy]
+    notes = []
+    if "inflight_chunked" in wanted.policy and wanted.max_num_tokens is None:
+        budget = slots + max(1, round(typical(settings.workload.isl) * wanted.decode / wanted.prefill))
+        engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
+        notes.append(f"chunked prefill: {budget} tokens per iteration, so that pieces last about a decode step")
+    cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
+    delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
+    reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
+    return Case(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
+
+
+def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
+    from pipelines.predict.performance.deployment import gpu_model
+    from pipelines.predict.performance.known_model import known_model
+    from pipelines.predict.performance.step_cost import costs
+
+    model = known_model(settings)
+    found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
+    return _deployed(
+        settings,
+        found.deployment,
+        what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
+        reason=f"{found.provenance}: {found.why}",
+        kv_source="modelled",
+    )
+
+
+def _calibrated(settings: Settings, path: Path) -> Case:
+    """The deployment that a calibration was fitted to, with the limits that are given here instead of its own."""
+    from pipelines.predict.performance.fitted import load_calibration
+
+    found = load_calibration(path)
+    what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
+    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as calibrated")
+
+
+def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:
+    """A deployment in seconds, with the limits that are given in place of its own, under each policy.
+
+    Raises:
+        UserError: it has pipeline stages.
+    """
+    if deployment.lanes > 1:
+        raise UserError(
+            f"{what} with build.pp_size={deployment.lanes} is not simulated: each of its pipeline stages works on a "
+            "batch of its own, and a simulation shows one engine.",
+            todo="Leave build.pp_size=1, or ask for rates and fleets of it: make size build.pp_size=2 ...",
+        )
+    wanted, engine = settings.simulator, deployment.engine
+    limits = {name: getattr(wanted, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    if wanted.tokens_per_block and not wanted.kv_blocks and engine.kv_blocks:
+        given["kv_blocks"] = engine.kv_blocks * engine.tokens_per_block // wanted.tokens_per_block
+    engine = replace(engine, prefix_tokens=_prefix(settings), **given)
+    if wanted.admission is not None:
+        engine = replace(engine, admission=admission_of(wanted.admission))
+    notes: tuple[str, ...] = ()
+    if engine.kv_blocks is not None:
+        source = "as given" if wanted.kv_blocks else kv_source
+        notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
+    delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
+    return Case(
+        engines=tuple(replace(engine, policy=policy) for policy in wanted.policy),
+        cost=deployment.cost,
+        unit="s",
+        overhead=deployment.overhead_s,
+        client_delay=delay + deployment.overhead_s + settings.workload.think_time_s,
+        what=what,
+        reason=reason,
+        notes=notes,
+    )
+
+
+def _prefix(settings: Settings) -> int:
+    """Tokens of each prompt that are in the cache: as asked, or what the workload's prompts share, where it is kept."""
+    if settings.simulator.prefix_tokens is not None:
+        return settings.simulator.prefix_tokens
+    shared = settings.workload.shared_prefix_share * typical(settings.workload.isl)
+    return int(shared) if settings.kv_cache.enable_block_reuse else 0
+
+
+def typical(length: LengthSettings) -> float:
+    """Mean of a length's distribution, as far as the settings say it; 1 for one that stands in a file."""
+    if length.mean is not None:
+        return length.mean
+    if length.values:
+        return sum(length.values) / len(length.values)
+    return 1.0 if length.min is None or length.max is None else (length.min + length.max) / 2
+
+
+def faults_of(settings: Settings) -> list[Fault]:
+    """What the settings of the simulator say against those of workload and benchmark; empty when they agree."""
+    wanted, found = settings.simulator, []
+    if settings.workload.arrival != "closed" and wanted.client_delay:
+        found.append(
+            Fault(
+                f"simulator.client_delay={wanted.client_delay:g} does not go with workload.arrival="
+                f"{settings.workload.arrival}: only users of a closed loop wait for their answers.",
+                todo="Leave it out, or add workload.arrival=closed.",
+            )
+        )
+    return found

@@ -1,0 +1,106 @@
+"""`make simulate`: compose, simulate, show, write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.host.machine import gather
+from pipelines.host.screen import say
+from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
+from pipelines.predict.simulate.loads import Level, make_levels
+from pipelines.predict.simulate.outcome import Outcome, measure
+from pipelines.predict.simulate.table import asked, outcome_table, wrapped
+from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.run.session import run_folder
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.composed import raw_config, remember
+from pipelines.settings.load import load_faults
+from pipelines.settings.root import Settings, validate
+
+CLASSIC = "workload=classic"
+REQUESTS = "benchmark.num_requests=100"
+"""What is simulated when nobody says what: the classic drawing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A policy under a load."""
+
+    engine: Engine
+    level: Level
+    run: Run
+    outcome: Outcome
+
+
+def simulate(overrides: Sequence[str]) -> int:
+    """Simulate the policies under the loads, print the table, write files and pictures into a run folder."""
+    from pipelines.predict.simulate.written import write_all
+
+    words, settings = with_defaults(overrides)
+    case, levels = _judged(settings)
+    with run_folder("simulate", settings, words) as folder:
+        say(wrapped(f"time: {'seconds' if case.unit == 's' else case.unit} ({case.reason})"))
+        for note in case.notes:
+            say(wrapped(note))
+        results = run_all(settings, case, levels)
+        say(wrapped(asked(settings, case)) + "\n")
+        say(outcome_table([each.outcome for each in results], case.unit) + "\n")
+        for name, path in write_all(folder, settings, case, results):
+            say(f"{name + ':':<9} {relative_to_cwd(path)}")
+    return 0
+
+
+def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
+    """The overrides with those that a run in ticks begins with, and the settings they make.
+
+    In ticks, where no workload is chosen, answers are as short as the classic drawing has them; where no load is said
+    either, 100 requests come at once.
+    """
+    raw = raw_config(overrides)
+    settings = validate(raw)
+    words = [*_beginning(settings, overrides), *overrides]
+    if len(words) > len(overrides):
+        raw = raw_config(words)
+        settings = validate(raw)
+    remember(words, raw)
+    return words, settings
+
+
+def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
+    given = [text.lstrip("+") for text in overrides]
+    if not in_ticks(settings) or settings.workload.name != "fixed" or any(w.startswith("workload=") for w in given):
+        return []
+    for key, arrival in (("benchmark.concurrency=", "closed"), ("benchmark.request_rate=", "poisson")):
+        if any(text.startswith(key) for text in given):
+            return [CLASSIC, f"workload.arrival={arrival}"]
+    return [CLASSIC, REQUESTS]
+
+
+def _judged(settings: Settings) -> tuple[Case, list[Level]]:
+    """Case and loads, or all that is wrong with them at once."""
+    faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
+    case = None
+    with collecting(faults):
+        case = make_case(settings, gather())
+    if faults or case is None:
+        raise UserError.of(faults)
+    levels = make_levels(settings, case)
+    faults = [fault for level in levels for fault in level.faults(case.engines[0])]
+    if faults:
+        raise UserError.of(faults[:1])
+    return case, levels
+
+
+def run_all(settings: Settings, case: Case, levels: Sequence[Level]) -> list[Simulated]:
+    """Every policy under every load, in the order of the table."""
+    from pipelines.predict.simulator.run import simulate as run_load
+
+    found = []
+    for level in levels:
+        for engine in case.engines:
+            run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
+            outcome = measure(run, engine, level.load, level.window(run), case.overhead)
+            found.append(Simulated(engine, level, run, outcome))
+    return found

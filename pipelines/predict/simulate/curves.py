@@ -1,0 +1,78 @@
+"""Throughput and latency against the load, one curve per policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.domain.benchmark import Distribution
+from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.loads import closed_level
+from pipelines.predict.simulate.pictures import Curve, Point
+from pipelines.predict.simulate.table import NAMES, words
+from pipelines.predict.simulator.interface import Engine
+
+if TYPE_CHECKING:
+    from pipelines.predict.simulate.command import Simulated
+    from pipelines.predict.simulate.loads import Level
+
+MOST_USERS = 256
+
+
+def curves_of(case: Case, results: Sequence[Simulated]) -> tuple[list[Curve], str]:
+    """The curves, and the name of what they are drawn against.
+
+    Several loads that were asked for are the points; else the same requests are simulated as closed loops of 1, 2, 4,
+    ... users, up to four times the slots.
+    """
+    several = len({each.outcome.load for each in results}) > 1
+    if not several:
+        base = results[-1].level
+        users = [2**power for power in range(9) if 2**power <= min(4 * case.slots, MOST_USERS)]
+        return [_swept(case, engine, base, users) for engine in case.engines], "concurrency"
+    _, _, scale = words(case.unit)
+    curves = []
+    for engine in case.engines:
+        own = [each.outcome for each in results if each.engine is engine]
+        points = [
+            Point(
+                load=float(o.concurrency or o.request_rate or 0),
+                requests=o.requests_rate * scale,
+                tokens=o.tokens_rate * scale,
+                ttft=_both(o.ttft),
+                e2e=_both(o.e2e),
+            )
+            for o in own
+        ]
+        curves.append(Curve(NAMES[engine.policy], tuple(sorted(points, key=lambda point: point.load))))
+    closed = results[0].outcome.concurrency is not None
+    return curves, "concurrency" if closed else f"requests per {'tick' if case.unit == 'ticks' else 's'}"
+
+
+def _both(found: Distribution) -> tuple[float, float] | None:
+    return None if found.p50 is None or found.p95 is None else (found.p50, found.p95)
+
+
+def _swept(case: Case, engine: Engine, base: Level, users: Sequence[int]) -> Curve:
+    return Curve(NAMES[engine.policy], tuple(_point(case, engine, closed_level(base, count, case)) for count in users))
+
+
+def _point(case: Case, engine: Engine, level: Level) -> Point:
+    from pipelines.predict.simulator.run import simulate
+
+    run = simulate(engine, level.requests, case.cost)
+    window, rows, (_, _, scale) = level.window(run), run.requests, words(case.unit)
+    due = slice(window.first, window.last)
+    ended = (rows.end >= window.start) & (rows.end < window.end)
+    per = scale / (window.end - window.start)
+    ttft = np.percentile((rows.first_token - rows.arrival)[due] + case.overhead, (50, 95)).tolist()
+    e2e = np.percentile((rows.end - rows.arrival)[due] + case.overhead, (50, 95)).tolist()
+    return Point(
+        load=float(level.load.concurrency or 0),
+        requests=float(ended.sum()) * per,
+        tokens=float(rows.osl[ended].sum()) * per,
+        ttft=(ttft[0], ttft[1]),
+        e2e=(e2e[0], e2e[1]),
+    )

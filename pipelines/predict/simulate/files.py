@@ -1,0 +1,68 @@
+"""What a simulation leaves in its run folder; each file is there whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.simulator.interface import Run
+
+REQUEST = ("request", "arrival", "admitted", "first_token", "end", "isl", "osl", "produced", "preemptions", "slot")
+ITERATION = ("start", "seconds", "decoding", "prefilling", "tokens", "queue", "kv_blocks", "kv_tokens")
+Named = Sequence[tuple[str, str, Run]]
+"""(policy, load, run)."""
+
+
+def requests_csv(runs: Named) -> bytes:
+    """One row per request, requests and slots counted from 1; empty where something had not happened in the run."""
+    return _csv(("policy", "load", *REQUEST), (row for name, load, run in runs for row in _requests(name, load, run)))
+
+
+def iterations_csv(runs: Named, unit: str) -> bytes:
+    """One row per iteration."""
+    head = tuple("ticks" if name == "seconds" and unit == "ticks" else name for name in ITERATION)
+    rows = ((name, load, *row) for name, load, run in runs for row in _columns(run.iterations, ITERATION))
+    return _csv(("policy", "load", *head), rows)
+
+
+def _requests(name: str, load: str, run: Run) -> Iterable[tuple[Any, ...]]:
+    for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST[1:])):
+        yield name, load, index + 1, *row, "" if slot == -1 else slot + 1
+
+
+def _columns(table: Any, names: Sequence[str]) -> Iterable[tuple[Any, ...]]:
+    columns = (np.asarray(getattr(table, name)).tolist() for name in names)
+    for row in zip(*columns, strict=True):
+        yield tuple(_cell(value) for value in row)
+
+
+def _cell(value: float) -> float | str:
+    """NaN is nothing; whole numbers have no point."""
+    if value != value:
+        return ""
+    return int(value) if value == int(value) else value
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Write aside and rename."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(content)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,164 @@
+"""The loads that are simulated: what `make benchmark` would send with the same settings, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.summary import SECOND
+from pipelines.loadgen.arrivals import offsets, read_trace
+from pipelines.loadgen.lengths import sampler
+from pipelines.loadgen.plan import is_whole
+from pipelines.loadgen.plan import loads as levels_of
+from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.outcome import Load, Window
+from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulator.interface import Load as Requests
+from pipelines.settings.load import WorkloadSettings
+from pipelines.settings.root import Settings
+
+WARM = 3
+"""Requests per user of a closed loop before the window of a steady load begins."""
+PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
+"""Requests that are simulated when nobody said how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A load with its requests.
+
+    Attributes:
+        load: in words.
+        requests: of the simulator.
+        whole: start burst and end count too.
+        counted: (first, last): where the window is not the whole run, requests before the first are warm-up, and those
+            from the last on only keep up the load.
+    """
+
+    load: Load
+    requests: Requests
+    whole: bool
+    counted: tuple[int, int]
+
+    def faults(self, engine: Engine) -> list[Fault]:
+        """Requests that this engine can never run."""
+        isl, osl = self.requests.isl, self.requests.osl
+        if engine.kv_blocks is None or not len(isl):
+            return []
+        needs, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
+        worst = int(np.lexsort((isl + osl, needs))[-1])
+        if needs[worst] <= pool:
+            return []
+        beside = f" beside those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
+        return [
+            Fault(
+                f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
+                f"{engine.tokens_per_block} tokens{beside}; there are {max(pool, 0)}.",
+                todo="Shorten workload.isl or workload.osl, or give more simulator.kv_blocks.",
+            )
+        ]
+
+    def window(self, run: Run) -> Window:
+        """What of a run of this load counts."""
+        first, last = self.counted
+        if self.whole:
+            return Window(0.0, run.end, 0, len(run.requests.arrival))
+        times = run.requests.arrival
+        return Window(float(times[first]), float(times[min(last, len(times) - 1)]), first, last)
+
+
+def make_levels(settings: Settings, case: Case) -> list[Level]:
+    """One level per concurrency or rate, or the one burst or trace."""
+    cut = settings.simulator.until is not None
+    whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
+    return [
+        _level(settings, case, Load(text=_text(settings, case, each.concurrency, each.request_rate),
+               concurrency=each.concurrency, request_rate=each.request_rate), whole, each.number)
+        for each in levels_of(settings.workload, settings.benchmark)
+    ]  # fmt: skip
+
+
+def closed_level(base: Level, users: int, case: Case) -> Level:
+    """The requests of a level again as a closed loop of so many users."""
+    count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
+    isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
+    requests = Requests(isl, osl, None, users, case.client_delay)
+    return Level(Load(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
+
+
+def _level(settings: Settings, case: Case, load: Load, whole: bool, number: int) -> Level:
+    users = load.concurrency or 0
+    asked = settings.benchmark.num_requests
+    count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
+    before, after = (0, 0) if whole else (WARM * users, users) if users else (count // 10, 0)
+    total = before + count + after
+    random = Random(f"{settings.workload.seed}/{number}/0")
+    if settings.workload.arrival == "trace":
+        return Level(load, _trace(settings.workload, asked), True, (0, 0))
+    isl, osl = _lengths(settings.workload, total, random, users)
+    requests = Requests(isl, osl, users=users, client_delay=case.client_delay)
+    if not users:
+        requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
+    return Level(load, requests, whole, (before, before + count))
+
+
+def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int) -> tuple[Any, Any]:
+    """Drawn as the load generator does; the turns of a conversation carry all before them."""
+    isl = sampler(workload.isl, random, key="workload.isl")
+    osl = sampler(workload.osl, random, key="workload.osl")
+    if workload.turns == 1:
+        pairs = [(isl(), osl()) for _ in range(count)]
+    else:
+        pairs = _conversations(isl, osl, count, workload.turns, max(users, 1))
+    return np.array([pair[0] for pair in pairs], dtype=np.int64), np.array([pair[1] for pair in pairs], dtype=np.int64)
+
+
+def _conversations(
+    isl: Callable[[], int], osl: Callable[[], int], count: int, turns: int, users: int
+) -> list[tuple[int, int]]:
+    """Requests of users who talk at the same time, each a turn after the other."""
+    pairs: list[tuple[int, int]] = []
+    while len(pairs) < count:
+        held = [0] * users
+        for _ in range(turns):
+            for user in range(users):
+                pair = (held[user] + isl(), osl())
+                held[user] = sum(pair)
+                pairs.append(pair)
+    return pairs[:count]
+
+
+def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random: Random) -> Any:
+    if workload.arrival == "burst" or rate is None:
+        return np.zeros(count)
+    drawn = offsets(workload.arrival, rate, workload.cv, random)
+    return np.array([due / SECOND for due in islice(drawn, count)])
+
+
+def _trace(workload: WorkloadSettings, limit: int | None) -> Requests:
+    assert workload.trace is not None  # judged by the settings
+    items = read_trace(workload.trace, workload.trace_speed)[:limit]
+    if any(item.isl is None for item in items):
+        raise UserError(
+            f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
+            todo='Give their lengths: {"time": 0.5, "isl": 128, "osl": 64}.',
+        )
+    return Requests(
+        np.array([item.isl for item in items], dtype=np.int64),
+        np.array([item.osl for item in items], dtype=np.int64),
+        np.array([item.offset_ns / SECOND for item in items]),
+    )
+
+
+def _text(settings: Settings, case: Case, users: int | None, rate: float | None) -> str:
+    if users is not None:
+        return f"concurrency {users}"
+    if rate is not None:
+        return f"{rate:g} requests/{'tick' if case.unit == 'ticks' else 's'} ({settings.workload.arrival})"
+    return "all at once" if settings.workload.arrival == "burst" else "trace"

@@ -1,0 +1,67 @@
+"""The page that animates batching in a browser: one file, nothing fetched.
+
+`model.js` is the simulator in ticks once more; a test holds it to the same numbers in a real browser.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+MAX_SLOTS, MAX_REQUESTS = 64, 2000
+"""What the page's controls allow."""
+CONTROLS: Mapping[str, Any] = {
+    "slots": 4,
+    "prefill": 2,
+    "decode": 1,
+    "chunks": 1,
+    "max_num_tokens": 68,
+    "requests": 100,
+    "isl": 128,
+    "mean": 10,
+    "spread": 8,
+    "arrival": "once",
+    "rate": 30,
+    "seed": 1,
+    "left": "static",
+    "right": "inflight",
+    "until": 100,
+}
+"""What they start with."""
+
+
+def page(
+    light: Mapping[str, str],
+    dark: Mapping[str, str],
+    controls: Mapping[str, Any] | None = None,
+    load: Sequence[Mapping[str, float]] | None = None,
+) -> str:
+    """The whole page as text.
+
+    Args:
+        light: colours by role, as `pipelines.document.canvas.LIGHT`.
+        dark: the same for dark mode.
+        controls: other values than `CONTROLS`.
+        load: requests to start with ({"arrival": ticks, "isl": ..., "osl": ...}); None draws them in the page.
+    """
+    initial = {"controls": {**CONTROLS, **(controls or {})}, "load": None if load is None else list(load)}
+    return Template(_text("page.html")).substitute(
+        light=_variables(light),
+        dark=_variables(dark),
+        style=_text("page.css"),
+        model=_text("model.js"),
+        page=_text("page.js"),
+        initial=json.dumps(initial).replace("<", "\\u003c"),
+    )
+
+
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return ";".join(f"--{name}:{value}" for name, value in colours.items())

@@ -1,0 +1,86 @@
+"""Runs as a trace for ui.perfetto.dev and chrome://tracing, in the JSON trace event format.
+
+One process per run, one track per slot, counters for the queue, the batch and the KV cache. Format: "Trace Event
+Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; Perfetto reads complete events ("X"),
+counters ("C") and metadata ("M").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.simulator.boxes import NAMES, boxes
+from pipelines.predict.simulator.interface import Run
+
+MICROSECONDS = {"s": 1e6, "ticks": 1e3}
+"""Of one unit of time; a tick is shown as a millisecond."""
+
+
+def trace(runs: Mapping[str, Run], unit: str) -> dict[str, Any]:
+    """The trace as plain JSON values.
+
+    Args:
+        runs: simulated with iterations, by name.
+        unit: of their time, "s" or "ticks".
+    """
+    scale = MICROSECONDS[unit]
+    events: list[dict[str, Any]] = []
+    for process, (name, run) in enumerate(runs.items(), 1):
+        events += [
+            _named("process_name", process, 0, name),
+            *_slots(run, process, scale),
+            *_counters(run, process, scale),
+        ]
+    note = {"unit": unit, "shown as": f"1 {unit.rstrip('s') or unit} = {scale:g} µs"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": note}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slots(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
+    """What requests did, on the track of their slot; thread 0 belongs to the counters."""
+    rows, found = run.requests, boxes(run)
+    for slot in sorted({box.slot for box in found}):
+        yield _named("thread_name", process, slot + 1, f"slot {slot + 1}")
+    for box in found:
+        assert box.request is not None  # there are no boxes of empty slots
+        yield {
+            "name": f"{NAMES[box.kind]} {box.request + 1}",
+            "cat": NAMES[box.kind],
+            "ph": "X",
+            "ts": box.start * scale,
+            "dur": (box.end - box.start) * scale,
+            "pid": process,
+            "tid": box.slot + 1,
+            "args": {
+                "request": box.request + 1,
+                "isl": int(rows.isl[box.request]),
+                "osl": int(rows.osl[box.request]),
+                "preemptions": int(rows.preemptions[box.request]),
+            },
+        }
+
+
+def _counters(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
+    """Values from the beginning of an iteration on, where they change; all 0 at the end."""
+    assert run.iterations is not None  # else there were no boxes
+    table = run.iterations
+    for name, values in (
+        ("requests in the queue", table.queue),
+        ("decoding requests", table.decoding),
+        ("tokens of the iteration", table.tokens),
+        ("KV blocks in use", table.kv_blocks),
+    ):
+        changes = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
+        for index in changes.tolist():
+            yield _count(name, process, float(table.start[index]) * scale, float(values[index]))
+        yield _count(name, process, run.end * scale, 0.0)
+
+
+def _count(name: str, process: int, at: float, value: float) -> dict[str, Any]:
+    return {"name": name, "ph": "C", "ts": at, "pid": process, "tid": 0, "args": {"value": value}}

@@ -1,0 +1,166 @@
+"""Outcomes as text for a terminal: policies side by side for one load, a row per load and policy for several."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+from pipelines.document.show import NONE, number
+from pipelines.domain.benchmark import Distribution
+from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.outcome import Outcome
+from pipelines.settings.load import LengthSettings
+from pipelines.settings.root import Settings
+
+WIDTH = 79
+NAMES = {
+    "static": "static",
+    "inflight": "in-flight",
+    "inflight_chunked": "chunked",
+    "one_prefill": "one prefill",
+}
+"""Policies as they are shown."""
+Cell = Callable[[Outcome], str]
+
+
+def outcome_table(outcomes: Sequence[Outcome], unit: str) -> str:
+    """The outcomes of one load or of several.
+
+    Args:
+        outcomes: policies of the first load, then of the next.
+        unit: of their times, "ticks" or "s"; seconds are shown as ms.
+    """
+    loads = list(dict.fromkeys(outcome.load for outcome in outcomes))
+    lines = _side_by_side(outcomes, unit) if len(loads) == 1 else _rows(outcomes, unit)
+    return "\n".join([*lines, *_notes(outcomes, several=len(loads) > 1)])
+
+
+def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
+    shown, per, scale = words(unit)
+    filled = _filled(outcomes)
+    rows: list[tuple[str, Cell]] = [
+        ("requests done", lambda o: f"{o.requests:,}"),
+        (f"in {'ticks' if unit == 'ticks' else 's'}", lambda o: number(o.window)),
+        (f"TTFT mean, {shown}", lambda o: _time(o.ttft.mean, unit)),
+        ("     p95", lambda o: _time(o.ttft.p95, unit)),
+        (f"E2E mean, {shown}", lambda o: _time(o.e2e.mean, unit)),
+        ("    p95", lambda o: _time(o.e2e.p95, unit)),
+        (f"ITL mean, {shown}", lambda o: _time(o.itl.mean, unit)),
+        (f"requests per {per}", lambda o: number(o.requests_rate * scale)),
+        (f"output tokens per {per}", lambda o: number(o.tokens_rate * scale)),
+        ("slots in use", lambda o: f"{100 * o.busy / o.slots:.0f} %" if filled else number(o.busy)),
+        ("queue, most", lambda o: f"{o.queue_max:,}"),
+        ("queue at the end", lambda o: f"{o.queue_end:,}"),
+        ("pauses", lambda o: f"{o.preemptions:,}"),
+    ]
+    if any(outcome.kv_share is not None for outcome in outcomes):
+        rows.append(("KV cache in use, most", lambda o: NONE if o.kv_share is None else f"{100 * o.kv_share:.0f} %"))
+    head = ["", *(NAMES[outcome.policy] for outcome in outcomes)]
+    return _aligned([head, *([label, *map(cell, outcomes)] for label, cell in rows)], left=1)
+
+
+def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
+    shown, per, scale = words(unit)
+    filled = _filled(outcomes)
+    head = ["load", "policy", "req", "tok", "TTFT", "p95", "ITL", "E2E", "p95", "slots", "queue"]
+    body = [
+        [
+            _short(o), NAMES[o.policy], number(o.requests_rate * scale), number(o.tokens_rate * scale),
+            _time(o.ttft.mean, unit), _time(o.ttft.p95, unit), _time(o.itl.mean, unit), _time(o.e2e.mean, unit),
+            _time(o.e2e.p95, unit), f"{100 * o.busy / o.slots:.0f}%" if filled else number(o.busy), str(o.queue_end),
+        ]
+        for o in outcomes
+    ]  # fmt: skip
+    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean."
+    return [*_aligned([head, *body], left=2), *_wrap(said)]
+
+
+def _filled(outcomes: Sequence[Outcome]) -> bool:
+    """Whether all slots were ever in use; a share of a limit that nobody comes near says nothing."""
+    return any(outcome.busy_max == outcome.slots for outcome in outcomes)
+
+
+def asked(settings: Settings, case: Case, load: str | None = None) -> str:
+    """What is simulated in one line; `load` in place of all loads that the settings name, "" for none."""
+    work = settings.workload
+    lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"
+    parts = [case.what] if case.what else []
+    parts += [f"{case.slots:,} slots", lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
+    if load is None:
+        count = settings.benchmark.num_requests
+        load = {"burst": f"{count} requests at once", "trace": f"trace {work.trace}"}.get(work.arrival, work.arrival)
+        load += " loop" if work.arrival == "closed" else ""
+    parts += [load] if load else []
+    if settings.simulator.until is not None and load:
+        parts.append(f"until {settings.simulator.until:g} {'ticks' if case.unit == 'ticks' else 's'}")
+    return "; ".join(parts)
+
+
+def _length(length: LengthSettings) -> str:
+    """In a few letters: "128", "lognormal 48±24", "uniform 32-224"."""
+    kind = length.distribution
+    if kind == "fixed":
+        return f"{length.mean:g}"
+    if kind == "uniform":
+        return f"uniform {length.min}-{length.max}"
+    return kind if length.mean is None else f"{kind} {length.mean:g}±{length.stdev:g}"
+
+
+def words(unit: str) -> tuple[str, str, float]:
+    """How times and rates are shown: name of the time, what rates are per, and their factor."""
+    return ("ticks", "1,000 ticks", 1000.0) if unit == "ticks" else ("ms", "s", 1.0)
+
+
+def _time(value: float | None, unit: str) -> str:
+    return number(value if value is None or unit == "ticks" else 1000 * value)
+
+
+def _short(outcome: Outcome) -> str:
+    if outcome.concurrency is not None:
+        return str(outcome.concurrency)
+    return outcome.load if outcome.request_rate is None else f"{outcome.request_rate:g}"
+
+
+def _notes(outcomes: Sequence[Outcome], *, several: bool) -> list[str]:
+    """What qualifies the numbers."""
+    lines: list[str] = []
+    for outcome in outcomes:
+        if outcome.kv_binds is not None and outcome.kv_binds > 0.01:
+            where = f"{NAMES[outcome.policy]}{f' at {outcome.load}' if several else ''}"
+            lines += _wrap(
+                f"{where}: for {100 * outcome.kv_binds:.0f} % of the time requests waited beside free slots, "
+                "because the KV cache was full."
+            )
+    if any(outcome.queue_end for outcome in outcomes):
+        lines += _wrap(
+            "The run ended before all requests did: latencies are of those that got that far, which are more where it "
+            "is faster, and the late ones waited longest."
+        )
+    if any(missing(outcome.ttft, outcome.e2e) for outcome in outcomes):
+        lines += _wrap(f"{NONE}: no request got that far.")
+    return lines
+
+
+def missing(*distributions: Distribution) -> bool:
+    """Whether one of them has no values."""
+    return any(not distribution.count for distribution in distributions)
+
+
+def _aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Columns of text, the first `left` to the left, numbers to the right; one blank between where two do not fit."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+    lines = []
+    for row in table:
+        cells = [c.ljust(w) if at < left else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append(gap.join(cells).rstrip())
+    return lines
+
+
+def wrapped(text: str) -> str:
+    """For a terminal."""
+    return "\n".join(_wrap(text))
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,86 @@
+"""From the stays of requests in slots to boxes that can be drawn or traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.predict.simulator.interface import Run
+
+NOOP, CONTEXT, GEN, EOS = range(4)
+"""What a slot does in an iteration, as `Run.slots_over_time` counts."""
+NAMES = ("NoOp", "Context", "Gen", "EoS")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A stretch of one slot in which the same request did the same.
+
+    Attributes:
+        slot: from 0.
+        kind: NOOP, CONTEXT, GEN or EOS.
+        start: time.
+        end: time.
+        request: index, None when the slot was empty.
+    """
+
+    slot: int
+    kind: int
+    start: float
+    end: float
+    request: int | None
+
+
+def boxes(run: Run) -> list[Box]:
+    """What requests did in slots, in the order they left them; nothing for empty slots.
+
+    Raises:
+        ValueError: the run was simulated without iterations.
+    """
+    if run.iterations is None or run.stays is None:
+        raise ValueError("the run was simulated without iterations")
+    stays, ended = run.stays, np.isfinite(run.requests.end)
+    begin = run.iterations.start
+    finish = begin + run.iterations.seconds
+    last_of = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
+    found: list[Box] = []
+    columns = (stays.request, stays.slot, stays.joined, stays.began, stays.last)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for number, (request, slot, joined, began, last) in enumerate(rows):
+        context = min(last if began < 0 else began, len(begin) - 1)
+        last = min(last, len(begin) - 1)
+        eos = last if ended[request] and last_of[request] == number and last > context else last + 1
+        parts = ((CONTEXT, joined, context), (GEN, context + 1, eos - 1), (EOS, eos, last))
+        found += [
+            Box(slot, kind, float(begin[first]), float(finish[final]), request)
+            for kind, first, final in parts
+            if first <= final
+        ]
+    return found
+
+
+def with_gaps(found: Iterable[Box], slots: int, until: float) -> list[Box]:
+    """The boxes of the first `slots` slots that begin before `until`, with NoOp between and after them, by slot."""
+    rows: list[list[Box]] = [[] for _ in range(slots)]
+    for box in found:
+        if box.slot < slots and box.start < until:
+            rows[box.slot].append(box)
+    return [box for slot, row in enumerate(rows) for box in _filled(slot, sorted(row, key=_start), until)]
+
+
+def _start(box: Box) -> float:
+    return box.start
+
+
+def _filled(slot: int, row: Sequence[Box], until: float) -> list[Box]:
+    found, now = [], 0.0
+    for box in row:
+        if box.start > now:
+            found.append(Box(slot, NOOP, now, box.start, None))
+        found.append(box)
+        now = box.end
+    if now < until:
+        found.append(Box(slot, NOOP, now, until, None))
+    return found

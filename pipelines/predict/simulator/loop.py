@@ -1,0 +1,255 @@
+"""The loop over engine iterations: one source, run as it is or compiled by numba (see `backend.py`).
+
+An iteration's time is known when its batch is known, so there is no event queue: the iterations are the clock. What
+happens to a request is known ahead in iterations (a decoding request yields one token in each), so two heaps of
+iteration numbers say when the next one ends or fills its window. Between two events a stretch of iterations that only
+decode has a linear KV read, and its time is a sum in closed form; blocks are taken in a cycle of `block` iterations.
+No step looks at all running requests, so a request costs the same whatever its length and the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.simulator.scheduler import arrive, leave, log_stay, make_room, schedule
+from pipelines.predict.simulator.state import STATIC, Batch, Counters, Request, Rules, Work
+
+
+def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
+    """The formula of `IterationCost` (whose `array()` is `c`) but for `end`; numbers, or arrays of equal shape."""
+    touched = c[5] + (1 - c[5]) * (1 - (1 - c[6]) ** tokens)
+    compute = c[0] * tokens + c[1] * sequences
+    memory = c[2] * touched + c[3]
+    linears = (compute ** c[4] + memory ** c[4]) ** (1 / c[4])
+    attention = c[7] * q_ctx + c[8] * kv + c[9] * kv_window
+    replies = c[16] * sequences * (sequences <= c[15])
+    host = c[12] + c[13] * sequences + c[14] * prefills + c[17] * (prefills > 0)
+    return linears + attention + c[11] * tokens + host + replies
+
+
+def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:
+    """How long this iteration takes."""
+    if rules.ticks:
+        return float(max(cost[0] * batch.share, cost[1] if n.decoding else 0.0, 1.0))
+    sequences = n.decoding + batch.prompts
+    tokens = n.decoding + batch.tokens
+    return float(iteration_seconds(cost, tokens, sequences, batch.q_ctx, n.kv, n.windowed, batch.prompts))
+
+
+def later(now: float, first: float, slope: float, k: int) -> float:
+    """The time after k iterations, each `slope` longer than the one before."""
+    return now + k * first + slope * (k * (k - 1) // 2)
+
+
+def reach(now: float, first: float, slope: float, k: int, goal: float) -> int:
+    """Iterations, at least 1 and at most k, until the time is at or after the goal."""
+    if later(now, first, slope, k) < goal:
+        return k
+    half = first - slope / 2
+    root = math.sqrt(half * half + 2 * slope * max(goal - now, 0.0))
+    guess = min(max(math.ceil(2 * max(goal - now, 0.0) / (half + root)), 1), k)
+    while guess > 1 and later(now, first, slope, guess - 1) >= goal:
+        guess -= 1
+    while later(now, first, slope, guess) < goal:
+        guess += 1
+    return guess
+
+
+def room_for(rules: Rules, w: Work, k: int) -> int:
+    """Iterations, at most k, for which blocks are there; the blocks after the first iteration's are taken."""
+    n = w.n
+    room = rules.pool - n.used
+    whole = min((k - 1) // rules.block, room // n.decoding)  # in `block` iterations each request takes one block
+    done = 1 + whole * rules.block
+    room -= whole * n.decoding
+    while done < k and w.cross[(n.it + done) % rules.block] <= room:
+        room -= w.cross[(n.it + done) % rules.block]
+        done += 1
+    n.used = rules.pool - room
+    return done
+
+
+def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> int:
+    """Iterations, all alike, until something may happen: an end, a full window, an arrival, no block."""
+    n = w.n
+    if rules.record:
+        return 1
+    requests = len(w.requests)
+    finish, i = divmod(w.finishing[0], requests)
+    while w.requests[i].finish != finish:  # paused since
+        heappop(w.finishing)
+        finish, i = divmod(w.finishing[0], requests)
+    k = finish - n.it + 1
+    if n.filling > 0:
+        full, i = divmod(w.filling[0], requests)
+        while not fills(rules, w.requests[i], full):
+            heappop(w.filling)
+            full, i = divmod(w.filling[0], requests)
+        k = min(k, full - n.it + 1)
+    if n.waiting == 0 and n.active < rules.slots and rules.policy != STATIC and n.arrived < n.known:
+        k = reach(now, first, slope, k, w.requests[n.arrived].arrival)
+    k = reach(now, first, slope, k, rules.until)
+    return room_for(rules, w, k) if rules.on_demand else k
+
+
+def fills(rules: Rules, r: Request, full: int) -> bool:
+    """Whether the window of a request is full after iteration `full`; it may have ended or been paused since."""
+    return r.finish >= 0 and rules.window - r.offset == full
+
+
+def advance(rules: Rules, w: Work, now: float, k: int) -> None:
+    """Go on by k iterations, to the time `now`: tokens come, requests end."""
+    n = w.n
+    n.it += k
+    n.kv += k * n.decoding
+    n.windowed += k * n.filling
+    requests = len(w.requests)
+    while len(w.filling) > 0 and w.filling[0] < n.it * requests:
+        full, i = divmod(heappop(w.filling), requests)
+        if fills(rules, w.requests[i], full):
+            n.filling -= 1
+            n.windowed -= 1  # it was counted one step too far
+    if len(w.prefilling) > 0:
+        prefill(rules, w, now)
+    while len(w.finishing) > 0 and w.finishing[0] < n.it * requests:
+        finish, i = divmod(heappop(w.finishing), requests)
+        r = w.requests[i]
+        if r.finish == finish:
+            if rules.record:
+                log_stay(w, i, finish)
+            leave(rules, n, r, w.free, w.cross)
+            r.end = now
+            if n.known < requests:  # a closed loop: the user's next one arrives after the delay
+                w.requests[n.known].arrival = now + rules.delay
+                n.known += 1
+
+
+def prefill(rules: Rules, w: Work, now: float) -> None:
+    """Prompts go on by their chunks, and those that are done begin to decode."""
+    n = w.n
+    requests = len(w.requests)
+    kept = 0
+    for i in w.prefilling:
+        r = w.requests[i]
+        r.left -= r.chunk
+        if r.left > 0:
+            w.prefilling[kept] = i
+            kept += 1
+            continue
+        begin(rules, n, r, now)
+        heappush(w.finishing, r.finish * requests + i)
+        if r.offset + n.it <= rules.window:
+            heappush(w.filling, (rules.window - r.offset) * requests + i)
+        if rules.on_demand:
+            w.cross[(1 - r.offset) % rules.block] += 1
+    while len(w.prefilling) > kept:
+        w.prefilling.pop()
+
+
+def begin(rules: Rules, n: Counters, r: Request, now: float) -> None:
+    """Prefill of a request is done: a token is there, and it decodes from the next iteration on (or ends now)."""
+    it = n.it - 1
+    context = r.isl + r.produced
+    r.began = it
+    r.offset = context - it
+    r.finish = it + r.osl - r.produced - 1
+    if math.isnan(r.first):
+        r.first = now
+    n.decoding += 1
+    n.kv += context + 1
+    n.windowed += min(context + 1, rules.window)
+    if context + 1 <= rules.window:
+        n.filling += 1
+
+
+def idle(rules: Rules, w: Work, now: float) -> float:
+    """Nothing runs: the time at which the next request can be admitted. Ticks go on ticking."""
+    goal = min(w.requests[w.n.arrived].arrival, rules.until)
+    if not rules.ticks:
+        return goal
+    k = 1 if rules.record else max(math.ceil(goal - now), 1)
+    if rules.record:
+        log_row(rules, w, now, 1.0, Batch(0, 0, 0.0, 0.0))
+    w.n.it += k
+    return now + k
+
+
+def log_row(rules: Rules, w: Work, now: float, seconds: float, batch: Batch) -> None:
+    """Note this iteration."""
+    n = w.n
+    w.rows.append(now)
+    w.rows.append(seconds)
+    counts = (n.decoding, batch.prompts, n.decoding + batch.tokens, n.waiting, n.used + rules.shared, n.kv)
+    for count in counts:
+        w.rows.append(float(count))
+
+
+def settle(rules: Rules, w: Work) -> None:
+    """Count the tokens of those that still run when the run ends inside an iteration."""
+    it = w.n.it
+    for i in w.order:
+        r = w.requests[i]
+        if r.joined >= 0:
+            if rules.record:
+                log_stay(w, i, it)
+            if r.began >= 0:
+                r.produced += it - r.began
+
+
+def iterate(rules: Rules, cost: Any, w: Work) -> float:
+    """Iterate until all requests have ended, or until `rules.until`; returns when the run ended."""
+    n = w.n
+    now = 0.0
+    after_end = 0.0 if rules.ticks else cost[18]
+    while now < rules.until:
+        arrive(w.requests, n, now)
+        if rules.on_demand:
+            make_room(rules, w)
+        batch = schedule(rules, w, now)
+        if n.active == 0:
+            if n.arrived == n.known:
+                break
+            now = idle(rules, w, now)
+            continue
+        first = seconds_of(rules, cost, n, batch)
+        slope = 0.0 if rules.ticks else cost[8] * n.decoding + cost[9] * n.filling
+        if rules.record:
+            log_row(rules, w, now, first, batch)
+        k = 1 if batch.prompts > 0 else stretch(rules, w, now, first, slope)
+        n.worked += (n.decoding + batch.prompts) * k
+        now = later(now, first, slope, k)
+        if now >= rules.until:  # the last iteration is cut, those before it in the stretch are not
+            n.it += k - 1
+            break
+        running = n.active
+        advance(rules, w, now, k)
+        now += after_end * (running - n.active)
+    settle(rules, w)
+    return now
+
+
+def run(rules: Rules, cost: Any, requests: list[Request], counters: list[Counters]) -> Any:
+    """Run one load.
+
+    Args:
+        rules: of the engine.
+        cost: `IterationCost.array()`, or prefill and decode ticks.
+        requests: the load; what happens is written into it.
+        counters: one.
+
+    Returns:
+        End of the run, rows, stays.
+    """
+    finishing, filling, order, prefilling, stays = [0], [0], [0], [0], [0]
+    rows = [0.0]
+    for numbers in (finishing, filling, order, prefilling, stays):
+        numbers.pop()  # numba knows the type of an emptied list
+    rows.pop()
+    free = list(range(rules.slots))
+    w = Work(requests, counters[0], [0] * rules.block, finishing, filling, free, order, prefilling, rows, stays)
+    end = iterate(rules, cost, w)
+    return end, np.array(rows), np.array(stays)

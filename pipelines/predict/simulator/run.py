@@ -1,0 +1,200 @@
+"""Simulate an engine under a load."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.errors import Fault, UserError
+from pipelines.predict.simulator.backend import Backend, loop_of
+from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
+from pipelines.predict.simulator.interface import Engine, Iterations, Load, Requests, Run, Stays
+from pipelines.predict.simulator.state import ROW, STAY, Counters, Request, Rules, record_of
+
+POLICIES = ("static", "inflight", "inflight_chunked", "one_prefill")
+ADMISSIONS = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
+NO_LIMIT = 1 << 40
+KINDS = (Request, Counters)
+CONTEXT, GEN, EOS = 1, 2, 3  # cells of the picture; 0 is NoOp
+
+
+def simulate(
+    engine: Engine,
+    load: Load,
+    cost: Cost,
+    *,
+    until: float | None = None,
+    iterations: bool = False,
+    slots: bool = False,
+    backend: Backend = "auto",
+) -> Run:
+    """Run a load through an engine, iteration by iteration.
+
+    At each boundary between iterations: tokens come and requests end, arrivals until now enter the queue, the queue is
+    admitted as far as slots, token budget and KV blocks allow, and the next iteration begins. It yields a token for
+    every decoding request and the first token of every request whose prefill it completes.
+
+    Args:
+        engine: the scheduler.
+        load: the requests.
+        cost: of an iteration; its kind sets the unit of time.
+        until: the run ends at the first boundary at or after this time, and what comes at that boundary is not
+            counted; None lets all requests end.
+        iterations: also give the table of iterations and the stays in slots (slower: one step per iteration).
+        slots: also give `slots_over_time`; implies `iterations`.
+        backend: "auto" is numba when it is installed. Results differ by rounding at most (1e-9).
+
+    Raises:
+        UserError: a request that can never run, or a value out of range.
+    """
+    isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
+    _check(engine, load, isl, osl)
+    loop, name = loop_of(backend)
+    rules = _rules(engine, load, cost, until, record=iterations or slots)
+    numbers = np.array([cost.prefill, cost.decode], dtype=np.float64) if isinstance(cost, TickCost) else cost.array()
+    records = _records(load, isl, osl)
+    if name == "numpy":
+        objects = [_objects(kind, record) for kind, record in zip(KINDS, records, strict=True)]
+        end, rows, stays = loop(rules, numbers.tolist(), *objects)
+        records = tuple(_record(kind, found) for kind, found in zip(KINDS, objects, strict=True))
+    else:
+        end, rows, stays = loop(rules, numbers, *records)
+    return _run(rules, records, (float(end), rows, stays), picture=slots, backend=name)
+
+
+def _records(load: Load, isl: Any, osl: Any) -> tuple[Any, Any]:
+    """`Request` and `Counters` of the start, as numpy records."""
+    requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
+    requests["isl"], requests["osl"] = isl, osl
+    known = len(isl) if load.arrival is not None else min(load.users, len(isl))
+    requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival
+    return requests, np.array([_values(Counters)(Counters(known=known))], dtype=record_of(Counters))
+
+
+def _values(kind: type) -> attrgetter[Any]:
+    return attrgetter(*(field.name for field in fields(kind)))
+
+
+def _objects(kind: type, records: Any) -> list[Any]:
+    return [kind(*row) for row in records.tolist()]
+
+
+def _record(kind: type, objects: list[Any]) -> Any:
+    return np.array(list(map(_values(kind), objects)), dtype=record_of(kind))
+
+
+def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: bool, backend: str) -> Run:
+    r, counters = records
+    end, rows, stays = found
+    names = ("arrival", "admitted", "first", "end", "isl", "osl", "produced", "preemptions", "slot")
+    requests = Requests(*(np.ascontiguousarray(r[name]) for name in names))
+    iterations = Iterations(*_columns(rows, ROW)) if rules.record else None
+    stay = Stays(*_columns(stays.astype(np.int64), STAY)) if rules.record else None
+    cells = None
+    if picture and stay is not None:
+        cells = _picture(stay, requests, len(rows) // ROW, rules.slots)
+    count, worked = int(counters["it"][0]), int(counters["worked"][0])
+    return Run(requests, iterations, stay, cells, end, count, worked, backend)
+
+
+def _columns(flat: Any, width: int) -> Any:
+    return np.ascontiguousarray(flat.reshape(-1, width).T)
+
+
+def _rules(engine: Engine, load: Load, cost: Cost, until: float | None, *, record: bool) -> Rules:
+    block, prefix = engine.tokens_per_block, engine.prefix_tokens
+    tokens = NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens
+    ticks = isinstance(cost, TickCost)
+    return Rules(
+        policy=POLICIES.index(engine.policy),
+        slots=min(engine.slots, tokens),
+        max_tokens=tokens,
+        on_demand=engine.admission == "MAX_UTILIZATION",
+        pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - engine.shared_blocks,
+        block=block,
+        prefix=prefix,
+        shared=engine.shared_blocks,
+        chunks=cost.chunks if isinstance(cost, TickCost) else 1,
+        window=cost.window if isinstance(cost, IterationCost) else 0,
+        ticks=ticks,
+        delay=float(load.client_delay),
+        until=math.inf if until is None else float(until),
+        record=record,
+    )
+
+
+def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> Any:
+    """int8[iterations, slots]: what each slot did."""
+    cells = np.zeros((iterations, slots), dtype=np.int8)
+    last_stay = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
+    rows = zip(stays.request, stays.slot, stays.joined, stays.began, stays.last, strict=True)
+    for number, (request, slot, joined, began, last) in enumerate(rows):
+        context = (last if began < 0 else began) + 1
+        cells[joined:context, slot] = CONTEXT
+        cells[context : last + 1, slot] = GEN
+        if last_stay[request] == number and not math.isnan(requests.end[request]) and context <= last:
+            cells[last, slot] = EOS
+    return cells
+
+
+def _check(engine: Engine, load: Load, isl: Any, osl: Any) -> None:
+    """Raise for what cannot be simulated."""
+    faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
+    if faults:
+        raise UserError.of(faults)
+    if engine.kv_blocks is None:
+        return
+    own, pool = engine.own_blocks(isl, isl + osl), engine.kv_blocks - engine.shared_blocks
+    if len(isl) and int(own.max()) > pool:
+        worst = int(own.argmax())
+        raise UserError(
+            f"Request {worst} with {isl[worst]} input and {osl[worst]} output tokens needs {own[worst]} KV blocks of "
+            f"{engine.tokens_per_block} tokens.",
+            allowed=f"The cache has {max(pool, 0)} of them.",
+            todo="Give the engine more kv_blocks, or shorten the request.",
+        )
+
+
+def _engine_faults(engine: Engine) -> list[Fault]:
+    counts = {
+        "slots": engine.slots,
+        "max_num_tokens": engine.max_num_tokens,
+        "kv_blocks": engine.kv_blocks,
+        "tokens_per_block": engine.tokens_per_block,
+    }
+    faults = [
+        Fault(f"The simulated engine has {name}={value}.", allowed="At least 1.")
+        for name, value in counts.items()
+        if value is not None and value < 1
+    ]
+    if engine.prefix_tokens < 0:
+        faults.append(Fault(f"The simulated engine has prefix_tokens={engine.prefix_tokens}.", allowed="0 or more."))
+    for name, value, allowed in (("policy", engine.policy, POLICIES), ("admission", engine.admission, ADMISSIONS)):
+        if value not in allowed:
+            faults.append(Fault(f"The simulated engine has {name}='{value}'.", allowed=", ".join(allowed) + "."))
+    return faults
+
+
+def _load_faults(load: Load, isl: Any, osl: Any) -> list[Fault]:
+    faults = []
+    if len(isl) != len(osl):
+        faults.append(Fault(f"The load has {len(isl)} input and {len(osl)} output lengths.", allowed="One each."))
+    for name, lengths in (("isl", isl), ("osl", osl)):
+        if len(lengths) and int(lengths.min()) < 1:
+            faults.append(Fault(f"The load has {name}={int(lengths.min())}.", allowed="At least 1 token."))
+    if load.arrival is None:
+        if load.users < 1:
+            faults.append(Fault(f"The closed loop has users={load.users}.", allowed="At least 1."))
+        if not 0 <= load.client_delay < math.inf:
+            faults.append(Fault(f"The closed loop has client_delay={load.client_delay}.", allowed="0 or more."))
+        return faults
+    arrival = np.asarray(load.arrival, dtype=np.float64)
+    if arrival.shape != isl.shape:
+        faults.append(Fault(f"The load has {len(arrival)} arrivals for {len(isl)} requests.", allowed="One each."))
+    if not (np.isfinite(arrival).all() and (arrival >= 0).all() and (np.diff(arrival) >= 0).all()):
+        faults.append(Fault("The arrivals of the load are not ascending from 0.", todo="Sort them."))
+    return faults

@@ -1,0 +1,278 @@
+"""The answer: every configuration with its fleet and cost, one of them recommended, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+from pipelines.predict.performance.memory import linear_bits
+from pipelines.predict.performance.performance import Costed, Setup, runnable
+from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
+from pipelines.predict.sizing.instance import (
+    Capacity,
+    Instance,
+    OutOfReachError,
+    Seen,
+    Watched,
+    input_share,
+    instance,
+    see,
+)
+from pipelines.predict.sizing.price import Cost, cost
+from pipelines.predict.sizing.question import Question, setup_label
+
+CostOf = Callable[[Setup], Costed]
+"""What an iteration of a setup costs; raises UserError for what a GPU cannot do."""
+WITHIN = 1.2816
+"""Standard deviations of an interval that holds 80 % of cases."""
+LADDER = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9)
+"""Loads at which an instance is shown, as shares of its rate within the limits; that rate is shown as well."""
+WORDS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "queue": "throughput"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """One configuration and the fleet of it.
+
+    Attributes:
+        instance: the configuration.
+        capacity: what one instance serves.
+        low: requests per second of one instance if the model is too optimistic; None when a limit is missed then.
+        high: if it is too pessimistic. Eight of ten cases lie between the two.
+        fleet: for the peak.
+        fewest: the fleet at `high`.
+        largest: the fleet at `low`.
+        input_share: of the engine's time that prompts take.
+        cost: of the fleet; None without prices.
+    """
+
+    instance: Instance
+    capacity: Capacity
+    low: float | None
+    high: float
+    fleet: Fleet
+    fewest: Fleet
+    largest: Fleet | None
+    input_share: float
+    cost: Cost | None
+
+    @property
+    def label(self) -> str:
+        """The configuration in a few words."""
+        return setup_label(self.instance.setup)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.instance.setup.tp * self.instance.setup.pp
+
+    @property
+    def per_gpu(self) -> float:
+        """Requests per second and GPU within the limits."""
+        return self.capacity.rate / self.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A configuration that cannot do it: which, and why. `kind`: "format", "memory" or "limit"."""
+
+    label: str
+    why: str
+    kind: str
+    metric: str = ""
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """Every configuration that serves the demand, best first, and those that cannot.
+
+    Attributes:
+        question: that was asked.
+        options: best first; the first is recommended.
+        refused: the others.
+        reason: why the first.
+    """
+
+    question: Question
+    options: tuple[Option, ...]
+    refused: tuple[Refused, ...]
+    reason: str
+
+    @property
+    def chosen(self) -> Option:
+        """The recommended one."""
+        return self.options[0]
+
+
+def answer(question: Question, cost_of: CostOf) -> Answer:
+    """Try every configuration.
+
+    Raises:
+        UserError: a request is longer than the context, no configuration fits, or none meets the limits.
+    """
+    question.check()
+    tried = [attempt(question, setup, cost_of) for setup in question.setups()]
+    options = [found for found in tried if isinstance(found, Option)]
+    refused = [found for found in tried if isinstance(found, Refused)]
+    if not options:
+        raise _nothing(question, refused)
+    options.sort(key=rank)
+    return Answer(question, tuple(options), tuple(refused), _reason(options))
+
+
+def rank(option: Option) -> tuple[float, ...]:
+    """Fewest servers, then fewest GPUs, then the most requests per GPU, then the smallest instance."""
+    return option.fleet.servers, option.fleet.gpus, -option.per_gpu, option.gpus
+
+
+def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refused:
+    """Size one configuration, or say why it cannot do it."""
+    label = setup_label(setup)
+    try:
+        costed = cost_of(setup)
+    except UserError as error:
+        return Refused(label, str(error), "format")
+    try:
+        one = instance(question, setup, costed)
+    except UserError as error:
+        return Refused(label, str(error), "memory")
+    watched = Watched(question, one)
+    try:
+        found = watched.capacity(question.slo)
+    except OutOfReachError as error:
+        return Refused(label, _missed(question, error), "limit", error.metric, error.seconds)
+    low, high = interval(watched, found)
+    return option(question, one, found, low, high)
+
+
+def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> Option:
+    """The fleet and its cost."""
+    setup, gpu = one.setup, question.gpu
+    layout = Layout(setup.tp * setup.pp, gpu.gpus_per_server)
+
+    def sized(rate: float) -> Fleet:
+        return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
+
+    best, share = sized(found.rate), input_share(question, one, found)
+    price = None
+    if question.prices.given:
+        daily = question.demand.requests_per_day
+        price = cost(
+            question.prices,
+            servers=best.servers,
+            gpus_per_server=gpu.gpus_per_server,
+            tdp_w=gpu.tdp_w,
+            capacity=best.instances * found.rate,
+            average=None if daily is None else daily / 86400,
+            isl=question.mean_isl,
+            osl=question.mean_osl,
+            input_share=share,
+        )
+    return Option(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
+
+
+def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
+    """Requests per second when every prediction is off by its usual error, to the bad side and to the good one.
+
+    All times are longer (shorter) by the spread of throughput, and TTFT and ITL by what theirs is above it.
+    """
+    spread = watched.one.costed.spread
+    rates: list[float | None] = []
+    for side in (+1, -1):
+        off = {name: math.exp(side * WITHIN * spread[name]) for name in ("throughput", "ttft", "itl")}
+        slo = stretched(watched.question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
+        try:
+            rates.append(watched.capacity(slo, slower=off["throughput"]).rate)
+        except OutOfReachError:
+            rates.append(None)
+    low, high = rates
+    return low, max(found.rate, high or found.rate)
+
+
+def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
+    """Limits of TTFT and ITL over a factor."""
+    ttft = None if slo.ttft_ms is None else slo.ttft_ms / factors["ttft"]
+    itl = None if slo.itl_ms is None else slo.itl_ms / factors["itl"]
+    return replace(slo, ttft_ms=ttft, itl_ms=itl)
+
+
+def ladder(question: Question, found: Option) -> tuple[Seen, ...]:
+    """An instance from hardly any load to its rate."""
+    below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
+    return (*below, found.capacity.seen)
+
+
+def _reason(options: list[Option]) -> str:
+    best, others = options[0], options[1:]
+    size = f"{_count(best.fleet.servers, 'server')}, {_count(best.fleet.gpus, 'GPU')}"
+    if not others:
+        return f"it is the only configuration tried that meets the limits: {size}"
+    second = others[0]
+    other = f"{_count(second.fleet.servers, 'server')}, {_count(second.fleet.gpus, 'GPU')}"
+    if second.fleet.servers > best.fleet.servers:
+        return f"it needs the fewest servers: {size}; next {second.label}: {other}"
+    if second.fleet.gpus > best.fleet.gpus:
+        return f"it needs the fewest GPUs on as few servers: {size}; next {second.label}: {other}"
+    return (
+        f"no other needs fewer GPUs ({size}), and each GPU serves most: {best.per_gpu:.3g} requests/s; "
+        f"next {second.label}: {second.per_gpu:.3g}"
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _missed(question: Question, error: OutOfReachError) -> str:
+    if error.metric == "queue":
+        return "the queue grows at any load"
+    limit = getattr(question.slo, f"{error.metric}_ms")
+    return (
+        f"{WORDS[error.metric]} P{question.percentile:g} is {1000 * error.seconds:,.0f} ms at hardly any load, "
+        f"the limit is {limit:g} ms"
+    )
+
+
+def _nothing(question: Question, refused: list[Refused]) -> UserError:
+    """Why no configuration will do, and the nearest."""
+    by_kind = {kind: [each for each in refused if each.kind == kind] for kind in ("limit", "memory", "format")}
+    name, gpu = question.model.name, question.gpu.gpu
+    if by_kind["limit"]:
+        nearest = min(by_kind["limit"], key=lambda each: each.seconds)
+        return UserError(
+            f"No configuration of {name} on {gpu} meets the limits: best reachable is {nearest.label}, where "
+            f"{nearest.why}.",
+            todo=_what_limits(question, nearest.metric),
+        )
+    reasons: dict[str, list[str]] = {}
+    for each in refused:
+        reasons.setdefault(each.why.rstrip("."), []).append(each.label)
+    listed = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in reasons.items())
+    if by_kind["memory"]:
+        smaller = f" or a smaller format ({lighter})" if (lighter := _lighter(question)) else ""
+        return UserError(
+            f"{name} fits {gpu} in no configuration that was tried: {listed}.",
+            todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}, or lower build.max_batch_size or "
+            "build.max_num_tokens.",
+        )
+    return UserError(f"{name} runs on {gpu} in no configuration that was tried: {listed}.")
+
+
+def _lighter(question: Question) -> str:
+    """Formats that this GPU can run and whose weights are smaller than all that were tried, as an override."""
+    tried = min(linear_bits(qformat) for qformat in question.formats)
+    able = [name for name in runnable(next(question.setups())) if linear_bits(name) < tried]
+    return f"sizing.formats=[{','.join(able)}]" if able else ""
+
+
+def _what_limits(question: Question, metric: str) -> str:
+    what = {
+        "ttft": f"The prefill of {question.mean_isl:,.0f} input tokens, network and tokenizer limit it",
+        "itl": "Reading the weights once per token limits it",
+        "e2e": f"{question.mean_osl:,.0f} output tokens one after the other limit it",
+    }.get(metric, "The engine limits it")
+    return f"{what}: allow more GPUs per instance (sizing.tp), another format or GPU, or a higher limit."

@@ -1,0 +1,251 @@
+"""A day's load on instances that come and go, and on the fixed fleet beside them.
+
+A day of requests has billions of tokens, so it is not simulated token by token. One instance is, at a ladder of loads
+(`Curve`); the day then goes in steps. In each, arrivals are drawn (Poisson) and shared evenly by the instances that are
+ready. What they cannot serve waits in one queue; each request of the step takes the latencies of the ladder at the
+load served, plus the queue's wait. A look at the signal at the end of the step may start an instance, which is ready
+after the cold start, or stop one at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipelines.domain.benchmark import Slo
+from pipelines.predict.sizing.demand import HOUR
+
+Signal = Literal["queue_time", "ttft", "kv_use"]
+BUSINESS = (15, 10, 8, 7, 8, 12, 20, 35, 60, 85, 95, 100, 90, 92, 100, 98, 90, 75, 60, 50, 42, 35, 28, 20)
+"""A day of people at work, hour by hour from midnight, in percent of the busiest. Assumed, not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When instances come and go.
+
+    Attributes:
+        signal: "queue_time" and "ttft" are held against the TTFT limit, "kv_use" against what it is when an instance
+            serves all it can within the limits.
+        up_at: one more when the signal is above this share of it ...
+        down_at: one less when it is below ...
+        up_after_s: for so long.
+        down_after_s: for so long.
+        cold_start_s: from the decision until a new instance takes requests.
+        least: instances that always run.
+        most: instances there may be.
+        step_s: between two looks.
+    """
+
+    signal: Signal
+    up_at: float
+    down_at: float
+    up_after_s: float
+    down_after_s: float
+    cold_start_s: float
+    least: int
+    most: int
+    step_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One instance at a ladder of loads, simulated.
+
+    Attributes:
+        loads: float[m], requests per second, ascending.
+        ttft: float[m, n], seconds, of n requests of each load, with network and tokenizer.
+        itl: float[m, n]; NaN where a request has one token.
+        e2e: float[m, n].
+        queue: float[m], mean seconds before a slot.
+        kv_use: float[m], mean share of the KV cache in use.
+        kv_limit: `kv_use` at the rate within the limits.
+        most: requests per second that one instance can serve at all.
+    """
+
+    loads: Any
+    ttft: Any
+    itl: Any
+    e2e: Any
+    queue: Any
+    kv_use: Any
+    kv_limit: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of a day. Arrays have one value per step.
+
+    Attributes:
+        hours: float[k], time of day.
+        rate: float[k], requests per second that arrived.
+        ready: int[k], instances that take requests.
+        starting: int[k], instances on their way.
+        signal: float[k], over its limit.
+        requests: of the day.
+        over: share of them over a limit.
+        instance_hours: that were paid: from the decision to start until stopped.
+        starts: instances that were started.
+    """
+
+    hours: Any
+    rate: Any
+    ready: Any
+    starting: Any
+    signal: Any
+    requests: int
+    over: float
+    instance_hours: float
+    starts: int
+
+
+def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
+    """float[steps], requests per second over a day: linear between the middles of the hours, round the clock.
+
+    Args:
+        shape: one number per hour; only ratios count.
+        busiest: requests per second of the busiest hour.
+        step_s: length of a step.
+    """
+    import numpy as np
+
+    middles = (np.arange(-1, len(shape) + 1) + 0.5) * HOUR
+    around = [shape[-1], *shape, shape[0]]
+    times = np.arange(step_s / 2, len(shape) * HOUR, step_s)
+    return np.interp(times, middles, around) * busiest / max(shape)
+
+
+def counted_rates(times: Sequence[float], step_s: float) -> Any:
+    """float[steps], requests per second of a trace.
+
+    Args:
+        times: when requests arrived, seconds, ascending from 0.
+        step_s: length of a step.
+    """
+    import numpy as np
+
+    steps = int(times[-1] // step_s) + 1
+    return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
+
+
+def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
+    """Play a day. It begins with as many instances as its first load needs.
+
+    Args:
+        rates: float[steps], requests per second.
+        curve: of one instance.
+        policy: when instances come and go; `least` = `most` is a fixed fleet.
+        slo: a request is over it when it misses any limit.
+        seed: of the arrivals.
+        drawn: whether arrivals are drawn from `rates`; False takes them as they are (a trace).
+    """
+    import numpy as np
+
+    mean = np.asarray(rates) * policy.step_s
+    arrivals = np.random.default_rng(seed).poisson(mean) if drawn else mean
+    begin = min(policy.most, max(policy.least, math.ceil(rates[0] / (policy.up_at * curve.most))))
+    scaler, signal = _Scaler(policy, begin), _signal(curve, policy.signal, slo)
+    rows, over, total, queue = [], 0.0, 0.0, 0.0
+    for count in arrivals:
+        scaler.tick()
+        ready = scaler.ready
+        possible = curve.most * policy.step_s * ready
+        waiting, served = queue, min(queue + count, possible)
+        queue = queue + count - served
+        # a queue that only the end of the step has was waited in for half of it, on average
+        wait = (waiting + queue) / 2 / (curve.most * ready)
+        load = served / policy.step_s / ready
+        over += count * _missed(curve, load, wait, slo)
+        total += count
+        value = signal(load, wait)
+        rows.append((count / policy.step_s, ready, scaler.starting, value))
+        scaler.look(value)
+    rate, held, starting, signals = (np.array(column) for column in zip(*rows, strict=True))
+    return Replay(
+        hours=(np.arange(len(rows)) + 0.5) * policy.step_s / HOUR,
+        rate=rate,
+        ready=held,
+        starting=starting,
+        signal=signals,
+        requests=round(total),
+        over=over / total if total else 0.0,
+        instance_hours=scaler.paid_steps * policy.step_s / HOUR,
+        starts=scaler.starts,
+    )
+
+
+class _Scaler:
+    """Counts instances: ready ones, and steps that those on their way still need."""
+
+    def __init__(self, policy: Policy, begin: int) -> None:
+        self._policy = policy
+        self.ready = begin
+        self._coming: list[int] = []
+        self._above = self._below = 0.0
+        self.starts, self.paid_steps = 0, 0
+
+    @property
+    def starting(self) -> int:
+        """Instances on their way."""
+        return len(self._coming)
+
+    def tick(self) -> None:
+        """A step begins."""
+        self._coming = [left - 1 for left in self._coming]
+        self.ready += self._coming.count(0)
+        self._coming = [left for left in self._coming if left > 0]
+        self.paid_steps += self.ready + len(self._coming)
+
+    def look(self, value: float) -> None:
+        """A step ends: start or stop one instance when the signal has said so for long enough."""
+        policy = self._policy
+        self._above = self._above + policy.step_s if value > policy.up_at else 0.0
+        self._below = self._below + policy.step_s if value < policy.down_at else 0.0
+        if self._above > policy.up_after_s and self.ready + self.starting < policy.most:
+            self._coming.append(1 + int(-(-policy.cold_start_s // policy.step_s)))
+            self.starts += 1
+            self._above = 0.0
+        elif self._below > policy.down_after_s and not self._coming and self.ready > policy.least:
+            self.ready -= 1
+            self._below = 0.0
+
+
+def _at(curve: Curve, load: float) -> tuple[int, float]:
+    """The rung below a load, and how far it is to the next (0 to 1)."""
+    import numpy as np
+
+    place = float(np.interp(load, curve.loads, np.arange(len(curve.loads))))
+    low = min(int(place), max(0, len(curve.loads) - 2))
+    return low, place - low
+
+
+def _missed(curve: Curve, load: float, wait: float, slo: Slo) -> float:
+    """Share of requests that miss a limit, between two rungs of the ladder."""
+    low, part = _at(curve, load)
+    high = min(low + 1, len(curve.loads) - 1)
+    return (1 - part) * _rung(curve, low, wait, slo) + part * _rung(curve, high, wait, slo)
+
+
+def _rung(curve: Curve, rung: int, wait: float, slo: Slo) -> float:
+    late = False
+    pairs = ((slo.ttft_ms, curve.ttft, wait), (slo.itl_ms, curve.itl, 0.0), (slo.e2e_ms, curve.e2e, wait))
+    for limit, values, extra in pairs:
+        if limit is not None:
+            late = late | (values[rung] + extra > limit / 1000)  # NaN meets every limit
+    return float(late.mean()) if late is not False else 0.0  # type: ignore[attr-defined]
+
+
+def _signal(curve: Curve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
+    """A function of load and wait that gives the signal over its limit."""
+    import numpy as np
+
+    if signal == "kv_use":
+        return lambda load, _: float(np.interp(load, curve.loads, curve.kv_use)) / curve.kv_limit
+    if slo.ttft_ms is None:
+        raise ValueError(f"signal '{signal}' without a limit of TTFT")
+    limit = slo.ttft_ms / 1000
+    seconds = np.nanpercentile(curve.ttft, 95, axis=1) if signal == "ttft" else curve.queue
+    return lambda load, wait: (float(np.interp(load, curve.loads, seconds)) + wait) / limit

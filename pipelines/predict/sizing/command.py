@@ -1,0 +1,145 @@
+"""The command `size`: ask, answer, check, say, write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.domain.errors import UserError
+from pipelines.host.machine import gather
+from pipelines.host.screen import say
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.sizing.answer import Answer, CostOf, answer, ladder
+from pipelines.predict.sizing.ask import ask
+from pipelines.predict.sizing.question import Question
+from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
+from pipelines.predict.sizing.words import words
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.composed import raw_config, remember
+from pipelines.settings.root import Settings, validate
+
+SHOWN_CURVES = 6
+"""Options that are drawn; the rest is in the table."""
+
+
+def size(overrides: Sequence[str]) -> int:
+    """Run the command and return the exit code."""
+    raw = raw_config(overrides)
+    settings = validate(raw)
+    if settings.sizing.measured is not None and settings.sizing.calibration is None:
+        return _from_measured(settings, settings.sizing.measured)
+    question = ask(settings, gather())
+    result = solve(settings, question, costs(settings))
+    folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
+    say("\n".join(words(result)))
+    say()
+    remember(overrides, raw)
+    for path in write(result, folder):
+        say(f"written: {relative_to_cwd(path.absolute())}")
+    return 0
+
+
+def _from_measured(settings: Settings, path: Path) -> int:
+    """The fleet from a benchmark alone."""
+    from pipelines.predict.sizing.measured import answer_of, price_of, to_json, words
+
+    machine = gather()
+    found = answer_of(settings, machine, path)
+    price = price_of(settings, machine, found)
+    known = resolved(settings.hardware, machine).gpus_per_server is not None
+    say("\n".join(words(found, price, gpus_known=known)))
+    file = settings.report.folder / f"size-measured-{found.measured.model.replace('/', '--')}" / "answer.json"
+    with _writing(file.parent):
+        file.write_text(json.dumps(to_json(found, price), indent=1) + "\n")
+    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
+    return 0
+
+
+def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
+    """Everything that is said and written."""
+    from pipelines.predict.sizing.sensitivity import changes
+    from pipelines.predict.sizing.validate import check
+
+    if settings.sizing.autoscaling.wanted:
+        _judge_day(settings)
+    found = answer(question, cost_of)
+    return Result(
+        answer=found,
+        ladders=tuple(ladder(question, option) for option in found.options[:SHOWN_CURVES]),
+        check=check(question, found.chosen),
+        changes=tuple(changes(question, found.chosen, cost_of)),
+        day=_day(settings, question, found) if settings.sizing.autoscaling.wanted else None,
+    )
+
+
+def _judge_day(settings: Settings) -> None:
+    scaling, slo = settings.sizing.autoscaling, settings.sizing.slo.to_slo()
+    if scaling.signal != "kv_use" and slo.ttft_ms is None:
+        raise UserError(
+            f"sizing.autoscaling.signal={scaling.signal} is held against the limit of TTFT, and there is none.",
+            todo="Add sizing.slo.ttft_ms=..., or sizing.autoscaling.signal=kv_use.",
+        )
+
+
+def _day(settings: Settings, question: Question, found: Answer) -> Day:
+    """A day on the fixed fleet and on one that scales up to it."""
+    from dataclasses import replace
+
+    from pipelines.loadgen.arrivals import read_trace
+    from pipelines.predict.sizing.autoscale import BUSINESS, counted_rates, day_rates, replay
+    from pipelines.predict.sizing.ladder import curve
+
+    scaling, best, demand = settings.sizing.autoscaling, found.chosen, question.demand
+    of_one, seed = curve(question, best), settings.workload.seed
+    if scaling.trace is not None:
+        items = read_trace(scaling.trace, 1.0)
+        rates, how = counted_rates([item.offset_ns / 1e9 for item in items], scaling.step_s), f"trace {scaling.trace}"
+    else:
+        business = scaling.day == "business"
+        shape = BUSINESS if business or scaling.day is None else scaling.day
+        # a percentile is about the seconds of the busiest hour, a factor and a peak are that hour
+        busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
+        rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
+        how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
+    policy = scaling.to_policy(best.fleet.instances)
+    fixed = replace(policy, least=policy.most)
+    drawn = scaling.trace is None
+    played = [replay(rates, of_one, each, question.slo, seed=seed, drawn=drawn) for each in (fixed, policy)]
+    return Day(how, *played)
+
+
+def _peak_given(settings: Settings) -> bool:
+    return settings.sizing.peak_rate is not None or settings.sizing.peak_factor is not None
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """The answer as JSON, CSV, Markdown, HTML and pictures.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    answer_file, table = folder / "answer.json", folder / "table.csv"
+    with _writing(folder):
+        answer_file.write_text(json.dumps(to_json(result), indent=1) + "\n")
+        table.write_text(to_csv(result))
+    from pipelines.document.write import write_document
+    from pipelines.predict.sizing.document import document
+
+    paths = write_document(document(result), folder)
+    return [answer_file, table, paths.markdown, paths.html]
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make a folder and say what is wrong with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"The answer cannot be written to {folder}: {error.strerror}.",
+            todo="Give another folder: report.folder=/some/folder",
+        ) from None

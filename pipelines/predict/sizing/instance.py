@@ -1,0 +1,398 @@
+"""One instance of a model under a load: what it serves within limits, and what binds.
+
+Every load is simulated iteration by iteration with the same lengths and the same gaps between arrivals, scaled: common
+random numbers, so that more load is never better by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+from pipelines.domain.units import show_bytes
+from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
+from pipelines.predict.performance.performance import Costed, Setup
+from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.run import simulate
+from pipelines.predict.sizing.question import Question
+
+WARM_UP = 0.1
+"""Share of the requests at the start that are not counted: the engine is idle before."""
+GROWS = 1.5
+"""A queue grows without end when the last quarter of the requests waits this many times as long as the second ..."""
+GROWS_S = 0.05
+"""... and this many seconds longer."""
+PRECISION = 0.005
+"""Rates are found to this share."""
+ALONE = 0.02
+"""The lowest load that is looked at, as a share of what an instance can serve at all: requests meet hardly anybody."""
+FILLS = 12
+"""Times that the requests fill the batch, at least, when it is seen what an engine serves at most."""
+OVERLOAD = 1.3
+"""What it is given then, over what it served of a burst."""
+FULL = 0.95
+"""A KV pool or batch that is this full is full."""
+METRICS = ("ttft", "itl", "e2e")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What requests saw at one load. Seconds; arrays are of the requests that count.
+
+    Attributes:
+        rate: requests per second of the instance.
+        ttft: float[n], network and tokenizer included.
+        itl: float[n]; NaN below two tokens.
+        e2e: float[n].
+        queue: mean seconds before a slot.
+        batch: mean requests in slots.
+        kv_use: mean share of the KV cache in use.
+        full: what was full at some moment: "KV cache", "max_batch_size" or "".
+        growth: seconds that the last quarter of the requests waits beyond `GROWS` times what the second does.
+    """
+
+    rate: float
+    ttft: Any
+    itl: Any
+    e2e: Any
+    queue: float
+    batch: float
+    kv_use: float
+    full: str
+    growth: float
+
+    @property
+    def steady(self) -> bool:
+        """The queue does not grow all the time."""
+        return self.growth < GROWS_S
+
+    def slower(self, factor: float, overhead_s: float) -> Seen:
+        """What an instance whose every iteration takes `factor` times as long shows at a rate lower by that factor.
+
+        All times of the engine are longer by it, and the same requests run together; network and tokenizer stay.
+        """
+        return replace(
+            self,
+            rate=self.rate / factor,
+            ttft=factor * (self.ttft - overhead_s) + overhead_s,
+            itl=factor * self.itl,
+            e2e=factor * (self.e2e - overhead_s) + overhead_s,
+            queue=factor * self.queue,
+            growth=factor * self.growth,
+        )
+
+    def at(self, percentile: float) -> dict[str, float]:
+        """TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
+        return {name: _percentile(getattr(self, name), percentile) for name in METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A model on its GPUs, ready to be simulated.
+
+    Attributes:
+        setup: what it is.
+        costed: what an iteration costs.
+        engine: scheduler of one batch; with pipeline stages `setup.pp` batches are under way, each with its share.
+        memory: of one GPU.
+        concurrency: requests of the mean length that run at a time.
+    """
+
+    setup: Setup
+    costed: Costed
+    engine: Engine
+    memory: DeviceMemory
+    concurrency: Concurrency
+
+
+def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
+    """Put a model on its GPUs.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    limits = question.limits
+    sizes = replace(
+        setup.sizes(
+            max_batch_size=limits.max_batch_size, max_num_tokens=limits.max_num_tokens, max_seq_len=question.longest
+        ),
+        tokens_per_block=limits.tokens_per_block,
+        kv_fraction=limits.kv_fraction,
+        max_kv_tokens=limits.max_kv_tokens,
+    )
+    memory = device_memory(sizes, question.gpu.reported_bytes)
+    if concurrency(sizes, memory, question.longest).requests < 1:
+        raise UserError(_too_large(question, setup, memory))
+    usual = round(question.mean_isl + question.mean_osl)
+    engine = Engine(
+        policy=limits.policy,
+        slots=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        admission=limits.admission,
+        kv_blocks=kv_blocks(sizes, memory, usual),
+        tokens_per_block=limits.tokens_per_block,
+        prefix_tokens=limits.prefix_tokens,
+    )
+    return Instance(setup, costed, engine, memory, concurrency(sizes, memory, usual))
+
+
+def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
+    per_gpu, has = " per GPU" if setup.tp * setup.pp > 1 else "", show_bytes(memory.total)
+    if memory.weights > memory.total:
+        return f"weights of {show_bytes(memory.weights)}{per_gpu}, the GPU has {has}"
+    return (
+        f"no room for one request of {question.longest:,} tokens: weights {show_bytes(memory.weights)}, activations "
+        f"{show_bytes(memory.activations)}, buffers {show_bytes(memory.buffers)}{per_gpu} of {has}"
+    )
+
+
+def see(question: Question, one: Instance, rate: float) -> Seen:
+    """What requests see when an instance gets so many per second."""
+    lanes = one.setup.pp
+    return watch(question, one, np.cumsum(question.gaps) / (rate / lanes), rate)
+
+
+def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
+    """What requests see that come at these times to one batch.
+
+    Args:
+        question: lengths.
+        one: the instance.
+        arrival: float64[n], seconds.
+        rate: of the instance, for the record.
+    """
+    run = simulate(one.engine, _load(question, arrival), one.costed.cost)
+    r, first = run.requests, int(WARM_UP * len(arrival))
+    overhead, count = one.costed.overhead_s, r.osl[first:]
+    ttft, e2e = (stamp[first:] - r.arrival[first:] + overhead for stamp in (r.first_token, r.end))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        itl = np.where(count > 1, (e2e - ttft) / (count - 1), np.nan)
+    wait = r.admitted[first:] - r.arrival[first:]
+    quarter = len(wait) // 4
+    early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
+    batch, kv_use, full = _occupied(one.engine, run)
+    return Seen(
+        rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.pp, kv_use=kv_use,
+        full=full, growth=float(late - GROWS * early),
+    )  # fmt: skip
+
+
+def _repeated(values: Any, count: int) -> Any:
+    return values[:count] if count <= len(values) else np.resize(values, count)
+
+
+def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
+    """Mean requests in slots, mean share of the KV pool, and what was full at some moment."""
+    r, span = run.requests, run.end
+    stay, ones = r.end - r.admitted, np.ones(len(r.end))
+    first, blocks = engine.own_blocks(r.isl, r.isl), engine.own_blocks(r.isl, r.isl + r.osl)
+    if engine.admission == "MAX_UTILIZATION":  # takes them one by one
+        blocks = (first + blocks) / 2
+    else:
+        first = blocks
+    # what ends makes room for what comes at the same moment
+    order = np.argsort(np.concatenate([r.end, r.admitted]), kind="stable")
+    slots = np.cumsum(np.concatenate([-ones, ones])[order]).max()
+    held = np.cumsum(np.concatenate([-blocks, blocks])[order]).max() + engine.shared_blocks
+    full = ""
+    if engine.kv_blocks is not None and (held + first.max() > engine.kv_blocks or r.preemptions.any()):
+        full = "KV cache"
+    elif slots >= FULL * engine.slots:
+        full = "max_batch_size"
+    kv = (float((blocks * stay).sum() / span) + engine.shared_blocks) / engine.kv_blocks if engine.kv_blocks else 0.0
+    return float(stay.sum() / span), min(1.0, kv), full
+
+
+def saturation(question: Question, one: Instance) -> float:
+    """Requests per second that an instance serves when there is always one waiting.
+
+    First all at once, for a guess; then that load and more, one after the other: requests that begin together also end
+    together, and a batch that fills and empties as a whole is not the usual one.
+    """
+    count = max(len(question.gaps), FILLS * one.concurrency.requests // one.setup.pp)
+    guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
+    arrival = np.cumsum(_repeated(question.gaps, count)) / (OVERLOAD * guess)
+    ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
+    low, high = count // 2, 17 * count // 20  # neither the filling nor the emptying of the batch
+    return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
+
+
+def _load(question: Question, arrival: Any) -> Load:
+    return Load(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+
+
+def _percentile(values: Any, percentile: float) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percentile)) if len(known) else float("nan")
+
+
+def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
+    """The limit that is nearest to being missed, or missed by most, and the value over it.
+
+    ("queue", infinity) when the queue grows without end; ("", 0) without limits.
+    """
+    if not seen.steady:
+        return "queue", math.inf
+    values = seen.at(percentile)
+    limits = {"ttft": slo.ttft_ms, "itl": slo.itl_ms, "e2e": slo.e2e_ms}
+    over = {name: values[name] / (limit / 1000) for name, limit in limits.items() if limit is not None}
+    known = {name: share for name, share in over.items() if not math.isnan(share)}
+    worst = max(known, key=lambda name: known[name], default="")
+    return worst, known.get(worst, 0.0)
+
+
+def missed(seen: Seen, slo: Slo, percentile: float) -> str:
+    """The limit that is missed by most, "queue" when it grows without end, or "" when all is well."""
+    worst, share = strain(seen, slo, percentile)
+    return worst if share > 1 else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capacity:
+    """What an instance serves within the limits.
+
+    Attributes:
+        rate: requests per second.
+        seen: what requests see at that rate.
+        binding: the limit that a little more would miss: "ttft", "itl", "e2e" or "queue" (throughput itself).
+        because: what makes it so: "KV cache", "max_batch_size" or "compute".
+        most: requests per second that it serves at all, whatever the latency.
+    """
+
+    rate: float
+    seen: Seen
+    binding: str
+    because: str
+    most: float
+
+
+class OutOfReachError(Exception):
+    """Even a request alone misses a limit."""
+
+    def __init__(self, metric: str, seconds: float) -> None:
+        super().__init__(metric)
+        self.metric, self.seconds = metric, seconds
+
+
+class Watched:
+    """An instance under one kind of load. Each rate is simulated once, whatever limits it is held against.
+
+    Attributes:
+        question: the load.
+        one: the instance.
+        most: requests per second that it serves at all.
+    """
+
+    def __init__(self, question: Question, one: Instance) -> None:
+        self.question, self.one = question, one
+        self.most = saturation(question, one)
+        self._seen: dict[float, Seen] = {}
+
+    def at(self, share: float) -> Seen:
+        """What requests see at this share of `most`."""
+        if share not in self._seen:
+            self._seen[share] = see(self.question, self.one, share * self.most)
+        return self._seen[share]
+
+    def capacity(self, slo: Slo, slower: float = 1.0) -> Capacity:
+        """The largest rate within limits, if every iteration took `slower` times as long.
+
+        Between hardly any load, where all must be well, and the most, where it is not: false position on the logarithm
+        of value over limit, kept away from the ends; plain halving where the queue grows.
+
+        Raises:
+            OutOfReachError: there is none.
+        """
+        percentile, most = self.question.percentile, self.most / slower
+        worst = self._if_slower(1.0, slower)
+        binding, over = strain(worst, slo, percentile)
+        if self.question.mode == "offline" or over <= 1:
+            return Capacity(most, worst, "queue", worst.full or "compute", most)
+        low, high, best, under = ALONE, 1.0, None, math.nan
+        while high / low > 1 + PRECISION:
+            share = _next(low, high, under, over)
+            seen = self._if_slower(share, slower)
+            limit, strained = strain(seen, slo, percentile)
+            if strained > 1:
+                high, over, binding, worst = share, strained, limit, seen
+            else:
+                low, under, best = share, strained, seen
+        if best is None:
+            best = self._if_slower(low, slower)
+            limit, strained = strain(best, slo, percentile)
+            if strained > 1:
+                raise OutOfReachError(limit, best.at(percentile).get(limit, math.inf))
+        return Capacity(best.rate, best, binding, worst.full or "compute", most)
+
+    def _if_slower(self, share: float, factor: float) -> Seen:
+        return self.at(share).slower(factor, self.one.costed.overhead_s)
+
+
+def _next(low: float, high: float, under: float, over: float) -> float:
+    """Where to look next between two loads, by how far they are under and over the limit."""
+    if high > 2 * low:
+        return (low * high) ** 0.5 if high > 8 * low else (low + high) / 2
+    if not (under > 0 and math.isfinite(over)):
+        return (low + high) / 2
+    down, up = math.log(under), math.log(over)
+    part = min(0.9, max(0.1, down / (down - up)))
+    return low + part * (high - low)
+
+
+def instances_for(question: Question, one: Instance, guess: int, most: float | None = None) -> int:
+    """The smallest number of instances that serves the peak within the limits; the same as the rate says, sooner.
+
+    Args:
+        question: the demand.
+        one: the instance.
+        guess: where to begin.
+        most: requests per second that the instance serves at all, when known.
+
+    Raises:
+        OutOfReachError: there is none.
+    """
+    most = saturation(question, one) if most is None else most
+    peak = question.demand.peak / (1 - question.headroom)
+    least = max(1, math.ceil(peak / most * (1 - 1e-9)))
+    if question.mode == "offline":
+        return least
+
+    def serves(count: int) -> bool:
+        return not missed(see(question, one, peak / count), question.slo, question.percentile)
+
+    enough, step = max(guess, least), 1
+    too_few = least - 1
+    while not serves(enough):
+        too_few = enough
+        if peak / enough < ALONE * most:
+            alone = see(question, one, peak / enough)
+            metric, _ = strain(alone, question.slo, question.percentile)
+            raise OutOfReachError(metric, alone.at(question.percentile).get(metric, math.inf))
+        enough, step = enough + step, 2 * step
+    step = 1
+    while enough - too_few > 1:
+        tried = max(too_few + 1, enough - step)
+        if serves(tried):
+            enough, step = tried, 2 * step
+        else:
+            too_few, step = tried, 1
+    return enough
+
+
+def input_share(question: Question, one: Instance, found: Capacity) -> float:
+    """Share of the busy time that prompts take: what one adds to an iteration, beside what its answer takes."""
+    cost, batch = one.costed.cost, found.seen.batch / one.setup.pp
+    isl = max(1.0, question.mean_isl - question.limits.prefix_tokens)
+    kv = batch * (question.mean_isl + question.mean_osl / 2)
+    window = batch * min(cost.window or np.inf, question.mean_isl + question.mean_osl / 2)
+    beside = {"kv": kv, "kv_window": window if cost.window else 0.0}
+    alone = float(cost.seconds(batch, batch, **beside))
+    attended = isl * (question.mean_isl - isl / 2)
+    both = float(cost.seconds(batch + isl, batch + 1, q_ctx=attended, prefills=1, **beside))
+    prompts, answers = both - alone, alone * (question.mean_osl - 1) / max(batch, 1.0)
+    return prompts / (prompts + answers) if prompts + answers > 0 else 0.0

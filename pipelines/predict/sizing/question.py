@@ -1,0 +1,137 @@
+"""What the calculator is asked, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.predict.performance.performance import Setup
+from pipelines.predict.performance.specs import GpuSpec, ModelSpec
+from pipelines.predict.simulator.interface import Admission, Policy
+from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.sizing.price import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the engine, under trtllm-build's and Triton's own names.
+
+    Attributes:
+        max_batch_size: requests scheduled together.
+        max_num_tokens: tokens of one iteration.
+        tokens_per_block: of the paged KV cache.
+        kv_fraction: share of the memory left that the KV pool takes.
+        max_kv_tokens: bound of the KV pool, or None.
+        policy: of batching.
+        admission: how requests get KV blocks.
+        prefix_tokens: of each prompt that are in the cache already.
+    """
+
+    max_batch_size: int = 2048
+    max_num_tokens: int = 8192
+    tokens_per_block: int = 32
+    kv_fraction: float = 0.9
+    max_kv_tokens: int | None = None
+    policy: Policy = "inflight"
+    admission: Admission = "GUARANTEED_NO_EVICT"
+    prefix_tokens: int = 0
+
+
+NO_PRICES = Prices()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """How many GPUs for which load within which limits.
+
+    Attributes:
+        model: its sizes.
+        gpu: its data sheet.
+        demand: requests per second.
+        isl: int64[n], input tokens, drawn.
+        osl: int64[n], output tokens, drawn.
+        gaps: float64[n], gaps between arrivals with mean 1, drawn once: every rate sees the same chance.
+        slo: limits; none is throughput alone.
+        percentile: of the requests that must meet each, e.g. 95.
+        mode: "online", "sequential" or "offline".
+        headroom: share of each instance's rate that is kept free.
+        spare: instances on top.
+        tp: tensor parallel sizes to try.
+        pp: pipeline parallel sizes to try.
+        formats: weight formats to try.
+        kv_formats: KV-cache formats to try.
+        sparse: 2:4-sparse weights.
+        limits: of the engine.
+        prices: what things cost.
+        framework: that serves it.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    demand: Demand
+    isl: Any
+    osl: Any
+    gaps: Any
+    slo: Slo
+    percentile: float = 95.0
+    mode: str = "online"
+    headroom: float = 0.0
+    spare: int = 0
+    tp: tuple[int, ...] = (1,)
+    pp: tuple[int, ...] = (1,)
+    formats: tuple[QFormat, ...] = (QFormat.NONE,)
+    kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
+    sparse: bool = False
+    limits: Limits = Limits()
+    prices: Prices = NO_PRICES
+    framework: str = "TensorRT-LLM 1.2"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return int((self.isl + self.osl).max())
+
+    @property
+    def mean_isl(self) -> float:
+        """Mean input tokens."""
+        return float(self.isl.mean())
+
+    @property
+    def mean_osl(self) -> float:
+        """Mean output tokens."""
+        return float(self.osl.mean())
+
+    def setups(self) -> Iterator[Setup]:
+        """Every configuration to try."""
+        for qformat in self.formats:
+            for kv_format in self.kv_formats:
+                for pp in self.pp:
+                    for tp in self.tp:
+                        yield Setup(
+                            self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, framework=self.framework
+                        )
+
+    def check(self) -> None:
+        """Refuse what no configuration can serve.
+
+        Raises:
+            UserError: a request is longer than the model's context.
+        """
+        if self.longest > self.model.max_positions:
+            worst = int((self.isl + self.osl).argmax())
+            raise UserError(
+                f"A request of {self.isl[worst]:,} input and {self.osl[worst]:,} output tokens is longer than the "
+                f"context of {self.model.name}, {self.model.max_positions:,} tokens.",
+                todo="Shorten workload.isl or workload.osl (a distribution needs a max), or choose another model.",
+            )
+
+
+def setup_label(setup: Setup) -> str:
+    """A configuration in a few words: "TP 2 fp8", "TP 8 PP 2 int4_awq, KV fp8"."""
+    pp = f" PP {setup.pp}" if setup.pp > 1 else ""
+    kv = "" if setup.kv_format is KvFormat.AUTO else f", KV {setup.kv_format}"
+    return f"TP {setup.tp}{pp} {setup.qformat}{kv}"

@@ -1,0 +1,187 @@
+"""Everything the command found, and its JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.predict.sizing.answer import Answer, Option
+from pipelines.predict.sizing.autoscale import Replay
+from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.instance import Seen
+from pipelines.predict.sizing.price import Cost
+from pipelines.predict.sizing.question import Question
+from pipelines.predict.sizing.sensitivity import Change
+from pipelines.predict.sizing.validate import Check, Trial
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Day:
+    """A day replayed on the fixed fleet and on one that scales. `how`: where the day's shape comes from."""
+
+    how: str
+    fixed: Replay
+    moving: Replay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What the command found.
+
+    Attributes:
+        answer: options, the recommended first.
+        ladders: what requests see from hardly any load to the rate, one per option.
+        check: the recommended fleet, simulated.
+        changes: what one change would do.
+        day: replayed, or None.
+    """
+
+    answer: Answer
+    ladders: tuple[tuple[Seen, ...], ...]
+    check: Check
+    changes: tuple[Change, ...]
+    day: Day | None
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Plain JSON values; seconds, tokens, USD. "No value" is null."""
+    question = result.answer.question
+    found = {
+        "schema": SCHEMA,
+        "origin": "modelled",
+        "question": _question(question),
+        "recommended": result.answer.chosen.label,
+        "reason": result.answer.reason,
+        "options": [_option(option, question) for option in result.answer.options],
+        "refused": [{"option": each.label, "why": each.why} for each in result.answer.refused],
+        "check": {
+            "fleet": _trial(result.check.fleet),
+            "one_fewer": None if result.check.fewer is None else _trial(result.check.fewer),
+            "why": result.check.why,
+        },
+        "changes": [asdict(change) for change in result.changes],
+        "day": None if result.day is None else _day(result.day, result.answer.chosen.gpus),
+    }
+    return _plain(found)  # type: ignore[no-any-return]
+
+
+def _question(question: Question) -> dict[str, Any]:
+    return {
+        "model": question.model.name,
+        "gpu": question.gpu.gpu,
+        "gpus_per_server": question.gpu.gpus_per_server,
+        "framework": question.framework,
+        "mode": question.mode,
+        "demand": asdict(question.demand) | {"requests_per_day": question.demand.requests_per_day},
+        "isl": {"mean": question.mean_isl, "min": int(question.isl.min()), "max": int(question.isl.max())},
+        "osl": {"mean": question.mean_osl, "min": int(question.osl.min()), "max": int(question.osl.max())},
+        "slo": asdict(question.slo) | {"percentile": question.percentile},
+        "headroom": question.headroom,
+        "spare": question.spare,
+        "sparse": question.sparse,
+        "limits": asdict(question.limits),
+        "prices": asdict(question.prices),
+        "requests_simulated": len(question.gaps),
+    }
+
+
+def _option(option: Option, question: Question) -> dict[str, Any]:
+    one, seen = option.instance, option.capacity.seen
+    return {
+        "option": option.label,
+        "tp": one.setup.tp,
+        "pp": one.setup.pp,
+        "format": one.setup.qformat.value,
+        "kv_format": one.setup.kv_format.value,
+        "requests_per_s": option.capacity.rate,
+        "requests_per_s_low": option.low,
+        "requests_per_s_high": option.high,
+        "requests_per_s_per_gpu": option.per_gpu,
+        "requests_per_s_most": option.capacity.most,
+        "binding": option.capacity.binding,
+        "because": option.capacity.because,
+        "at_percentile_s": seen.at(question.percentile),
+        "batch": seen.batch,
+        "kv_use": seen.kv_use,
+        "kv_tokens": (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp,
+        "concurrency": one.concurrency.requests,
+        "concurrency_binds": one.concurrency.binds,
+        "weight_bytes_per_gpu": one.memory.weights,
+        "input_time_share": option.input_share,
+        "provenance": one.costed.provenance,
+        "why": one.costed.why,
+        "spread": dict(one.costed.spread),
+        "fleet": asdict(option.fleet),
+        "fleet_low": asdict(option.fewest),
+        "fleet_high": None if option.largest is None else asdict(option.largest),
+        "cost": None if option.cost is None else _cost(option.cost),
+    }
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return asdict(cost) | {"usd_per_year": cost.per_year, "parts": dict(cost.parts)}
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return asdict(trial)
+
+
+def _day(day: Day, gpus: int) -> dict[str, Any]:
+    def one(replay: Replay) -> dict[str, Any]:
+        return {
+            "gpu_hours": replay.instance_hours * gpus,
+            "requests": replay.requests,
+            "over_limit_share": replay.over,
+            "starts": replay.starts,
+            "instances_min": int(replay.ready.min()),
+            "instances_max": int(replay.ready.max()),
+        }
+
+    return {"how": day.how, "fixed": one(day.fixed), "autoscaled": one(day.moving)}
+
+
+def _plain(value: Any) -> Any:
+    """NaN has no place in JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_csv(result: Result) -> str:
+    """One row per option, best first."""
+    question = result.answer.question
+    out = io.StringIO()
+    rows = [_row(option, question) for option in result.answer.options]
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _row(option: Option, question: Question) -> dict[str, Any]:
+    found = _option(option, question)
+    nested = ("at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
+    flat = {name: value for name, value in found.items() if name not in nested}
+    values = {f"{name}_ms": round(1000 * seconds, 3) for name, seconds in found["at_percentile_s"].items()}
+    cost = option.cost
+    prices = {
+        "usd_per_year": None if cost is None else cost.per_year,
+        "usd_per_million_input": None if cost is None else cost.per_million_input,
+        "usd_per_million_output": None if cost is None else cost.per_million_output,
+    }
+    return flat | {f"{name}_p{question.percentile:g}": value for name, value in values.items()} | {
+        **_sizes(option.fleet, ""), **_sizes(option.fewest, "_low"),
+        **_sizes(option.largest, "_high"), **prices,
+    }  # fmt: skip
+
+
+def _sizes(fleet: Fleet | None, ending: str) -> dict[str, Any]:
+    names = ("instances", "gpus", "servers", "servers_raw")
+    return {f"{name}{ending}": None if fleet is None else getattr(fleet, name) for name in names}

@@ -1,0 +1,238 @@
+"""The answer for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from pipelines.document.show import NONE, number
+from pipelines.predict.sizing.answer import WORDS, Option
+from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.price import Cost
+from pipelines.predict.sizing.question import Question
+from pipelines.predict.sizing.result import Result
+from pipelines.predict.sizing.sensitivity import Change
+from pipelines.predict.sizing.validate import Check, Trial
+
+WIDTH = 79
+SHOWN_OPTIONS = 12
+
+
+def words(result: Result) -> list[str]:
+    """All lines."""
+    question, best = result.answer.question, result.answer.chosen
+    lines = [*_question(question), "", *_table(result.answer.options, question)]
+    if refused := result.answer.refused:
+        lines += [wrap(f"not: {each.label}: {each.why.rstrip('.')}", 5) for each in refused]
+    lines += ["", *_recommended(result), ""]
+    lines += [*_checked(question, result.check), ""]
+    lines += _changes(result.changes, best.fleet)
+    if result.day is not None:
+        said = day_lines(result)
+        lines += ["", pair("day", said[0]), *(pair("", line) for line in said[1:])]
+    return lines
+
+
+def wrap(text: str, indent: int = 2) -> str:
+    """Lines of at most WIDTH columns."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def pair(word: str, text: str) -> str:
+    """A word and what it is."""
+    return wrap(f"{word:<10}{text}", 10)
+
+
+def _question(question: Question) -> list[str]:
+    demand = question.demand
+    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
+    return [
+        pair("model", f"{question.model.name} on {question.gpu.gpu}, {question.framework} (modelled)"),
+        pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
+        pair("requests", f"{length_text(question.isl)} tokens in, {length_text(question.osl)} out; {question.mode}"),
+        pair("limits", limits_text(question)),
+    ]
+
+
+def length_text(values: Sequence[int]) -> str:
+    """Tokens: "2,000", or mean and range."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{sum(values) / len(values):,.0f} ({low:,} to {high:,})"
+
+
+def limits_text(question: Question) -> str:
+    """The limits in words."""
+    slo = question.slo
+    pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
+    given = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
+    if given:
+        preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
+        return f"{given} at P{question.percentile:g}{preset}"
+    if question.mode == "offline":
+        return "none: throughput alone counts"
+    return "none given, so throughput alone counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
+
+
+def _table(options: Sequence[Option], question: Question) -> list[str]:
+    p = f"P{question.percentile:g}"
+    wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
+    lines = [
+        f"  {'':<{wide}}  requests/s   {'ms at ' + p:^11}  {'fleet':^19}",
+        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers  limit",
+    ]
+    for place, option in enumerate(options[:SHOWN_OPTIONS]):
+        seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
+        mark = "*" if place == 0 else " "
+        lines.append(
+            f"{mark} {option.label:<{wide}} {number(option.capacity.rate):>5} {number(option.per_gpu):>5} "
+            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}  "
+            f"{binds(option)}"
+        )
+    if len(options) > SHOWN_OPTIONS:
+        lines.append(f"  and {len(options) - SHOWN_OPTIONS} more in the table file")
+    return lines
+
+
+def binds(option: Option) -> str:
+    """What limits the rate, and what makes it so: "TTFT (KV cache)"."""
+    return f"{WORDS[option.capacity.binding]} ({option.capacity.because})"
+
+
+def _ms(seconds: float) -> str:
+    return NONE if math.isnan(seconds) else number(1000 * seconds)
+
+
+def count(amount: int, word: str) -> str:
+    """A number with its noun."""
+    return f"{amount:,} {word}{'' if amount == 1 else 's'}"
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """Instances, GPUs, servers, and the same before rounding."""
+    spare = f" ({fleet.spare} spare)" if fleet.spare else ""
+    total = fleet.servers * fleet.gpus_per_server
+    return (
+        f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}, {fleet.gpus:,} of "
+        f"{total:,} GPUs; before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
+    )
+
+
+def _recommended(result: Result) -> list[str]:
+    question, best = result.answer.question, result.answer.chosen
+    lines = [
+        f"* {best.label}",
+        pair("fleet", fleet_text(best.fleet)),
+        pair("because", result.answer.reason),
+        pair("interval", interval_text(best)),
+        pair("rests on", f"{best.instance.costed.provenance}: {best.instance.costed.why}"),
+        pair("KV cache", memory_text(best)),
+        pair("tokens", tokens_text(question)),
+    ]
+    if best.cost is not None:
+        lines += [pair("cost", text) for text in cost_texts(best.cost)]
+    else:
+        lines.append(pair("cost", "no prices given (sizing.prices.*)"))
+    return lines
+
+
+def interval_text(option: Option) -> str:
+    """Fleets if the model is off by its usual error."""
+    few, large = option.fewest, option.largest
+    if large is None:
+        return (
+            f"in eight of ten cases {count(few.instances, 'instance')} or more, up to none that meets the limits "
+            f"(at most {number(option.high)} requests/s each)"
+        )
+    return (
+        f"in eight of ten cases {_range(few.instances, large.instances, 'instance')} on "
+        f"{_range(few.servers, large.servers, 'server')} ({number(option.low)} to {number(option.high)} requests/s "
+        "each)"
+    )
+
+
+def _range(low: int, high: int, word: str) -> str:
+    return count(low, word) if low == high else f"{low:,} to {high:,} {word}s"
+
+
+def memory_text(option: Option) -> str:
+    """KV cache and what limits concurrency."""
+    one = option.instance
+    tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
+    return (
+        f"{tokens:,} tokens, {one.concurrency.requests:,} requests at a time ({one.concurrency.binds} binds); at that "
+        f"rate {option.capacity.seen.batch:.0f} run on average, {100 * option.capacity.seen.kv_use:.0f} % is in use"
+    )
+
+
+def tokens_text(question: Question) -> str:
+    """Requests and tokens of a day."""
+    daily = question.demand.requests_per_day
+    if daily is None:
+        return "of a day: not known without an average rate"
+    hours = f" in {question.demand.busy_hours:g} h" if question.demand.busy_hours != 24 else ""
+    return (
+        f"{daily:,.0f} requests a day{hours}: {daily * question.mean_isl:,.4g} tokens in, "
+        f"{daily * question.mean_osl:,.4g} out"
+    )
+
+
+def cost_texts(cost: Cost) -> list[str]:
+    """What it costs, and at which utilisation."""
+    parts = ", ".join(f"{what} {usd:,.0f}" for what, usd in cost.parts)
+    without = f"; not given and not in it: {', '.join(cost.missing)}" if cost.missing else ""
+    lines = [f"{cost.per_year:,.0f} USD a year ({parts}){without}"]
+    if cost.utilisation is None:
+        return [*lines, "per token: not known without an average rate (or sizing.prices.utilisation)"]
+    if cost.per_million_input is None:
+        return [*lines, f"{cost.per_1k_requests:,.3g} USD per thousand requests, at {100 * cost.utilisation:.0f} %"]
+    lines.append(
+        f"{cost.per_million_input:,.3g} USD per million input tokens, {cost.per_million_output:,.3g} per million "
+        f"output, {cost.per_1k_requests:,.3g} per thousand requests, at {100 * cost.utilisation:.0f} % utilisation"
+    )
+    return lines
+
+
+def _checked(question: Question, check: Check) -> list[str]:
+    fleet = trial_text(question, check.fleet)
+    lines = [pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
+    if check.fewer is not None:
+        lines.append(pair("", trial_text(question, check.fewer)))
+    return [*lines, pair("", check.why)]
+
+
+def trial_text(question: Question, trial: Trial) -> str:
+    """A simulated fleet in words."""
+    values = ", ".join(
+        f"{WORDS[name]} {number(1000 * value)} ms" for name, value in trial.values.items() if not math.isnan(value)
+    )
+    verdict = "meets the limits" if trial.meets else "misses"
+    what = f" {WORDS[trial.missed]}" if trial.missed else ""
+    return f"{count(trial.instances, 'instance')}: {verdict}{what} (P{question.percentile:g}: {values})"
+
+
+def _changes(changes: Sequence[Change], fleet: Fleet) -> list[str]:
+    lines = ["what one change would do        inst.  GPUs servers"]
+    for change in changes:
+        if change.servers is None:
+            lines.append(wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
+            continue
+        more = change.servers - fleet.servers
+        note = f"  {more:+d}" if more else ""
+        lines.append(f"  {change.what:<28} {change.instances:>6} {change.gpus:>5} {change.servers:>7}{note}")
+    return lines
+
+
+def day_lines(result: Result) -> list[str]:
+    """The replay of a day in words."""
+    day = result.day
+    assert day is not None
+    gpus = result.answer.chosen.gpus
+    moving, fixed = day.moving.instance_hours * gpus, day.fixed.instance_hours * gpus
+    return [
+        f"{day.how}; {day.moving.requests:,} requests, busiest {day.moving.rate.max():,.3g}/s",
+        f"fixed {fixed:,.0f} GPU-hours, {100 * day.fixed.over:.2f} % of requests over a limit",
+        f"autoscaled {moving:,.0f} GPU-hours ({100 * (moving / fixed - 1):+.0f} %), "
+        f"{100 * day.moving.over:.2f} % over a limit, {day.moving.ready.min()} to {day.moving.ready.max()} instances, "
+        f"{day.moving.starts} starts",
+    ]

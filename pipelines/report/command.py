@@ -1,0 +1,39 @@
+"""Writes reports for the commands: of one model, of some or all of its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.document.write import write_report
+from pipelines.host.screen import say
+from pipelines.predict.performance.deployment import with_models
+from pipelines.report.collect import collect
+from pipelines.report.compare import comparison
+from pipelines.report.compare_text import comparison_text
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.root import Settings
+from pipelines.store.store import Store
+
+
+def write(
+    settings: Settings, store: Store, model: str, variants: Sequence[str] | None, *, compared: bool = False
+) -> None:
+    """Collect, write Markdown and HTML, and say where they are, the HTML last.
+
+    Args:
+        settings: where to, and what loss of accuracy is acceptable.
+        store: what to report from.
+        model: label.
+        variants: formats in the order to show; None is every one there is.
+        compared: print the formats side by side as well.
+
+    Raises:
+        UserError: there is nothing to report, or the folder cannot be written.
+    """
+    loss = settings.report.max_accuracy_loss_percent
+    data = with_models(collect(store, model, variants), settings, store.root)
+    paths = write_report(data, settings.report.folder / model, loss)
+    if compared:
+        say("\n" + comparison_text(comparison(data, loss)))
+    say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
+    say(f"report: {relative_to_cwd(paths.html.absolute())}")

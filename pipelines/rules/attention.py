@@ -1,0 +1,197 @@
+"""KV cache, reuse, chunked context, windows: what takes what away."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed
+from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
+
+TOPIC = "KV cache and attention"
+IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
+
+
+def fp8_context_attention(qformat: QFormat) -> bool:
+    """Whether the context attention of an engine in this format can run in FP8 (SM 8.9 and newer)."""
+    return FORMATS[qformat].activation in ("fp8", "fp4")
+
+
+def wanted(d: Deployment) -> Cases:
+    """Words for features that need paged context attention: what was asked for, and how to do without."""
+    asked = (
+        ("KV-cache reuse", d.kv_reuse, "kv_cache.enable_block_reuse=false"),
+        ("chunked context", d.chunked_context, "runtime.enable_chunked_context=false"),
+    )
+    if not any(on for _, on, _ in asked):
+        return ()
+    lost = " and ".join(name for name, on, _ in asked if on)
+    return ({"lost": lost, "without": " ".join(off for _, on, off in asked if on)},)
+
+
+def _kv_format_takes_away(d: Deployment) -> Cases:
+    """INT8 KV always, FP8 KV unless the context attention itself runs in FP8."""
+    if d.kv_format is KvFormat.AUTO or (d.kv_format is KvFormat.FP8 and fp8_context_attention(d.qformat)):
+        return ()
+    formats = "/".join(qformat for qformat in QFormat if fp8_context_attention(qformat))
+    with_fp8 = "kv_cache=fp8" if fp8_context_attention(d.qformat) else f"kv_cache=fp8 with quant={formats}"
+    return [{**words, "with_fp8": with_fp8} for words in wanted(d)]
+
+
+def _switched_off(d: Deployment, option: str) -> Cases:
+    return wanted(d) if getattr(d.build, option) == "disable" else ()
+
+
+def _not_paged(d: Deployment) -> bool:
+    return d.build.kv_cache_type != "paged" and (
+        d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT
+    )
+
+
+def _windows(d: Deployment) -> str:
+    return listed(d.triton.max_attention_window_size or ())
+
+
+RULES = (
+    Rule(
+        name="kv-format-takes-reuse-and-chunks",
+        topic=TOPIC,
+        engines=BUILT,
+        when=_kv_format_takes_away,
+        failed="kv_cache={d.kv_format} with quant={d.qformat} takes away {lost}: TensorRT-LLM's builder switches paged"
+        " context attention off.",
+        allowed="They work with kv_cache=auto, or {with_fp8}.",
+        todo="Change kv_cache, or do without: {without}",
+        source=BUILDER,
+    ),
+    Rule(
+        name="no-context-fmha-no-reuse",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: _switched_off(d, "context_fmha"),
+        failed="build.context_fmha=disable takes away {lost}: paged and FP8 context attention go with it.",
+        todo="Set build.context_fmha=enable, or do without: {without}",
+        source=BUILDER,
+    ),
+    Rule(
+        name="no-paged-context-no-reuse",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: _switched_off(d, "use_paged_context_fmha"),
+        failed="build.use_paged_context_fmha=disable takes away {lost}, which read earlier blocks of the KV cache.",
+        todo="Set build.use_paged_context_fmha=enable, or do without: {without}",
+        source=f"{PLUGIN}; {REUSE}",
+    ),
+    Rule(
+        name="without-context-fmha",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.build.context_fmha == "disable" and not wanted(d),
+        failed="build.context_fmha=disable switches FP8 and paged context attention off as well, and prompts are"
+        " slower.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="features-need-a-paged-kv-cache",
+        topic=TOPIC,
+        engines=GPU,
+        when=_not_paged,
+        failed="build.kv_cache_type={d.build.kv_cache_type} has no blocks, which in-flight batching, KV-cache reuse and"
+        " chunked context work with.",
+        todo="Set build.kv_cache_type=paged.",
+        source=f"{COMMAND}; docs/source/features/paged-attention-ifb-scheduler.md",
+    ),
+    Rule(
+        name="paged-kv-cache-is-deprecated",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.paged_kv_cache == "disable",
+        failed="build.paged_kv_cache=disable is the deprecated spelling of kv_cache_type, which says"
+        " '{d.build.kv_cache_type}'.",
+        todo="Set build.kv_cache_type instead.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="in-flight-batching-packs-its-input",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.remove_input_padding == "disable" and d.triton.batching_strategy in IN_FLIGHT,
+        failed="build.remove_input_padding=disable does not go with triton.batching_strategy="
+        "{d.triton.batching_strategy}, which needs packed tokens.",
+        todo="Set build.remove_input_padding=enable, or triton.batching_strategy=V1.",
+        source="docs/source/features/paged-attention-ifb-scheduler.md",
+    ),
+    Rule(
+        name="streamingllm-cannot-be-built",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.streamingllm == "enable",
+        failed="build.streamingllm=enable stops TensorRT-LLM 1.2 with an assertion.",
+        todo="Set build.streamingllm=disable; attention sinks run with engine=openvino.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="sinks-need-streamingllm",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: bool(d.triton.sink_token_length),
+        failed="triton.sink_token_length={d.triton.sink_token_length} needs an engine built with --streamingllm, which"
+        " TensorRT-LLM 1.2 cannot build.",
+        allowed="A window without sinks works: window=sliding.",
+        todo="Set triton.sink_token_length=null, or take engine=openvino.",
+        source=f"{COMMAND}; {TEMPLATES}",
+    ),
+    Rule(
+        name="sinks-need-a-window",
+        topic=TOPIC,
+        when=lambda d: bool(d.triton.sink_token_length) and d.triton.max_attention_window_size is None,
+        failed="triton.sink_token_length={d.triton.sink_token_length} was given without a window: without one every"
+        " token is kept.",
+        todo="Set triton.max_attention_window_size as well, or take window=sinks.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="sinks-fit-their-window",
+        topic=TOPIC,
+        when=lambda d: (
+            d.triton.max_attention_window_size is not None
+            and (d.triton.sink_token_length or 0) >= min(d.triton.max_attention_window_size)
+        ),
+        failed="triton.sink_token_length={d.triton.sink_token_length} leaves no room in the window of"
+        " {d.triton.max_attention_window_size} tokens.",
+        todo="Give a larger window or fewer sinks.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="a-passed-window-ends-reuse",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.triton.max_attention_window_size is not None and d.kv_reuse and [{"windows": _windows(d)}],
+        failed="triton.max_attention_window_size=[{windows}] with KV-cache reuse: requests that grow longer than the"
+        " smallest window write over their own prefix, and TensorRT-LLM does not reuse it.",
+        todo="Keep shared prefixes within the window, or leave the window out.",
+        source="issues #2983, #2912",
+    ),
+    Rule(
+        name="host-blocks-are-for-reuse",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.triton.kv_cache_host_memory_bytes > 0 and not d.kv_reuse,
+        failed="triton.kv_cache_host_memory_bytes={d.triton.kv_cache_host_memory_bytes} keeps blocks to be reused, and"
+        " KV-cache reuse is off.",
+        todo="Set kv_cache.enable_block_reuse=true, or triton.kv_cache_host_memory_bytes=0.",
+        source=f"{REUSE}; {TEMPLATES}",
+    ),
+    Rule(
+        name="prompts-fit-one-iteration",
+        topic="Limits",
+        engines=BUILT,
+        when=lambda d: not d.chunked_context and d.build.max_num_tokens < d.build.max_input_len,
+        failed="build.max_num_tokens={d.build.max_num_tokens} is less than max_input_len={d.build.max_input_len}:"
+        " without"
+        " chunked context a prompt must fit one iteration.",
+        todo="Set build.max_num_tokens={d.build.max_input_len} or more, lower build.max_input_len, or set"
+        " runtime.enable_chunked_context=true.",
+        source=f"{SCHEDULER}; issues #2702, #2717",
+    ),
+)

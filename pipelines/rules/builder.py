@@ -1,0 +1,292 @@
+"""Options of trtllm-build among themselves, against the format and against the model."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import QFormat
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, shape
+from pipelines.rules.sources import BUILDER, COMMAND, FLAGS_GUIDE, FP8_GUIDE, GEMMA, PLUGIN, REUSE, STREAMING
+
+LIMITS = "Limits"
+PLUGINS = "Plugins and fusions"
+WEIGHTS = "Sparse and streamed weights"
+FUSING = ("LlamaForCausalLM", "Gemma2ForCausalLM")
+NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
+FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
+
+
+def longest(d: Deployment) -> int | None:
+    """Tokens of the longest sequence, prompt and output together."""
+    return d.build.max_seq_len or (d.shape.max_position_embeddings if d.shape else None)
+
+
+def _prompt_too_long(d: Deployment) -> Cases:
+    limit = longest(d)
+    return ({"limit": limit},) if limit is not None and d.build.max_input_len > limit else ()
+
+
+def _fp8_plugins(d: Deployment) -> Cases:
+    given = [name for name in FP8_PLUGINS if getattr(d.build, name) == "fp8"]
+    given += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
+    return [{"name": name} for name in given] if d.qformat is not QFormat.FP8 else []
+
+
+def _fuses(d: Deployment) -> bool:
+    return d.build.tp_size > 1 and shape(d).architecture in FUSING
+
+
+def _gathers(d: Deployment) -> Cases:
+    names = ("gather_context_logits", "gather_all_token_logits")
+    return [{"name": name} for name in names if getattr(d.build, name) and d.build.max_draft_len > 0]
+
+
+def _norm_quant(d: Deployment) -> bool:
+    fits = shape(d).architecture == "LlamaForCausalLM" and d.qformat is QFormat.NVFP4
+    return d.build.norm_quant_fusion == "enable" and not fits
+
+
+RULES = (
+    Rule(
+        name="longer-than-the-model",
+        topic=LIMITS,
+        engines=BUILT,
+        needs=("shape",),
+        when=lambda d: (d.build.max_seq_len or 0) > shape(d).max_position_embeddings,
+        failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} was made for.",
+        allowed="Its limit is {d.shape.max_position_embeddings} tokens.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="prompt-longer-than-the-sequence",
+        topic=LIMITS,
+        engines=BUILT,
+        when=_prompt_too_long,
+        failed="build.max_input_len={d.build.max_input_len} is more than max_seq_len={limit}, which counts prompt and"
+        " output together.",
+        todo="Set build.max_input_len={limit} or less.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="kv-blocks-are-powers-of-two",
+        topic=LIMITS,
+        engines=BUILT,
+        when=lambda d: bool(d.build.tokens_per_block & (d.build.tokens_per_block - 1)),
+        failed="build.tokens_per_block={d.build.tokens_per_block} is not a power of two.",
+        allowed="Allowed: 8, 16, 32, 64, 128.",
+        source=REUSE,
+    ),
+    Rule(
+        name="profiles-or-a-tuning-point",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.multiple_profiles == "enable" and d.build.opt_num_tokens is not None,
+        failed="build.opt_num_tokens={d.build.opt_num_tokens} does not go with multiple_profiles=enable, which has"
+        " tuning"
+        " points of its own.",
+        todo="Set build.opt_num_tokens=null or build.multiple_profiles=disable.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="context-logits-without-drafts",
+        topic=PLUGINS,
+        engines=GPU,
+        when=_gathers,
+        failed="build.{name}=true does not go with max_draft_len={d.build.max_draft_len}: an engine that checks drafts"
+        " cannot return the logits of the prompt.",
+        todo="Set build.{name}=false, or speculative=none.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="generation-logits-need-no-flag",
+        topic=PLUGINS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.build.gather_generation_logits,
+        failed="build.gather_generation_logits=true is deprecated and changes nothing: the runtime decides.",
+        todo="Leave it out.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="fp8-plugins-need-fp8",
+        topic=PLUGINS,
+        engines=GPU,
+        when=_fp8_plugins,
+        failed="build.{name}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
+        todo="Take quant=fp8, or leave build.{name} out.",
+        source=PLUGIN,
+    ),
+    Rule(
+        name="rowwise-plugin-needs-rowwise-scales",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.fp8_rowwise_gemm_plugin != "disable",
+        failed="build.fp8_rowwise_gemm_plugin={d.build.fp8_rowwise_gemm_plugin} needs FP8 scales per token and channel;"
+        " quant={d.qformat} has none.",
+        todo="Set build.fp8_rowwise_gemm_plugin=disable.",
+        source=PLUGIN,
+    ),
+    Rule(
+        name="nvfp4-plugin-needs-nvfp4",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: (
+            d.qformat is not QFormat.NVFP4 and (d.build.gemm_plugin == "nvfp4" or d.build.fuse_fp4_quant == "enable")
+        ),
+        failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build.fuse_fp4_quant} are for NVFP4;"
+        " given"
+        " is quant={d.qformat}.",
+        todo="Take quant=nvfp4, or leave them out.",
+        source=PLUGIN,
+    ),
+    Rule(
+        name="fp8-is-slower-with-gemm-plugin",
+        topic=PLUGINS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: (
+            d.qformat is QFormat.FP8
+            and d.build.gemm_plugin not in (None, "disable", "fp8")
+            and not d.build.weight_sparsity
+        ),
+        failed="build.gemm_plugin={d.build.gemm_plugin} is discouraged with quant=fp8: TensorRT's own kernels are"
+        " faster.",
+        todo="Leave build.gemm_plugin out.",
+        source=f"{FLAGS_GUIDE}; {GEMMA}; {FP8_GUIDE}",
+    ),
+    Rule(
+        name="reduce-fusion-would-be-ignored",
+        topic=PLUGINS,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: d.build.reduce_fusion == "enable" and not _fuses(d),
+        failed="build.reduce_fusion=enable would be ignored: it needs tp_size of 2 or more, given {d.build.tp_size},"
+        " and"
+        " Llama or Gemma 2, given {d.shape.architecture}.",
+        todo="Set build.reduce_fusion=disable.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="reduce-fusion-is-left-off",
+        topic=PLUGINS,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: d.build.reduce_fusion == "disable" and _fuses(d),
+        failed="build.reduce_fusion=disable with tp_size={d.build.tp_size}: NVIDIA measured half the time per token"
+        " with"
+        " it (Llama 3.3 70B on 4 H100, ITL 31.3 -> 14.4 ms, published).",
+        todo="Set build.reduce_fusion=enable.",
+        source=FLAGS_GUIDE,
+    ),
+    Rule(
+        name="user-buffers-need-reduce-fusion",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.user_buffer == "enable" and d.build.reduce_fusion == "disable",
+        failed="build.user_buffer=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
+        todo="Set build.reduce_fusion=enable, or build.user_buffer=disable.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="user-buffers-are-for-fp8-llama",
+        topic=PLUGINS,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: (
+            d.build.user_buffer == "enable"
+            and (d.qformat is not QFormat.FP8 or shape(d).architecture != "LlamaForCausalLM")
+        ),
+        failed="build.user_buffer=enable is made for Llama in FP8; given are {d.shape.architecture} and"
+        " quant={d.qformat}.",
+        todo="Set build.user_buffer=disable.",
+        source=f"{FP8_GUIDE}; {PLUGIN}",
+    ),
+    Rule(
+        name="norm-quant-fusion-would-be-ignored",
+        topic=PLUGINS,
+        engines=GPU,
+        needs=("shape",),
+        when=_norm_quant,
+        failed="build.norm_quant_fusion=enable would be ignored: it is for Llama in NVFP4; given are"
+        " {d.shape.architecture} and quant={d.qformat}.",
+        todo="Set build.norm_quant_fusion=disable.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="norm-quant-fusion-or-reduce-fusion",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.norm_quant_fusion == "enable" and d.build.reduce_fusion == "enable",
+        failed="build.norm_quant_fusion=enable would be ignored with reduce_fusion={d.build.reduce_fusion}.",
+        todo="Choose one of the two.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="pp-reduce-scatter-is-for-mixtral",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.pp_reduce_scatter == "enable",
+        failed="build.pp_reduce_scatter=enable stops the build with an assertion: it is for Mixtral only.",
+        todo="Set build.pp_reduce_scatter=disable.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="streaming-is-for-weights-without-plugin",
+        topic=WEIGHTS,
+        engines=GPU,
+        when=lambda d: d.build.weight_streaming and d.build.gemm_plugin != "disable",
+        failed="build.weight_streaming=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': weights inside a"
+        " plugin cannot stay on the host.",
+        todo="Set build.gemm_plugin=disable, or take weights=streaming, which does.",
+        source=STREAMING,
+    ),
+    Rule(
+        name="weights-on-the-host-need-streaming",
+        topic=WEIGHTS,
+        engines=GPU,
+        when=lambda d: d.triton.gpu_weights_percent < 1.0 and not d.build.weight_streaming,
+        failed="triton.gpu_weights_percent={d.triton.gpu_weights_percent} needs an engine built with weight streaming.",
+        todo="Set triton.gpu_weights_percent=1.0, or take weights=streaming.",
+        source=STREAMING,
+    ),
+    Rule(
+        name="sparse-kernels-without-plugin",
+        topic=WEIGHTS,
+        engines=GPU,
+        when=lambda d: d.build.weight_sparsity and d.build.gemm_plugin != "disable",
+        failed="build.weight_sparsity=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': the plugin's"
+        " kernels"
+        " are dense.",
+        todo="Set build.gemm_plugin=disable.",
+        source="NVIDIA/Model-Optimizer issue #1974",
+    ),
+    Rule(
+        name="sparse-kernels-need-sparse-weights",
+        topic=WEIGHTS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.build.weight_sparsity and d.sparsity == "none",
+        failed="build.weight_sparsity=true with sparsity={d.sparsity}: dense weights run in dense kernels.",
+        todo="Take sparsity=sparsegpt_2_4, unless the model itself is 2:4 sparse already.",
+        source=NO_SPEED_UP,
+    ),
+    Rule(
+        name="zeros-need-sparse-kernels",
+        topic=WEIGHTS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.sparsity != "none" and not d.build.weight_sparsity,
+        failed="build.weight_sparsity=false with sparsity={d.sparsity}: the zeros cost accuracy and save nothing.",
+        todo="Set build.weight_sparsity=true.",
+        source=COMMAND,
+    ),
+    Rule(
+        name="sparsity-may-not-be-faster",
+        topic=WEIGHTS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.build.weight_sparsity and d.sparsity != "none",
+        failed="sparsity={d.sparsity}: users measured 0 to 5 % of speed-up; small batches are bound by memory.",
+        todo="Compare with sparsity=none before you deploy it.",
+        source=NO_SPEED_UP,
+    ),
+)

@@ -1,0 +1,131 @@
+"""What the CPU engine cannot do, or not together."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import QFormat
+from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
+from pipelines.rules.builder import longest
+from pipelines.rules.record import CPU, Cases, Deployment, Rule, listed
+
+TOPIC = "CPU engine"
+DRAFTING = ("none", "draft_target")
+PLAIN_ACTIVATIONS = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
+"""Formats whose products see the activation as it is; the others scale or round it first, which would reach A."""
+WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
+
+
+def _window(d: Deployment) -> int:
+    """Tokens of the window; 0 where every token is kept."""
+    windows = d.triton.max_attention_window_size or ()
+    window, limit = (windows[0] if windows else 0), longest(d)
+    return 0 if limit is not None and window >= limit else window
+
+
+def _not_in_blocks(d: Deployment) -> Cases:
+    """Windows of which the engine cannot keep exactly so many tokens."""
+    window, sinks = _window(d), d.triton.sink_token_length or 0
+    works = nearest_window(window, sinks)
+    if not window or works == window:
+        return ()
+    return ({"window": window, "least": least_window(sinks), "works": works},)
+
+
+def _sizes(d: Deployment) -> Cases:
+    windows = d.triton.max_attention_window_size or ()
+    return ({"windows": listed(windows), "one": max(windows)},) if len(set(windows)) > 1 else ()
+
+
+RULES = (
+    Rule(
+        name="cpu-windows-are-whole-blocks",
+        topic=TOPIC,
+        engines=CPU,
+        when=_not_in_blocks,
+        failed="triton.max_attention_window_size={window} with sink_token_length={d.triton.sink_token_length} cannot be"
+        " had with engine=openvino: it drops whole blocks of 32 tokens.",
+        allowed="There it is a multiple of 32, at least {least}.",
+        todo="Set triton.max_attention_window_size=[{works}].",
+        source=WINDOW,
+    ),
+    Rule(
+        name="cpu-layers-share-a-window",
+        topic=TOPIC,
+        engines=CPU,
+        when=_sizes,
+        failed="triton.max_attention_window_size=[{windows}] cannot be had with engine=openvino: all layers share one.",
+        todo="Give one number, e.g. [{one}].",
+        source=WINDOW,
+    ),
+    Rule(
+        name="cpu-windows-exclude-reuse",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.kv_reuse and bool(_window(d)) and [{"window": _window(d)}],
+        failed="triton.max_attention_window_size=[{window}] with KV-cache reuse cannot be had with engine=openvino:"
+        " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
+        todo="Set kv_cache.enable_block_reuse=false, as window=sliding and window=sinks do.",
+        source=WINDOW,
+    ),
+    Rule(
+        name="cpu-windows-exclude-drafts",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.speculation == "draft_target" and bool(_window(d)) and [{"window": _window(d)}],
+        failed="triton.max_attention_window_size=[{window}] with speculative={d.speculation} cannot be had with"
+        " engine=openvino.",
+        todo="Leave one of the two out.",
+        source=WINDOW,
+    ),
+    Rule(
+        name="cpu-blocks-have-32-tokens",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.build.tokens_per_block != KV_BLOCK_TOKENS,
+        failed="build.tokens_per_block={d.build.tokens_per_block} cannot be had with engine=openvino.",
+        allowed="OpenVINO's CPU cache has blocks of 32 tokens.",
+        todo="Leave it at 32, or build for engine=tensorrt_llm.",
+        source="openvinotoolkit/openvino src/plugins/intel_cpu: KV-cache blocks of 32 tokens (measured, 2026.4)",
+    ),
+    Rule(
+        name="the-cpu-engine-drafts-with-a-model",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.speculation not in DRAFTING,
+        failed="speculative={d.speculation} cannot be had with engine=openvino.",
+        allowed="The CPU engine has speculative=draft_target.",
+        todo="Take that, or engine=tensorrt_llm.",
+        source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
+    ),
+    Rule(
+        name="cpu-adapters-see-scaled-activations",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.qformat not in PLAIN_ACTIVATIONS and bool(d.adapters),
+        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
+        " rounds the activations, and an adapter would see what comes of it.",
+        allowed="Adapters work there with quant=none, int8_wo and int4_wo.",
+        todo="Choose one of these, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
+    ),
+    Rule(
+        name="the-cpu-engine-sees-no-images",
+        topic=TOPIC,
+        engines=CPU,
+        needs=("images",),
+        when=lambda d: d.images is not None,
+        failed="multimodal={d.images.model_type} cannot be had with engine=openvino, which is built from the language"
+        " model alone.",
+        todo="Take multimodal=none, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino: the graph has token inputs only",
+    ),
+    Rule(
+        name="the-cpu-engine-keeps-its-weights",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.build.weight_streaming,
+        failed="build.weight_streaming={d.build.weight_streaming} cannot be had with engine=openvino: there is no"
+        " second memory to stream from.",
+        todo="Take weights=resident, or engine=tensorrt_llm.",
+        source="pipelines/engines/openvino: weights are constants of the graph",
+    ),
+)

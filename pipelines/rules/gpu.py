@@ -1,0 +1,177 @@
+"""Formats against GPU generations and model families."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import (
+    QFormat,
+    formats_for,
+    kv_formats_for,
+    lacks_fp4,
+    lacks_fp8,
+    lacks_fp8_kv,
+    lacks_int8_kv,
+    lacks_integers,
+)
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape, sm
+from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
+
+TOPIC = "Formats and GPUs"
+FAMILIES = "Formats and model families"
+
+REFUSED_ON_SM100 = (
+    "gemm_swiglu_plugin",
+    "fp8_rowwise_gemm_plugin",
+    "low_latency_gemm_plugin",
+    "low_latency_gemm_swiglu_plugin",
+    "bert_context_fmha_fp32_acc",
+)
+"""Plugins that PluginConfig.validate rejects there."""
+
+
+def _works(d: Deployment) -> Cases:
+    """Words for a message: the formats that work on this GPU, for this family."""
+    gemma = d.shape is not None and d.shape.family.startswith("gemma")
+    return ({"works": listed(q for q in formats_for(sm(d)) if not (gemma and q is QFormat.NVFP4))},)
+
+
+def _works_as_kv(d: Deployment) -> Cases:
+    return ({"works": listed(kv_formats_for(sm(d)))},)
+
+
+def _plugins_on_sm100(d: Deployment) -> Cases:
+    given = [(name, getattr(d.build, name)) for name in REFUSED_ON_SM100]
+    sm100 = 10.0 <= sm(d) < 12.0
+    return [{"name": name, "value": value} for name, value in given if sm100 and value != "disable"]
+
+
+RULES = (
+    Rule(
+        name="fp8-needs-sm89",
+        topic=TOPIC,
+        needs=("sm",),
+        when=lambda d: lacks_fp8(d.qformat, sm(d)) and _works(d),
+        failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer), this GPU has {d.sm}.",
+        allowed="On compute capability {d.sm}: quant={works}.",
+        source=f"{SUPPORT}; issue #1428",
+    ),
+    Rule(
+        name="nvfp4-needs-sm100",
+        topic=TOPIC,
+        needs=("sm",),
+        when=lambda d: lacks_fp4(d.qformat, sm(d)) and _works(d),
+        failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer), this GPU has {d.sm}.",
+        allowed="On compute capability {d.sm}: quant={works}.",
+        source=SUPPORT,
+    ),
+    Rule(
+        name="no-integer-weights-on-sm100",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("sm",),
+        when=lambda d: lacks_integers(d.qformat, sm(d)) and _works(d),
+        failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
+        " kernels).",
+        allowed="On compute capability {d.sm}: quant={works}.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="fp8-kv-needs-sm89",
+        topic=TOPIC,
+        needs=("sm",),
+        when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer), this GPU has {d.sm}.",
+        allowed="On compute capability {d.sm}: kv_cache={works}.",
+        source=SUPPORT,
+    ),
+    Rule(
+        name="no-int8-kv-on-sm100",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("sm",),
+        when=lambda d: lacks_int8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",
+        allowed="On compute capability {d.sm}: kv_cache={works}.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="gpu-too-old",
+        topic=TOPIC,
+        needs=("sm",),
+        when=lambda d: sm(d) < 8.0,
+        failed="Compute capability {d.sm} is too old for TensorRT-LLM 1.2.",
+        allowed="It takes 8.0 (A100) and newer.",
+        todo="Choose another GPU, or engine=openvino.",
+        source=SUPPORT,
+    ),
+    Rule(
+        name="plugins-refused-on-sm100",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("sm",),
+        when=_plugins_on_sm100,
+        failed="build.{name}={value} is rejected by TensorRT-LLM on compute capability {d.sm}.",
+        todo="Set build.{name}=disable.",
+        source=PLUGIN,
+    ),
+    Rule(
+        name="gemm-swiglu-is-for-hopper",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("sm",),
+        when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and sm(d) < 9.0,
+        failed="build.gemm_swiglu_plugin=fp8 is made for Hopper (compute capability 9.0), this GPU has {d.sm}.",
+        todo="Set build.gemm_swiglu_plugin=disable.",
+        source=PLUGIN,
+    ),
+    Rule(
+        name="nvfp4-is-not-for-gemma",
+        topic=FAMILIES,
+        needs=("shape",),
+        when=lambda d: d.qformat is QFormat.NVFP4 and shape(d).family.startswith("gemma"),
+        failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
+        allowed="NVFP4 is for Llama.",
+        todo="Choose fp8 or int4_awq.",
+        source=PRECISION,
+    ),
+    Rule(
+        name="w4a8-of-gemma-was-listed-no",
+        topic=FAMILIES,
+        severity=Severity.WARN,
+        needs=("shape",),
+        when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.startswith("gemma"),
+        failed="quant=w4a8_awq of {d.shape.architecture} was listed as not supported by TensorRT-Cloud 0.12, although"
+        " TensorRT-LLM's quantize.py has a case for it.",
+        todo="Check its accuracy with `make evaluate`.",
+        source=f"{PRECISION}; TensorRT-Cloud 0.12 model table",
+    ),
+    Rule(
+        name="gemma2-cannot-be-exported",
+        topic=FAMILIES,
+        engines=BUILT,
+        needs=("shape",),
+        when=lambda d: shape(d).family == "gemma2",
+        failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: ModelOpt's exporter does not"
+        " know Gemma 2.",
+        allowed="Exported are GemmaForCausalLM and LlamaForCausalLM.",
+        todo="Choose a Gemma 1 or Llama model, or serve this one unquantized from its Hugging Face folder.",
+        source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
+    ),
+    Rule(
+        name="gemma-prefers-bfloat16",
+        topic=FAMILIES,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: (
+            shape(d).family.startswith("gemma")
+            and [
+                {"name": name}
+                for name in ("gemm_plugin", "gpt_attention_plugin", "lora_plugin")
+                if getattr(d.build, name) == "float16"
+            ]
+        ),
+        failed="build.{name}=float16 with {d.shape.architecture}: its activations can overflow in float16.",
+        todo="Set build.{name}=bfloat16 or auto.",
+        source=f"{GEMMA}; issues #2233, #2327, #4815",
+    ),
+)

@@ -1,0 +1,169 @@
+"""What engine=tensorrt_llm_llmapi (TensorRT-LLM 1.3 and later, PyTorch backend) cannot do."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.rules.record import LLM_API, Cases, Deployment, Rule, listed, shape, sm
+from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
+from pipelines.settings.build import BuildSettings
+
+TOPIC = "LLM API"
+FORMATS = (QFormat.NONE, QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
+"""What its quantization guide lists of the formats made here."""
+HOPPER_AND_OLDER = (QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
+READ = (
+    "max_batch_size",
+    "max_input_len",
+    "max_seq_len",
+    "max_num_tokens",
+    "max_beam_width",
+    "tokens_per_block",
+    "tp_size",
+    "pp_size",
+)
+"""What of conf/build the LLM API has a place for."""
+HOW_BUILT = ("workers",)
+"""Changes no engine: files of the group `parallel` set it for every flavour."""
+SPECULATION = ("speculative_decoding_mode", "max_draft_len")
+LORA = ("lora_plugin", "lora_target_modules", "max_lora_rank")
+SPARSITY = ("weight_sparsity", "gemm_plugin")
+IMAGES = ("max_prompt_embedding_table_size",)
+"""Options that a feature sets for engines: the feature itself is judged, once."""
+DRAFTING = ("none", "draft_target")
+DECODING = ("medusa", "redrafter", "lookahead", "eagle")
+
+
+def _works() -> Cases:
+    return ({"works": listed(FORMATS)},)
+
+
+def _options(d: Deployment) -> Cases:
+    """Options of trtllm-build that were set by hand."""
+    spared = {*READ, *HOW_BUILT}
+    spared |= {*SPECULATION} if d.speculation != "none" else set()
+    spared |= {*SPARSITY} if d.sparsity != "none" else set()
+    spared |= {*LORA} if d.adapters else set()
+    spared |= {*IMAGES} if d.images is not None else set()
+    given = {name: getattr(d.build, name) for name in BuildSettings.model_fields if name not in spared}
+    return [
+        {"name": name, "value": value, "read": listed(READ)}
+        for name, value in given.items()
+        if value != BuildSettings.model_fields[name].default
+    ]
+
+
+RULES = (
+    Rule(
+        name="llm-api-formats",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.qformat not in FORMATS and _works(),
+        failed="engine=tensorrt_llm_llmapi has no quant={d.qformat}: TensorRT-LLM's PyTorch backend does not list it.",
+        allowed="It takes {works}.",
+        todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
+        source=LLM_FORMATS,
+    ),
+    Rule(
+        name="llm-api-awq-is-for-hopper",
+        topic=TOPIC,
+        engines=LLM_API,
+        needs=("sm",),
+        when=lambda d: d.qformat in HOPPER_AND_OLDER and sm(d) >= 10.0,
+        failed="engine=tensorrt_llm_llmapi has no quant={d.qformat} on compute capability {d.sm}.",
+        allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older.",
+        todo="Choose nvfp4 or fp8.",
+        source=f"{LLM_FORMATS}: formats by GPU generation",
+    ),
+    Rule(
+        name="llm-api-has-no-int8-kv",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.kv_format is KvFormat.INT8,
+        failed="engine=tensorrt_llm_llmapi has no kv_cache={d.kv_format}: ModelOpt exports no INT8 scales for it.",
+        allowed="It takes auto and fp8.",
+        todo="Set kv_cache=fp8.",
+        source="NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py (0.47)",
+    ),
+    Rule(
+        name="llm-api-has-no-sparsity",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.sparsity != "none",
+        failed="engine=tensorrt_llm_llmapi has no sparsity={d.sparsity}: the PyTorch backend lists no 2:4 format.",
+        todo="Leave sparsity off, or take engine=tensorrt_llm.",
+        source=LLM_FORMATS,
+    ),
+    Rule(
+        name="llm-api-has-gemma-3-only",
+        topic=TOPIC,
+        engines=LLM_API,
+        needs=("shape",),
+        when=lambda d: shape(d).family in ("gemma", "gemma2"),
+        failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend has of"
+        " Gemma only Gemma 3.",
+        allowed="Gemma 1 and 2 run on TensorRT engines, up to TensorRT-LLM 1.2.",
+        todo="Take a Llama model, or engine=tensorrt_llm.",
+        source=SUPPORT,
+    ),
+    Rule(
+        name="llm-api-builds-nothing",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=_options,
+        failed="engine=tensorrt_llm_llmapi has no build.{name}={value}: it is an option of trtllm-build.",
+        allowed="It reads {read}.",
+        todo="Leave it out, or take engine=tensorrt_llm.",
+        source=f"{COMMAND}; {LLM_ARGS}",
+    ),
+    Rule(
+        name="llm-api-drafts-with-a-model",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.speculation not in DRAFTING,
+        failed="speculative={d.speculation} cannot be had with engine=tensorrt_llm_llmapi: of its kinds only"
+        " draft_target is configured.",
+        todo="Take that, speculative=none, or engine=tensorrt_llm.",
+        source=f'{LLM_ARGS}: Medusa and lookahead are "not in (pytorch, _autodeploy)"',
+    ),
+    Rule(
+        name="llm-api-has-no-decoding-mode",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.triton.decoding_mode in DECODING and d.triton.decoding_mode != d.speculation,
+        failed="engine=tensorrt_llm_llmapi has no triton.decoding_mode={d.triton.decoding_mode}: it belongs to TensorRT"
+        " engines.",
+        todo="Leave it out, or take engine=tensorrt_llm.",
+        source=LLM_ARGS,
+    ),
+    Rule(
+        name="llm-api-serves-no-adapters",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: bool(d.adapters) and [{"tasks": listed(d.adapters)}],
+        failed="lora.adapters has {tasks}, and engine=tensorrt_llm_llmapi has no lora: its Triton model has no LoRA"
+        " inputs.",
+        todo="Set lora=none, or engine=tensorrt_llm.",
+        source=LLM_MODEL,
+    ),
+    Rule(
+        name="llm-api-prefetches-no-adapters",
+        topic=TOPIC,
+        engines=LLM_API,
+        when=lambda d: d.triton.lora_prefetch_dir is not None,
+        failed="engine=tensorrt_llm_llmapi has no triton.lora_prefetch_dir='{d.triton.lora_prefetch_dir}':"
+        " PeftCacheConfig refuses it as not supported.",
+        todo="Leave it out.",
+        source=LLM_ARGS,
+    ),
+    Rule(
+        name="llm-api-sees-no-images",
+        topic=TOPIC,
+        engines=LLM_API,
+        needs=("images",),
+        when=lambda d: d.images is not None,
+        failed="engine=tensorrt_llm_llmapi has no multimodal={d.images.model_type}: its Triton model has no image"
+        " inputs.",
+        todo="Set multimodal=none, or engine=tensorrt_llm.",
+        source=LLM_MODEL,
+    ),
+)

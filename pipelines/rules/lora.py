@@ -1,0 +1,183 @@
+"""LoRA: adapters against the engine's limits, the model and the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelines.domain.adapter import MODULES, Adapter, linear_widths
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape
+from pipelines.rules.sources import COMBINATIONS, COMMAND, LORA, MODEL_CONFIG
+
+TOPIC = "LoRA"
+MANAGER = "tensorrt_llm/lora_manager.py"
+
+
+def _each(d: Deployment) -> Iterator[tuple[dict[str, object], Adapter]]:
+    """Words that name an adapter, and the adapter."""
+    for task, adapter in d.adapters.items():
+        yield {"task": task, "place": adapter.place, "adapter": adapter}, adapter
+
+
+def _half(d: Deployment) -> bool:
+    return (d.build.lora_plugin == "disable") != (d.build.lora_target_modules is None)
+
+
+def _ranks(d: Deployment) -> Cases:
+    return [words for words, adapter in _each(d) if adapter.rank > d.build.max_lora_rank]
+
+
+def _missing(d: Deployment) -> Cases:
+    served = set(d.build.lora_target_modules or ())
+    found = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
+    return [
+        {**words, "missing": listed(missing), "served": listed(sorted(served))} for words, missing in found if missing
+    ]
+
+
+def _unknown(d: Deployment) -> Cases:
+    found = [(words, [m for m in adapter.modules if m not in MODULES]) for words, adapter in _each(d)]
+    return [{**words, "unknown": listed(unknown), "known": listed(MODULES)} for words, unknown in found if unknown]
+
+
+def _widths(d: Deployment) -> Cases:
+    """Adapters with linears of other sizes than the model's; each is told by its first."""
+    ours, cases = linear_widths(shape(d)), []
+    for words, adapter in _each(d):
+        wrong = [name for name, given in adapter.widths.items() if name in ours and given != ours[name]]
+        if wrong:
+            more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            sizes = {"given": adapter.widths[wrong[0]], "ours": ours[wrong[0]]}
+            cases.append({**words, **sizes, "name": wrong[0], "more": more})
+    return cases
+
+
+RULES = (
+    Rule(
+        name="lora-plugin-and-modules-together",
+        topic=TOPIC,
+        engines=GPU,
+        when=_half,
+        failed="build.lora_plugin={d.build.lora_plugin} and build.lora_target_modules={d.build.lora_target_modules} go"
+        " together only.",
+        todo="Take lora=adapters, which sets both, or set neither.",
+        source=f"{COMMAND}; {LORA}",
+    ),
+    Rule(
+        name="dora-needs-the-lora-plugin",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.dora_plugin == "enable" and d.build.lora_plugin == "disable",
+        failed="build.dora_plugin=enable needs the LoRA plugin; build.lora_plugin is {d.build.lora_plugin}.",
+        todo="Set build.lora_plugin=auto and build.lora_target_modules.",
+        source=LORA,
+    ),
+    Rule(
+        name="adapters-need-the-lora-plugin",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: bool(d.adapters) and d.build.lora_plugin == "disable" and [{"tasks": listed(d.adapters)}],
+        failed="lora.adapters has {tasks}, and the engine is built with lora_plugin={d.build.lora_plugin}.",
+        todo="Take lora=adapters, which sets build.lora_plugin=auto.",
+        source=LORA,
+    ),
+    Rule(
+        name="only-lora-is-served",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: [words for words, adapter in _each(d) if adapter.kind != "LORA"],
+        failed="lora.adapters.{task}='{place}' is of the kind {adapter.kind}.",
+        allowed="peft's LORA is served.",
+        source=MANAGER,
+    ),
+    Rule(
+        name="dora-needs-its-plugin",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: [words for words, a in _each(d) if a.is_dora and d.build.dora_plugin == "disable"],
+        failed="lora.adapters.{task}='{place}' is a DoRA adapter; build.dora_plugin is {d.build.dora_plugin}.",
+        todo="With engine=tensorrt_llm set build.dora_plugin=enable.",
+        source=LORA,
+    ),
+    Rule(
+        name="adapter-rank-fits",
+        topic=TOPIC,
+        engines=BUILT,
+        when=_ranks,
+        failed="lora.adapters.{task}='{place}' has rank {adapter.rank}, more than"
+        " lora.max_rank={d.build.max_lora_rank}.",
+        todo="Set lora.max_rank={adapter.rank}.",
+        source=LORA,
+    ),
+    Rule(
+        name="adapter-modules-are-known",
+        topic=TOPIC,
+        engines=BUILT,
+        when=_unknown,
+        failed="lora.adapters.{task}='{place}' changes {unknown}.",
+        allowed="Served are adapters of {known}.",
+        source=MANAGER,
+    ),
+    Rule(
+        name="adapter-modules-are-built-in",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: _missing(d) if d.build.lora_plugin != "disable" else (),
+        failed="lora.adapters.{task}='{place}' changes {missing}, and the engine is built for {served}.",
+        todo="Add them to lora.target_modules.",
+        source=LORA,
+    ),
+    Rule(
+        name="adapter-fits-the-model",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_widths,
+        failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
+        " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
+        todo="Give an adapter of this model.",
+        source=MANAGER,
+    ),
+    Rule(
+        name="adapter-fits-the-cache",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: (
+            d.build.lora_plugin != "disable" and d.build.max_lora_rank > d.triton.lora_cache_max_adapter_size
+        ),
+        failed="lora.max_rank={d.build.max_lora_rank} is more than triton.lora_cache_max_adapter_size="
+        "{d.triton.lora_cache_max_adapter_size}: a page of the cache would not hold an adapter.",
+        todo="Set triton.lora_cache_max_adapter_size={d.build.max_lora_rank}.",
+        source=MODEL_CONFIG,
+    ),
+    Rule(
+        name="adapters-have-the-engines-type",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: bool(d.adapters) and d.dtype == "bfloat16",
+        failed="lora.adapters with quant.dtype={d.dtype}: an adapter must have the engine's type, and its .npy file"
+        " cannot be of that type.",
+        todo="Set quant.dtype=float16.",
+        source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
+    ),
+    Rule(
+        name="adapters-want-float16",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: bool(d.adapters) and d.dtype == "auto",
+        failed="lora.adapters with quant.dtype={d.dtype}: only an engine of float16 (or float32) serves adapters, and"
+        " many models are bfloat16.",
+        todo="Set quant.dtype=float16.",
+        source=f"{MANAGER}; cpp/tensorrt_llm/runtime/loraUtils.cpp, runtime/utils/numpyUtils.cpp",
+    ),
+    Rule(
+        name="adapters-with-speculation-are-untested",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.build.lora_plugin != "disable" and d.speculation != "none",
+        failed="lora with speculative={d.speculation} is listed as untested by NVIDIA.",
+        todo="Compare answers with and without speculation.",
+        source=COMBINATIONS,
+    ),
+)

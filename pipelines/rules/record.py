@@ -1,0 +1,192 @@
+"""The words of the rulebook: what is judged, what a rule is, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from pipelines.domain.adapter import Adapter
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.settings.build import BuildSettings
+from pipelines.settings.triton import TritonSettings
+
+Mode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
+EngineName = Literal["openvino", "tensorrt_llm", "llmapi"]
+CPU: tuple[EngineName, ...] = ("openvino",)
+GPU: tuple[EngineName, ...] = ("tensorrt_llm",)
+LLM_API: tuple[EngineName, ...] = ("llmapi",)
+BUILT: tuple[EngineName, ...] = ("openvino", "tensorrt_llm")
+"""Flavours whose engine is built from a TensorRT-LLM checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What a vision encoder adds to a prompt.
+
+    Attributes:
+        model_type: of the encoder, e.g. "llava".
+        visual_tokens: positions of the prompt that one image takes.
+        images_per_request: at most.
+    """
+
+    model_type: str
+    visual_tokens: int
+    images_per_request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Everything that rules look at. What is not known yet is None, and rules that need it wait.
+
+    Attributes:
+        engine: flavour.
+        label: name of the model, for messages.
+        shape: sizes of the model.
+        qformat: of weights and activations.
+        dtype: of what is not quantized; "auto" is the model's own.
+        kv_format: of the KV cache.
+        group_size: input channels per scale.
+        sparsity: "none", "magnitude" or "sparsegpt".
+        sm: compute capability of the GPU it is meant for, e.g. 8.9.
+        gpus_per_server: GPUs in one machine of that kind.
+        kv_reuse: blocks of a shared prompt prefix are to be reused.
+        chunked_context: long prompts are to be processed in pieces.
+        build: options of trtllm-build.
+        triton: parameters of the served model.
+        speculation: how tokens are guessed ahead.
+        draft: sizes of the draft model.
+        same_vocabulary: draft and target have the same tokens.
+        pickled_heads: names of files with pickled weights among the trained heads.
+        adapters: LoRA adapters by task id.
+        images: vision, where there is one.
+    """
+
+    engine: EngineName = "tensorrt_llm"
+    label: str = "the model"
+    shape: ModelShape | None = None
+    qformat: QFormat = QFormat.NONE
+    dtype: str = "auto"
+    kv_format: KvFormat = KvFormat.AUTO
+    group_size: int = 128
+    sparsity: str = "none"
+    sm: float | None = None
+    gpus_per_server: int | None = None
+    kv_reuse: bool = False
+    chunked_context: bool = False
+    build: BuildSettings = field(default_factory=BuildSettings)
+    triton: TritonSettings = field(default_factory=TritonSettings)
+    speculation: Mode = "none"
+    draft: ModelShape | None = None
+    same_vocabulary: bool | None = None
+    pickled_heads: tuple[str, ...] = ()
+    adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    images: Images | None = None
+
+    @property
+    def activation(self) -> str:
+        """What the matrix products are fed: "16bit", "fp8", "int8" or "fp4"."""
+        return FORMATS[self.qformat].activation
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, each with a GPU of its own."""
+        return self.build.tp_size * self.build.pp_size
+
+
+def sm(deployment: Deployment) -> float:
+    """The compute capability, for rules that list "sm" among their needs."""
+    assert deployment.sm is not None
+    return deployment.sm
+
+
+def shape(deployment: Deployment) -> ModelShape:
+    """The model's sizes, for rules that list "shape" among their needs."""
+    assert deployment.shape is not None
+    return deployment.shape
+
+
+def draft(deployment: Deployment) -> ModelShape:
+    """The draft model's sizes, for rules that list "draft" among their needs."""
+    assert deployment.draft is not None
+    return deployment.draft
+
+
+def images(deployment: Deployment) -> Images:
+    """What images add, for rules that list "images" among their needs."""
+    assert deployment.images is not None
+    return deployment.images
+
+
+class Severity(StrEnum):
+    """What a finding means: the run is refused, or goes on and says so."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
+Cases = Sequence[Mapping[str, Any]]
+"""One finding each; the words are for the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that does not go together.
+
+    Attributes:
+        name: unique, in words.
+        topic: heading in the docs.
+        severity: whether the run is refused.
+        engines: flavours it is about; None is all.
+        needs: fields of the deployment that must be known.
+        when: true, or one mapping of words per finding, where the rule is broken.
+        failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`.
+        allowed: what would be accepted.
+        todo: the change that makes it work.
+        source: where this is known from, for everybody to look up.
+    """
+
+    name: str
+    topic: str
+    severity: Severity = Severity.REFUSE
+    engines: tuple[EngineName, ...] | None = None
+    needs: tuple[str, ...] = ()
+    when: Callable[[Deployment], bool | Cases]
+    failed: str
+    allowed: str = ""
+    todo: str = ""
+    source: str
+
+    def findings(self, deployment: Deployment) -> list[Finding]:
+        """What this rule has against a deployment."""
+        if self.engines is not None and deployment.engine not in self.engines:
+            return []
+        if any(getattr(deployment, need) is None for need in self.needs):
+            return []
+        found = self.when(deployment)
+        cases: Cases = ({},) if found is True else found or ()
+        return [Finding(self, self._fault(deployment, words)) for words in cases]
+
+    def _fault(self, deployment: Deployment, words: Mapping[str, Any]) -> Fault:
+        return Fault(*(text.format(d=deployment, **words) for text in (self.failed, self.allowed, self.todo)))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that a deployment breaks, with the message for it."""
+
+    rule: Rule
+    fault: Fault
+
+
+def judge(rules: Iterable[Rule], deployment: Deployment) -> list[Finding]:
+    """Apply rules, all of them: every fault at once."""
+    return [finding for rule in rules for finding in rule.findings(deployment)]
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names for a message: "a, b"."""
+    return ", ".join(str(name) for name in names)

@@ -1,0 +1,131 @@
+"""Parameters of the served model against the engine: batches, beams, ranks, images."""
+
+from __future__ import annotations
+
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, images, shape
+from pipelines.rules.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
+
+TOPIC = "Serving"
+RANKS = "Several GPUs"
+IMAGES = "Images"
+
+
+def visual_positions(batch: int, visual_tokens: int, images_per_request: int) -> int:
+    """`max_multimodal_len`: rows of the prompt table; 8 x 576 x 1 -> 4608 (LLaVA 1.5).
+
+    Source: examples/models/core/multimodal/README.md@89fd9b7.
+    """
+    return batch * visual_tokens * images_per_request
+
+
+def _table(d: Deployment) -> Cases:
+    seen = images(d)
+    needed = visual_positions(d.build.max_batch_size, seen.visual_tokens, seen.images_per_request)
+    return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
+
+
+def _crowded(d: Deployment) -> Cases:
+    nodes = d.triton.num_nodes
+    return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
+
+
+RULES = (
+    Rule(
+        name="batches-fit-the-engine",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: (d.triton.triton_max_batch_size or 0) > d.build.max_batch_size,
+        failed="triton.triton_max_batch_size={d.triton.triton_max_batch_size} is more than the engine's"
+        " max_batch_size={d.build.max_batch_size}.",
+        todo="Leave it out, or raise build.max_batch_size.",
+        source=f"{MODEL_CONFIG}; issue #2303",
+    ),
+    Rule(
+        name="beams-fit-the-engine",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: (d.triton.max_beam_width or 0) > d.build.max_beam_width,
+        failed="triton.max_beam_width={d.triton.max_beam_width} is more than the engine's"
+        " max_beam_width={d.build.max_beam_width}.",
+        todo="Leave it out, or raise build.max_beam_width.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="static-batching-has-no-chunks",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
+        failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
+        " speculative"
+        " decoding belong to in-flight batching.",
+        todo="Set triton.batching_strategy=inflight_fused_batching.",
+        source=TEMPLATES,
+    ),
+    Rule(
+        name="ranks-divide-into-nodes",
+        topic=RANKS,
+        engines=GPU,
+        when=lambda d: d.world_size % d.triton.num_nodes != 0,
+        failed="triton.num_nodes={d.triton.num_nodes} does not divide the {d.world_size} ranks of tp_size="
+        "{d.build.tp_size} and pp_size={d.build.pp_size}.",
+        todo="Change triton.num_nodes, or the ranks.",
+        source=MODEL_CONFIG,
+    ),
+    Rule(
+        name="ranks-fit-a-server",
+        topic=RANKS,
+        engines=GPU,
+        needs=("gpus_per_server",),
+        when=_crowded,
+        failed="tp_size={d.build.tp_size} and pp_size={d.build.pp_size} on triton.num_nodes={d.triton.num_nodes} need"
+        " {per_node} GPUs in one server; {d.gpus_per_server} is what one has.",
+        todo="Raise triton.num_nodes, or lower the ranks.",
+        source="data sheets of conf/hardware",
+    ),
+    Rule(
+        name="visual-positions-fit-the-table",
+        topic=IMAGES,
+        engines=GPU,
+        needs=("images",),
+        when=_table,
+        failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} is less than"
+        " max_batch_size * visual_tokens * images_per_request = {d.build.max_batch_size} * {d.images.visual_tokens} *"
+        " {d.images.images_per_request} = {needed}.",
+        todo="Leave it to the group `multimodal`, or set {needed}.",
+        source=MULTIMODAL,
+    ),
+    Rule(
+        name="images-are-for-llama-here",
+        topic=IMAGES,
+        engines=GPU,
+        needs=("images", "shape"),
+        when=lambda d: images(d).model_type == "llava" and shape(d).architecture != "LlamaForCausalLM",
+        failed="multimodal=llava has a Llama behind its encoder; given is {d.shape.architecture}.",
+        todo="Give LLaVA's own language model.",
+        source=MULTIMODAL,
+    ),
+    Rule(
+        name="images-are-reused-by-id-only",
+        topic=IMAGES,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("images",),
+        when=lambda d: d.kv_reuse,
+        failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or the"
+        " blocks of one image are taken for another's.",
+        todo="Send it, or set kv_cache.enable_block_reuse=false.",
+        source=REUSE,
+    ),
+    Rule(
+        name="images-need-nvidias-models",
+        topic=IMAGES,
+        severity=Severity.WARN,
+        engines=GPU,
+        needs=("images",),
+        when=lambda d: d.images is not None,
+        failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
+        " tensorrt_llm_bls is NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
+        todo="Copy it in their container, as repository.json says.",
+        source="triton_backend/all_models/multimodal (1.x release notes)",
+    ),
+)

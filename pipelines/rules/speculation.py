@@ -1,0 +1,295 @@
+"""Speculative decoding: what each kind needs of the engine, of the server and of the model."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import QFormat
+from pipelines.rules.builder import longest
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
+from pipelines.rules.sources import (
+    BACKEND,
+    BUILDER,
+    COMBINATIONS,
+    DRAFT_TARGET,
+    EAGLE,
+    LOOKAHEAD,
+    MEDUSA,
+    REDRAFTER,
+    SPECULATIVE,
+)
+
+TOPIC = "Speculative decoding"
+DECODING = {
+    "medusa": "medusa",
+    "explicit_draft_tokens": "redrafter",
+    "eagle": "eagle",
+    "lookahead_decoding": "lookahead",
+}
+"""build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need none."""
+HEADS = ("medusa", "redrafter", "eagle")
+MANY_TOKENS = 0.5
+
+
+def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
+    """Draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
+    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
+
+
+def _tokens(d: Deployment) -> Cases:
+    build = d.build
+    needed = build.max_batch_size * (build.max_draft_len + 1)
+    fits = build.max_num_tokens // (build.max_draft_len + 1)
+    short = build.speculative_decoding_mode is not None and build.max_num_tokens < needed
+    return ({"needed": needed, "fits": fits},) if short else ()
+
+
+def _wrong_decoding(d: Deployment) -> Cases:
+    """The server's mode against the engine's."""
+    wanted = DECODING.get(d.build.speculative_decoding_mode or "")
+    given = d.triton.decoding_mode
+    if given == wanted or (wanted is None and given not in DECODING.values()):
+        return ()
+    return ({"wanted": wanted or "null"},)
+
+
+def _lookahead(d: Deployment) -> Cases:
+    triton = d.triton
+    sizes = (triton.lookahead_window_size, triton.lookahead_ngram_size, triton.lookahead_verification_set_size)
+    if d.build.speculative_decoding_mode != "lookahead_decoding" or None in sizes:
+        return ()
+    needed = lookahead_draft_len(*(size or 0 for size in sizes))
+    return ({"sizes": sizes, "needed": needed},) if d.build.max_draft_len != needed else ()
+
+
+def _speculates(d: Deployment) -> bool:
+    return d.speculation != "none" or d.build.speculative_decoding_mode is not None
+
+
+RULES = (
+    Rule(
+        name="drafts-fit-one-iteration",
+        topic=TOPIC,
+        engines=GPU,
+        when=_tokens,
+        failed="build.max_num_tokens={d.build.max_num_tokens} is less than max_batch_size * (max_draft_len + 1) ="
+        " {d.build.max_batch_size} * {d.build.max_draft_len} + {d.build.max_batch_size} = {needed}.",
+        todo="Set build.max_num_tokens={needed} or more, or build.max_batch_size={fits} or less.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="a-mode-needs-a-draft-length",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.speculative_decoding_mode is not None and d.build.max_draft_len == 0,
+        failed="build.speculative_decoding_mode={d.build.speculative_decoding_mode} with"
+        " max_draft_len={d.build.max_draft_len} checks no token ahead.",
+        todo="Set build.max_draft_len, or take a file of the group `speculative`, which does.",
+        source=SPECULATIVE,
+    ),
+    Rule(
+        name="a-draft-length-needs-a-mode",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.speculative_decoding_mode is None and d.build.max_draft_len > 0,
+        failed="build.max_draft_len={d.build.max_draft_len} was given without build.speculative_decoding_mode.",
+        todo="Take a file of the group `speculative`, or set build.max_draft_len=0.",
+        source=SPECULATIVE,
+    ),
+    Rule(
+        name="server-and-engine-speculate-alike",
+        topic=TOPIC,
+        engines=GPU,
+        when=_wrong_decoding,
+        failed="triton.decoding_mode={d.triton.decoding_mode} does not go with an engine of speculative_decoding_mode="
+        "{d.build.speculative_decoding_mode}.",
+        allowed="For it: triton.decoding_mode={wanted}.",
+        source=f"{SPECULATIVE}; {BACKEND}",
+    ),
+    Rule(
+        name="speculation-has-no-beams",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: _speculates(d) and max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1,
+        failed="build.max_beam_width={d.build.max_beam_width} does not go with speculative={d.speculation}.",
+        todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
+        source=SPECULATIVE,
+    ),
+    Rule(
+        name="speculation-has-no-pipeline",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: _speculates(d) and d.build.pp_size > 1,
+        failed="build.pp_size={d.build.pp_size} does not go with speculative={d.speculation}.",
+        todo="Set build.pp_size=1 and split with build.tp_size.",
+        source=f"{COMBINATIONS}; {EAGLE}",
+    ),
+    Rule(
+        name="drafting-reads-the-kv-cache-again",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.speculation == "draft_target" and not d.kv_reuse,
+        failed="speculative=draft_target needs KV-cache reuse in both engines; kv_cache.enable_block_reuse is"
+        " {d.kv_reuse}.",
+        todo="Set kv_cache.enable_block_reuse=true, with a KV format that keeps it.",
+        source=f"{DRAFT_TARGET}; {SPECULATIVE}",
+    ),
+    Rule(
+        name="draft-and-target-share-a-vocabulary",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: d.same_vocabulary is False,
+        failed="speculative.draft has not the vocabulary of {d.label}: a token would mean something else to it.",
+        todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
+        source=DRAFT_TARGET,
+    ),
+    Rule(
+        name="draft-and-target-have-as-many-tokens",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("draft", "shape"),
+        when=lambda d: draft(d).vocab_size != shape(d).vocab_size,
+        failed="speculative.draft has {d.draft.vocab_size} tokens, {d.label} has {d.shape.vocab_size}.",
+        todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
+        source=DRAFT_TARGET,
+    ),
+    Rule(
+        name="a-draft-reaches-as-far",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("draft", "shape"),
+        when=lambda d: (longest(d) or 0) > draft(d).max_position_embeddings and [{"longest": longest(d)}],
+        failed="speculative.draft was made for {d.draft.max_position_embeddings} tokens; {d.label} is built for"
+        " {longest}.",
+        todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
+        source=DRAFT_TARGET,
+    ),
+    Rule(
+        name="a-draft-is-smaller",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=BUILT,
+        needs=("draft", "shape"),
+        when=lambda d: draft(d).num_params >= shape(d).num_params,
+        failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: guessing"
+        " costs more than it saves.",
+        todo="Choose a smaller draft model.",
+        source=SPECULATIVE,
+    ),
+    Rule(
+        name="two-models-share-the-memory",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.speculation == "draft_target" and d.triton.kv_cache_free_gpu_mem_fraction > MANY_TOKENS,
+        failed="triton.kv_cache_free_gpu_mem_fraction={d.triton.kv_cache_free_gpu_mem_fraction} leaves the second model"
+        " of speculative=draft_target little memory on the same GPU.",
+        todo="Set it to 0.45, or place the models with triton.gpu_device_ids.",
+        source="triton-inference-server/tensorrtllm_backend issues #303, #577, #59",
+    ),
+    Rule(
+        name="heads-are-for-llama",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: d.speculation in HEADS and shape(d).architecture != "LlamaForCausalLM",
+        failed="speculative={d.speculation} is made for Llama by TensorRT-LLM's conversion; given is"
+        " {d.shape.architecture}.",
+        todo="Take speculative=draft_target or lookahead, or a Llama model.",
+        source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
+    ),
+    Rule(
+        name="heads-are-converted-in-16-bit",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.speculation in HEADS and (d.qformat is not QFormat.NONE or d.sparsity != "none"),
+        failed="speculative={d.speculation} is converted by TensorRT-LLM's own script in 16 bit; given are"
+        " quant={d.qformat} and sparsity={d.sparsity}.",
+        todo="Take quant=none sparsity=none, or speculative=draft_target.",
+        source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
+    ),
+    Rule(
+        name="heads-are-converted-with-a-16-bit-cache",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.speculation in HEADS and d.kv_format != "auto",
+        failed="speculative={d.speculation} is converted by TensorRT-LLM's own script without KV-cache scales; given is"
+        " kv_cache={d.kv_format}.",
+        todo="Take kv_cache=auto.",
+        source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
+    ),
+    Rule(
+        name="heads-answer-greedily",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.speculation in ("medusa", "eagle"),
+        failed="speculative={d.speculation} accepts tokens greedily: temperature, top_k and top_p of a request have no"
+        " effect.",
+        source=f"{MEDUSA}; {EAGLE}",
+    ),
+    Rule(
+        name="pickled-heads-can-run-code",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: bool(d.pickled_heads) and [{"names": listed(d.pickled_heads)}],
+        failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
+        " loads"
+        " them.",
+        todo="Give heads that you trust.",
+        source=f"{MEDUSA}; pickle module of Python: security",
+    ),
+    Rule(
+        name="eagle-bounds",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: (
+            d.build.speculative_decoding_mode == "eagle"
+            and (d.build.max_batch_size > 512 or d.build.max_draft_len > 256)
+        ),
+        failed="EAGLE takes at most 512 requests and 256 draft tokens; given are build.max_batch_size="
+        "{d.build.max_batch_size} and build.max_draft_len={d.build.max_draft_len}.",
+        todo="Lower what is too large.",
+        source=BUILDER,
+    ),
+    Rule(
+        name="eagle-needs-paged-context",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: (
+            d.build.speculative_decoding_mode == "eagle"
+            and "disable" in (d.build.use_paged_context_fmha, d.build.context_fmha)
+        ),
+        failed="EAGLE needs paged context attention; given are build.use_paged_context_fmha="
+        "{d.build.use_paged_context_fmha} and build.context_fmha={d.build.context_fmha}.",
+        todo="Set both to enable.",
+        source=EAGLE,
+    ),
+    Rule(
+        name="eagle-takes-whole-prompts",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.speculative_decoding_mode == "eagle" and d.chunked_context,
+        failed="runtime.enable_chunked_context={d.chunked_context} is not supported with EAGLE.",
+        todo="Set runtime.enable_chunked_context=false.",
+        source=EAGLE,
+    ),
+    Rule(
+        name="eagle-has-no-cuda-graphs",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.speculative_decoding_mode == "eagle" and d.triton.cuda_graph_mode,
+        failed="triton.cuda_graph_mode={d.triton.cuda_graph_mode} is not supported with EAGLE.",
+        todo="Set triton.cuda_graph_mode=false.",
+        source=EAGLE,
+    ),
+    Rule(
+        name="lookahead-sizes-give-the-draft-length",
+        topic=TOPIC,
+        engines=GPU,
+        when=_lookahead,
+        failed="build.max_draft_len={d.build.max_draft_len} is not what the lookahead sizes {sizes} (window, n-gram,"
+        " verification) need: {needed}.",
+        todo="Set build.max_draft_len={needed}, or leave it to speculative=lookahead.",
+        source=LOOKAHEAD,
+    ),
+)

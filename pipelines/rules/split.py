@@ -1,0 +1,211 @@
+"""The model's sizes against groups of inputs, ranks and sparsity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelines.domain.formats import FORMATS, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.rules.record import BUILT, Cases, Deployment, Rule, listed, shape
+from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
+
+TOPIC = "Sizes and ranks"
+NVFP4_GROUP = 16
+INPUT_SPLIT = ("attention.dense", "mlp.proj")
+"""Linears that tensor parallelism divides along their input."""
+SHARDS = "tensorrt_llm/models/modeling_utils.py: ranks hold whole heads and equal slices of the MLP"
+
+
+def _rank_inputs(d: Deployment) -> Iterator[tuple[str, int]]:
+    """Yield (linear, inputs of one rank); a split that does not come out even is reported by its own rule."""
+    ranks = d.build.tp_size
+    for name, (_, width) in shape(d).linear_shapes.items():
+        yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
+
+
+def _rank_outputs(d: Deployment) -> Iterator[tuple[str, int]]:
+    for name, (rows, _) in shape(d).linear_shapes.items():
+        yield name, rows if name in INPUT_SPLIT else rows // d.build.tp_size
+
+
+def _per_rank(name: str, d: Deployment) -> str:
+    return f" per rank (tp_size={d.build.tp_size})" if d.build.tp_size > 1 and name in INPUT_SPLIT else ""
+
+
+def _divisors(count: int) -> str:
+    return listed(n for n in range(1, min(count, 64) + 1) if count % n == 0)
+
+
+def _uneven(d: Deployment) -> Cases:
+    model, ranks = shape(d), d.build.tp_size
+    counts = {"num_attention_heads": model.num_attention_heads, "intermediate_size": model.intermediate_size}
+    return [
+        {"what": what, "count": count, "divisors": _divisors(count)} for what, count in counts.items() if count % ranks
+    ]
+
+
+def _kv_heads_uneven(d: Deployment) -> bool:
+    heads, ranks = shape(d).num_key_value_heads, d.build.tp_size
+    return bool(heads % ranks and ranks % heads)
+
+
+def _stages_uneven(d: Deployment) -> Cases:
+    layers = shape(d).num_hidden_layers
+    return ({"divisors": _divisors(layers)},) if layers % d.build.pp_size else ()
+
+
+def _groups(d: Deployment) -> Cases:
+    """Linears whose inputs are no whole groups. Source: ModelOpt `postprocess.check_weight_shape_valid`."""
+    if not FORMATS[d.qformat].grouped:
+        return ()
+    group = NVFP4_GROUP if d.qformat is QFormat.NVFP4 else d.group_size
+    return [
+        {"group": group, "name": name, "width": width, "where": _per_rank(name, d), "works": _working_groups(d)}
+        for name, width in _rank_inputs(d)
+        if width % group
+    ]
+
+
+def _working_groups(d: Deployment) -> str:
+    if d.qformat is QFormat.NVFP4:
+        return "NVFP4 always has groups of 16."
+    widths = [width for _, width in _rank_inputs(d)]
+    works = [group for group in (128, 64, 32, 16) if not any(width % group for width in widths)]
+    return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
+
+
+def _odd_rows(d: Deployment) -> Cases:
+    if not FORMATS[d.qformat].grouped or d.qformat is QFormat.NVFP4:
+        return ()
+    odd = [f"{name} ({rows})" for name, rows in _rank_outputs(d) if rows % 2]
+    return ({"odd": listed(odd)},) if odd else ()
+
+
+def _sparse_inputs(d: Deployment) -> Cases:
+    """Inputs of a rank that are no whole groups of 4, or that ModelOpt's magnitude mode would leave dense."""
+    if d.sparsity == "none":
+        return ()
+    multiple = 16 if d.sparsity == "magnitude" else 4
+    if d.build.tp_size > 1:
+        multiple = 4
+    return [
+        {"multiple": multiple, "name": name, "width": width, "where": _per_rank(name, d)}
+        for name, width in _rank_inputs(d)
+        if width % multiple
+    ]
+
+
+def _sparse_outputs(d: Deployment) -> Cases:
+    if d.sparsity != "magnitude":
+        return ()
+    model: ModelShape = shape(d)
+    rows = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "K and V rows": model.num_key_value_heads * model.head_dim,
+    }
+    return [{"what": what, "count": count} for what, count in rows.items() if count % 8]
+
+
+RULES = (
+    Rule(
+        name="gemma-has-no-pipeline",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=lambda d: shape(d).family.startswith("gemma") and d.build.pp_size > 1,
+        failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
+        " and"
+        " both ends of a pipeline would need it.",
+        todo="Set pp_size=1 and split with tp_size.",
+        source=f"{GEMMA_CONVERT}: no pipeline parallelism",
+    ),
+    Rule(
+        name="ranks-divide-heads-and-mlp",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_uneven,
+        failed="tp_size={d.build.tp_size} does not divide {what}={count}.",
+        allowed="Divisors: {divisors}.",
+        todo="Change tp_size.",
+        source=SHARDS,
+    ),
+    Rule(
+        name="ranks-share-kv-heads-evenly",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_kv_heads_uneven,
+        failed="tp_size={d.build.tp_size} and num_key_value_heads={d.shape.num_key_value_heads} do not divide one"
+        " another.",
+        todo="Change tp_size so that ranks get whole KV heads, or whole copies of one.",
+        source=SHARDS,
+    ),
+    Rule(
+        name="smoothquant-cannot-copy-kv-heads",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=lambda d: d.qformat is QFormat.INT8_SQ and d.build.tp_size > shape(d).num_key_value_heads,
+        failed="quant=int8_sq with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
+        " head(s), which ModelOpt cannot make of weights with one scale per channel.",
+        allowed="tp_size up to {d.shape.num_key_value_heads} works, and so do other formats.",
+        todo="Lower tp_size or choose another format.",
+        source=f"{MODELOPT}: layer_utils.build_qkv raises",
+    ),
+    Rule(
+        name="stages-divide-layers",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_stages_uneven,
+        failed="pp_size={d.build.pp_size} does not divide num_hidden_layers={d.shape.num_hidden_layers}.",
+        allowed="Divisors: {divisors}.",
+        todo="Change pp_size.",
+        source=f"{MODELOPT}: postprocess.py cuts layers into equal stages",
+    ),
+    Rule(
+        name="groups-divide-inputs",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_groups,
+        failed="quant={d.qformat} has groups of {group} inputs, which do not divide the {width} inputs of"
+        " {name}{where}.",
+        allowed="{works}",
+        todo="Change group_size or tp_size.",
+        source=f"{MODELOPT}: postprocess.check_weight_shape_valid",
+    ),
+    Rule(
+        name="int4-packs-pairs-of-outputs",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_odd_rows,
+        failed="quant={d.qformat} packs two output channels into a byte; odd: {odd}.",
+        todo="Choose another format or tp_size.",
+        source=f"{MODELOPT}: INT4 weights are int8 [out/2, in] (measured exports of 0.37 and 0.47)",
+    ),
+    Rule(
+        name="sparsity-needs-whole-groups-of-inputs",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_sparse_inputs,
+        failed="2:4 sparsity by {d.sparsity} needs inputs in multiples of {multiple}; {name} has {width}{where}.",
+        todo="Leave sparsity off, or choose another tp_size.",
+        source="NVIDIA A100 whitepaper, structured sparsity; NVIDIA/Model-Optimizer weight_sparsity/magnitude.py leaves"
+        " other widths dense",
+    ),
+    Rule(
+        name="magnitude-sparsity-needs-outputs-in-eights",
+        topic=TOPIC,
+        engines=BUILT,
+        needs=("shape",),
+        when=_sparse_outputs,
+        failed="2:4 sparsity by {d.sparsity} needs outputs in multiples of 8; {what} is {count}.",
+        todo="Leave sparsity off, or take sparsity=sparsegpt_2_4.",
+        source="NVIDIA/Model-Optimizer weight_sparsity/magnitude.py leaves other shapes dense, with a warning",
+    ),
+)

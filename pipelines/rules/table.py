@@ -1,0 +1,54 @@
+"""The table: every rule there is, and how it is asked."""
+
+from __future__ import annotations
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
+from pipelines.rules.record import Deployment, Finding, Rule, Severity, judge
+from pipelines.settings.build import BuildSettings
+
+RULES: tuple[Rule, ...] = (
+    *gpu.RULES,
+    *split.RULES,
+    *attention.RULES,
+    *builder.RULES,
+    *speculation.RULES,
+    *lora.RULES,
+    *serving.RULES,
+    *cpu.RULES,
+    *llmapi.RULES,
+)
+
+
+def check(deployment: Deployment) -> list[Finding]:
+    """Everything that does not go together, all at once."""
+    return judge(RULES, deployment)
+
+
+def refused(findings: list[Finding]) -> list[Fault]:
+    """Those that stop a run."""
+    return [finding.fault for finding in findings if finding.rule.severity is Severity.REFUSE]
+
+
+def warned(findings: list[Finding]) -> list[Fault]:
+    """Those that are said and let through."""
+    return [finding.fault for finding in findings if finding.rule.severity is Severity.WARN]
+
+
+def check_checkpoint(
+    shape: ModelShape,
+    qformat: QFormat,
+    *,
+    group_size: int = 128,
+    sparsity: str = "none",
+    tp_size: int = 1,
+    pp_size: int = 1,
+) -> list[Fault]:
+    """What stops a model from being exported in a format and a split; for those who have no configuration."""
+    if tp_size < 1 or pp_size < 1:
+        return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is no split.", "Both are at least 1.")]
+    build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
+    asked = Deployment(shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build)
+    return refused(judge((*gpu.RULES, *split.RULES), asked))

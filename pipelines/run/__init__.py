@@ -1,0 +1,1 @@
+"""Run one plan and show it."""

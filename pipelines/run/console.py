@@ -1,0 +1,185 @@
+"""Plain text for a terminal of 80 columns: the plan, what was done, what it cost."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.benchmark import RESULT as BENCHMARK
+from pipelines.domain.benchmark import BenchmarkResult
+from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.plan.plan import Plan, Step
+from pipelines.run.gpu_commands import gpu_commands
+from pipelines.run.runner import Outcome
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.stages.evaluate import RESULT
+
+WIDTH = 79
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A result twice: as rows for programs and as text for people."""
+
+    rows: list[dict[str, Any]]
+    text: str
+
+
+def plan_text(plan: Plan) -> str:
+    """What would run, what is cached and why, what fits and what it took last time."""
+    lines = [_wrap(f"engine: {plan.flavour.name} ({plan.flavour.reason})")]
+    if plan.shape is not None:
+        lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
+    lines += [_wrap(note) for note in plan.notes]
+    lines += [_wrap(f"warning: {warning}", indent=9) for warning in plan.warnings]
+    lines.append("")
+    width = max(len(step.node.id) for step in plan.steps)
+    for step in plan.steps:
+        word = {"cached": "cached", "run": "run   ", "waits": "run   "}[step.state]
+        lines.append(_wrap(f"{word}  {step.node.id:<{width}}  {step.node.label}", indent=8))
+        if step.state != "cached":
+            lines.append(_wrap(f"{'':<8}why: {step.why}{_last(step)}", indent=13))
+    lines.append("")
+    lines.append("Nothing to do." if plan.is_done else _cost(plan))
+    lines += gpu_commands(plan)
+    return "\n".join(lines) + "\n"
+
+
+def _last(step: Step) -> str:
+    return f"; took {show_seconds(step.last_seconds)} last time" if step.last_seconds is not None else ""
+
+
+def _cost(plan: Plan) -> str:
+    todo = [step for step in plan.steps if step.state != "cached"]
+    known = [step.last_seconds for step in todo if step.last_seconds is not None]
+    text = f"{len(todo)} of {len(plan.steps)} stages to run"
+    if known:
+        unknown = len(todo) - len(known)
+        text += f"; about {show_seconds(sum(known))} (measured last time)"
+        text += f" and {unknown} not yet measured here" if unknown else ""
+    return _wrap(text + ".")
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan for programs."""
+    return {
+        "engine": plan.flavour.name,
+        "reason": plan.flavour.reason,
+        "warnings": [str(warning) for warning in plan.warnings],
+        "not_run_here": [str(fault) for fault in plan.not_here],
+        "steps": [
+            {
+                "id": step.node.id,
+                "stage": step.node.stage.name,
+                "label": step.node.label,
+                "state": step.state,
+                "key": step.key,
+                "why": step.why,
+            }
+            for step in plan.steps
+        ],
+    }
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
+    """One row per stage: what became of it, seconds, and its telling number."""
+    rows = [("stage", "", "took", "result")]
+    rows += [
+        (
+            outcome.node.id,
+            outcome.state,
+            show_seconds(outcome.seconds) if outcome.state == "made" else "",
+            _telling(outcome.node.stage.name, outcome.artifact.facts),
+        )
+        for outcome in outcomes
+    ]
+    return columns(rows)
+
+
+def _telling(stage: str, facts: Mapping[str, Any]) -> str:
+    """The number a person wants of a stage."""
+    if stage == "download":
+        return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
+    if stage == "quantize":
+        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}"
+    if stage == "sparsify":
+        return f"{facts['linears']} linears 2:4 sparse"
+    if stage == "build":
+        return show_bytes(facts["engine_bytes"])
+    if stage == "repository":
+        count = len(facts["models"])
+        return f"{count} model{'s' if count > 1 else ''} for {facts['flavour']}"
+    if stage == "benchmark":
+        mark = "" if facts["complete"] else ", incomplete"
+        return f"{facts['levels']} loads, best {facts['best_output_tokens_per_s']:,.0f} output tokens/s{mark}"
+    return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
+
+
+def accuracy_table(outcomes: Sequence[Outcome]) -> Table:
+    """The 16-bit baseline beside what was built."""
+    folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
+    return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
+
+
+def measured_table(outcome: Outcome) -> str:
+    """What a benchmark found, one row per load."""
+    from pipelines.loadgen.table import benchmark_table
+
+    return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
+
+
+def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
+    """Evaluation folders, (baseline, after) each, as one table with paired statistics."""
+    from eval.compare import loss_rows, loss_table
+    from eval.results import EvalResult
+
+    rows = []
+    for before, after in pairs:
+        rows += loss_rows(EvalResult.load(before / RESULT), [EvalResult.load(after / RESULT)])
+    return Table(rows, loss_table(rows))
+
+
+def closing(outcomes: Sequence[Outcome], folder: Path, *, more: bool = False) -> str:
+    """Where the results lie.
+
+    Args:
+        outcomes: of all stages.
+        folder: of the run.
+        more: something follows, so that this is not the end.
+    """
+    made = any(outcome.state == "made" for outcome in outcomes)
+    lines = [] if made or more else ["Nothing to do: every stage is cached."]
+    words = {"build": "engine", "evaluate": "accuracy", "repository": "repository", "benchmark": "benchmark"}
+    shown = [(words[o.node.id], o.artifact.path) for o in outcomes if o.node.id in words] + [("run", folder)]
+    width = max(len(word) for word, _ in shown) + 1
+    lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]
+    return "\n" + "\n".join(lines)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> str:
+    """Align cells in columns with two blanks between; no cell is cut."""
+    table = [list(row) for row in rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    )
+
+
+def _wrap(text: str, indent: int = 8) -> str:
+    return (
+        textwrap.fill(
+            text,
+            WIDTH,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+        if len(text) > WIDTH
+        else text
+    )

@@ -1,0 +1,113 @@
+"""The commands that a TensorRT engine takes, exactly as they will run, for `make plan`."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import fields
+
+from pipelines.engines.port import BuildLimits
+from pipelines.engines.tensorrt_llm.command import Places, command
+from pipelines.engines.tensorrt_llm.folder import BuiltOn
+from pipelines.plan.plan import Plan, Step
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.stages.build import Build
+from pipelines.stages.repository import Repository
+from pipelines.stages.script import Script
+from pipelines.store.store import KEY_LENGTH
+from triton_repo.spec import RepositorySpec
+from triton_repo.start import start_commands
+
+WIDTH = 79
+INDENT = " " * 4
+
+
+def gpu_commands(plan: Plan) -> list[str]:
+    """Lines for people; none for another engine, or when nothing is left to build or to serve."""
+    if plan.flavour.name != "tensorrt_llm":
+        return []
+    todo = [step for step in plan.steps if not step.artifact]
+    blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]
+    blocks += [_build(plan, step) for step in todo if isinstance(step.node.stage, Build)]
+    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, Repository)]
+    if not blocks:
+        return []
+    head = "Commands"
+    if plan.not_here:
+        head += f" (not run here: {plan.not_here[0].message.partition(': ')[2].rstrip('.')})"
+    head = "\n".join(textwrap.wrap(head + ":", WIDTH, break_long_words=False, break_on_hyphens=False))
+    return ["", head, *("\n".join(block) for block in blocks)]
+
+
+def _build(plan: Plan, step: Step) -> list[str]:
+    """trtllm-build with one option per line."""
+    stage = step.node.stage
+    assert isinstance(stage, Build)
+    values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
+    if values["max_seq_len"] is None and stage.longest is not None:
+        values["max_seq_len"] = stage.longest
+    inputs = step.node.inputs
+    before = next(s for s in plan.steps if s.node.id == inputs.get("checkpoint", inputs.get("converted")))
+    places = Places(_place(plan, before), _place(plan, step), *_timing(plan, stage))
+    parts = command(stage.build, BuildLimits(**values), places)
+    return _shown(step, parts)
+
+
+def _script(plan: Plan, step: Step) -> list[str]:
+    """One of TensorRT-LLM's own scripts."""
+    stage = step.node.stage
+    assert isinstance(stage, Script)
+    places = {}
+    for name, given in step.node.inputs.items():
+        before = [s for s in plan.steps if s.node.id == given]
+        places[name] = _place(plan, before[0]) if before else str(getattr(given, "path", given))
+    return _shown(step, stage.command(places, _place(plan, step)))
+
+
+def _shown(step: Step, parts: Sequence[Sequence[str]]) -> list[str]:
+    """A command with one option per line."""
+    lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
+    first, *middle, last = lines
+    return [
+        f"  {step.node.id}",
+        f"{INDENT}{first} \\",
+        *(f"{INDENT}  {line} \\" for line in middle),
+        f"{INDENT}  {last}",
+    ]
+
+
+def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
+    """Timing cache to start from, if there is one, and where the new one is kept."""
+    assert stage.on_gpu is not None
+    caches = relative_to_cwd(stage.on_gpu.timing_caches)
+    if not plan.machine.gpus:
+        return None, f"{caches}/*.cache"
+    name = BuiltOn.here(stage.on_gpu.gpu, stage.on_gpu.sm or 0.0).file_name
+    cache = f"{caches}/{name}.cache"
+    return (cache if (stage.on_gpu.timing_caches / f"{name}.cache").is_file() else None), cache
+
+
+def _place(plan: Plan, step: Step) -> str:
+    """Folder of a step's artifact; without a key yet, as far as it is known."""
+    if step.artifact:
+        return relative_to_cwd(step.artifact.path)
+    key = step.key[:KEY_LENGTH] if step.key else "*"
+    store = relative_to_cwd(plan.settings.paths.store.absolute())
+    return f"{store}/{step.node.stage.name}/{step.node.label}-{key}"
+
+
+def _serve(plan: Plan, stage: Repository) -> list[str]:
+    """How tritonserver is started on the repository: the first way, which `make serve` takes."""
+    spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
+    line = next(iter(start_commands(plan.settings.triton, spec)["commands"].values()))
+    pieces = line.replace(" : -n 1 ", " : \n-n 1 ").split("\n")
+    shown = []
+    for number, piece in enumerate(pieces):
+        first = INDENT + ("  " if number else "")
+        wrapped = textwrap.wrap(
+            piece, WIDTH - 2, initial_indent=first, subsequent_indent=f"{INDENT}    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        shown += wrapped
+    return ["  serve, inside the repository", *(f"{row} \\" for row in shown[:-1]), shown[-1]]

@@ -1,0 +1,172 @@
+"""Runs a plan: lock, make aside, commit; what is finished stays finished whatever stops the run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines import __version__
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Progress
+from pipelines.domain.units import show_seconds
+from pipelines.host.screen import say
+from pipelines.plan.engine_flow import Node
+from pipelines.plan.plan import Plan, Step, node_key
+from pipelines.settings.root import PROJECT_ROOT
+from pipelines.store import measurements
+from pipelines.store.sources import Source
+from pipelines.store.store import Artifact, Store
+
+log = logging.getLogger("pipelines")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one step: "cached" or "made", in how many seconds."""
+
+    node: Node
+    artifact: Artifact
+    state: str
+    seconds: float
+
+
+def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) -> list[Outcome]:
+    """Run every step that is not cached, in order.
+
+    Raises:
+        UserError: a stage found a fault of its input, or the disk is full or read-only.
+    """
+    outcomes: list[Outcome] = []
+    artifacts: dict[str, Artifact] = {}
+    for step in plan.steps:
+        outcome = _cached(step) or _make(step, artifacts, plan, store, overrides, progress)
+        artifacts[step.node.id] = outcome.artifact
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _cached(step: Step) -> Outcome | None:
+    return Outcome(step.node, step.artifact, "cached", 0.0) if step.artifact else None
+
+
+def _make(
+    step: Step,
+    artifacts: dict[str, Artifact],
+    plan: Plan,
+    store: Store,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> Outcome:
+    node = step.node
+    paths, digests = {}, {}
+    for name, given in node.inputs.items():
+        found = given if isinstance(given, Source) else artifacts[given]
+        paths[name], digests[name] = found.path, found.digest
+    key, parts = node_key(node, digests)
+    with _disk_errors(node, store), store.lock(key, _waiting(node)):
+        if artifact := store.find(node.stage.name, key):  # an earlier stage gave equal bytes, or another run made it
+            return Outcome(node, artifact, "cached", 0.0)
+        say(f"{node.id}: {node.label}")
+        with store.draft(key) as draft:
+            start = time.monotonic()
+            manifest = {
+                "key": key,
+                "stage": node.stage.name,
+                "label": node.label,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "made_from": parts,
+                "input_paths": {name: str(path) for name, path in paths.items()},
+                **provenance(plan, overrides),
+            }
+            _reset_peak_memory()
+            with measurements.kept(draft, manifest, store) if node.stage.measures else nullcontext():
+                facts = node.stage.run(paths, draft, progress)
+            seconds = time.monotonic() - start
+            manifest |= {"seconds": round(seconds, 3), "peak_memory_bytes": _peak_memory(), "facts": facts}
+            artifact = store.commit(draft, manifest, node.label)
+    say(f"{node.id}: made in {show_seconds(seconds)}")
+    return Outcome(node, artifact, "made", seconds)
+
+
+def _waiting(node: Node) -> Callable[[], None]:
+    return lambda: say(f"{node.id}: another run is making {node.label}; waiting for it")
+
+
+def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
+    """What a manifest needs so that the run can be repeated."""
+    return {
+        "repeat": shlex.join(["python", "-m", "pipelines", plan.target, *overrides]),
+        "settings": plan.settings.model_dump(mode="json"),
+        "pipelines_version": __version__,
+        "git_commit": git_commit(),
+        "machine": plan.machine.to_json(),
+    }
+
+
+def git_commit() -> str:
+    """The project's commit, with "+changes" when the work tree differs; "unknown" outside git."""
+    command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+@contextmanager
+def _disk_errors(node: Node, store: Store) -> Iterator[None]:
+    """Say full and read-only disks in a user's words, whichever library found out."""
+    try:
+        yield
+    except Exception as error:
+        place = getattr(error, "filename", None) or store.root
+        if _is(error, DISK_FULL, ("No space left on device", "Disk quota exceeded")):
+            raise UserError(
+                f"Stage {node.id} stopped: the disk of {place} is full.",
+                todo="Free some space and give the same command again; finished stages are kept.",
+            ) from error
+        if _is(error, NO_PERMISSION, ("Read-only file system",)):
+            raise UserError(
+                f"Stage {node.id} stopped: no permission to write {place}.",
+                todo="Give another folder: paths.store=/some/folder",
+            ) from error
+        raise
+
+
+def _is(error: Exception, codes: Sequence[int], texts: Sequence[str]) -> bool:
+    """Whether the system said so: as an error number, or inside the text of a native library's own exception."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in codes
+    return any(text in str(error) for text in texts)
+
+
+def _reset_peak_memory() -> None:
+    """Start the kernel's high-water mark again, so that a stage reports its own peak (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        log.debug("the peak memory mark cannot be reset here; peaks include earlier stages")
+
+
+def _peak_memory() -> int:
+    """Highest resident memory since the last reset, bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if os.uname().sysname == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,1 @@
+"""Settings: one module per group of conf/, judged by pydantic."""

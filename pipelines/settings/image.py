@@ -1,0 +1,72 @@
+"""The group `image`: how `make image` builds a container image and `make shell` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from pipelines.settings.base import Group
+
+UserId = Annotated[int, Field(ge=1, le=2**31 - 2)]
+"""Never 0: the image does not run as root."""
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+
+
+class ImageSettings(Group):
+    """One image of two: the CPU engine's, or NVIDIA's Triton container with this project on top.
+
+    Attributes:
+        tool: what builds and runs; auto takes docker, else podman.
+        name: of the image, with the registry it is pushed to, without a tag.
+        tag: None is the version and the flavour: 0.1.0-gpu.
+        base_cpu: what the CPU image is built on.
+        base_gpu: what the GPU image is built on; the tag fixes TensorRT-LLM's version.
+        digest: of that base, so that a tag that moves changes nothing.
+        uid: of the user inside; owns the folders it writes to.
+        gid: its group.
+        torch_index: where the CPU image takes torch without CUDA from; None is pip's own index, whose torch brings CUDA
+            along (some gigabytes that the CPU image does not use).
+        pip_config: a pip.conf (a private index with its password); a secret of one build step, in no layer.
+        dev: the tests' tools as well, for `make test-gpu` in the shell.
+        no_cache: build every step again.
+        ipc_host: share the host's /dev/shm instead of an own one of `shm_size`.
+        shm_size: of /dev/shm; NCCL and Triton's python backend exchange tensors there.
+        network: `host` makes a server in the shell reachable on this machine's loopback.
+    """
+
+    tool: Literal["auto", "docker", "podman"] = "auto"
+    name: Name = "trtllm-pipelines"
+    tag: Tag | None = None
+    base_cpu: str = "docker.io/library/python:3.11-slim-bookworm"
+    base_gpu: str = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+    digest: Digest | None = None
+    uid: UserId = 1000
+    gid: UserId = 1000
+    torch_index: str | None = None
+    pip_config: Path | None = None
+    dev: bool = False
+    no_cache: bool = False
+    ipc_host: bool = False
+    shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")] = "8g"
+    network: Literal["host", "bridge"] = "host"
+
+    @field_validator("base_cpu", "base_gpu")
+    @classmethod
+    def _has_a_tag(cls, base: str) -> str:
+        """Without one the builder takes `latest`, which is another image next month."""
+        if "@" in base:
+            raise ValueError(f"'{base}' carries a digest: give it as image.digest=sha256:...")
+        if ":" not in base.rsplit("/", 1)[-1] or base.endswith(":latest"):
+            raise ValueError(f"'{base}' names no version: give it with its tag, such as 26.07-trtllm-python-py3")
+        return base
+
+    @field_validator("pip_config")
+    @classmethod
+    def _is_there(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.expanduser().is_file():
+            raise ValueError(f"'{path}' is not a file: give a pip.conf, or null")
+        return path.expanduser().absolute() if path else None

@@ -1,0 +1,278 @@
+"""Settings of conf/workload/ (what is asked) and conf/benchmark/ (how it is measured). Imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import Fault
+from pipelines.settings.base import Group, Positive
+
+Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
+OPEN_RATE = ("constant", "poisson", "gamma")
+"""Arrivals that need a rate."""
+DEFAULT_CONCURRENCY = (1, 4, 16, 32)
+Seconds = Annotated[float, Field(ge=0)]
+Milliseconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
+
+PRESETS: dict[str, tuple[float | None, float | None]] = {
+    "chat": (None, 200),
+    "chat_fast": (None, 90),
+    "mlperf_llama2_70b": (2000, 200),
+    "mlperf_llama2_70b_interactive": (450, 40),
+    "mlperf_llama3_1_405b": (6000, 175),
+    "mlperf_llama3_1_405b_interactive": (4500, 80),
+    "mlperf_llama3_1_8b": (2000, 100),
+    "mlperf_llama3_1_8b_interactive": (500, 30),
+    "mlperf_mixtral_8x7b": (2000, 200),
+}
+"""Limits of TTFT and ITL in ms. Chat: as fast as people read, at 0.75 words per token: 225 words a minute are 200 ms
+per token, 500 are 90. MLPerf: p99 TTFT and p99 TPOT; source: MLPerf Inference rules, server and interactive."""
+Preset = Literal[
+    "none",
+    "chat",
+    "chat_fast",
+    "mlperf_llama2_70b",
+    "mlperf_llama2_70b_interactive",
+    "mlperf_llama3_1_405b",
+    "mlperf_llama3_1_405b_interactive",
+    "mlperf_llama3_1_8b",
+    "mlperf_llama3_1_8b_interactive",
+    "mlperf_mixtral_8x7b",
+]
+_NEEDS = {
+    "fixed": ("mean",),
+    "normal": ("mean", "stdev"),
+    "lognormal": ("mean", "stdev"),
+    "uniform": ("min", "max"),
+    "empirical": (),
+}
+_IGNORES = {
+    "fixed": ("stdev", "min", "max", "values", "file"),
+    "normal": ("values", "file"),
+    "lognormal": ("values", "file"),
+    "uniform": ("mean", "stdev", "values", "file"),
+    "empirical": ("mean", "stdev"),
+}
+
+
+class LengthSettings(Group):
+    """How many tokens, drawn per request.
+
+    Attributes:
+        distribution: the family.
+        mean: of the tokens themselves, also for lognormal.
+        stdev: of the tokens themselves.
+        min: smaller draws become this.
+        max: larger draws become this.
+        values: empirical: drawn with equal chance.
+        file: empirical: one number per line.
+    """
+
+    distribution: Literal["fixed", "normal", "lognormal", "uniform", "empirical"]
+    mean: Annotated[float, Field(ge=1)] | None = None
+    stdev: Annotated[float, Field(ge=0)] | None = None
+    min: Positive | None = None
+    max: Positive | None = None
+    values: tuple[Positive, ...] | None = None
+    file: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, data: object) -> object:
+        """A plain number is a fixed length."""
+        if isinstance(data, int | float):
+            return {"distribution": "fixed", "mean": data}
+        if not isinstance(data, dict | LengthSettings):
+            raise ValueError(f"'{data}' is no length: give a number of tokens, or {{distribution: normal, ...}}")
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LengthSettings:
+        kind = self.distribution
+        if missing := [key for key in _NEEDS[kind] if getattr(self, key) is None]:
+            raise ValueError(f"distribution '{kind}' needs {' and '.join(missing)}")
+        if extra := [key for key in _IGNORES[kind] if getattr(self, key) is not None]:
+            raise ValueError(f"{extra[0]}={getattr(self, extra[0])} does not go with distribution '{kind}'")
+        if kind == "fixed" and self.mean != int(self.mean or 0):
+            raise ValueError(f"is {self.mean:g}; a fixed length is a whole number of tokens")
+        if kind == "empirical" and (self.values is None) == (self.file is None):
+            raise ValueError("distribution 'empirical' needs either values or file")
+        if self.values is not None and not self.values:
+            raise ValueError("values=[] is empty; give at least one number of tokens")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min={self.min} is above max={self.max}")
+        return self
+
+    @property
+    def longest(self) -> int | None:
+        """Upper bound in tokens; None when there is none that is known without reading a file."""
+        if self.distribution == "fixed":
+            return int(self.mean or 0)
+        return max(self.values) if self.values else self.max
+
+
+class WorkloadSettings(Group):
+    """What is asked of the server, and when.
+
+    Attributes:
+        name: for tables.
+        isl: input tokens as the engine counts them, the first special token included; in a chat those of one turn.
+        osl: output tokens.
+        ignore_eos: go on to `osl` when the model would stop earlier.
+        shared_prefix_share: this share of each prompt's tokens is the same in all prompts (KV reuse).
+        turns: requests of one conversation; each carries all before it and a synthetic answer of `osl` tokens.
+        arrival: closed loop, or open loop at a rate, all at once, or as a trace says.
+        think_time_s: closed loop: pause of a user between answer and next request.
+        cv: gamma: coefficient of variation of the gaps; 1 is Poisson, above 1 comes in clumps.
+        trace: JSON lines with `time` (seconds) and `isl`, `osl` or `prompt`, `osl`.
+        trace_speed: the trace is played this many times as fast.
+        prompts: distinct prompts made per level at most when the number of requests is not known beforehand.
+        seed: of lengths, prompts and arrival times.
+    """
+
+    name: str
+    isl: LengthSettings
+    osl: LengthSettings
+    ignore_eos: bool
+    shared_prefix_share: Annotated[float, Field(ge=0, le=1)]
+    turns: Positive
+    arrival: Arrival
+    think_time_s: Seconds
+    cv: Annotated[float, Field(gt=0)]
+    trace: Path | None
+    trace_speed: Annotated[float, Field(gt=0)]
+    prompts: Positive
+    seed: int
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WorkloadSettings:
+        if (self.arrival == "trace") != (self.trace is not None):
+            given = "no trace" if self.trace is None else f"trace={self.trace}"
+            raise ValueError(f"has arrival={self.arrival} and {given}: workload=trace needs workload.trace=FILE")
+        if self.think_time_s and self.arrival != "closed":
+            raise ValueError(
+                f"has think_time_s={self.think_time_s:g}, which only a closed loop has; arrival is '{self.arrival}'"
+            )
+        if self.turns > 1 and self.arrival == "trace":
+            raise ValueError(f"has turns={self.turns}, which a trace does not take: it says every prompt itself")
+        return self
+
+
+class SloSettings(Group):
+    """Limits each request must meet to count for goodput, ms; given ones override those of the preset."""
+
+    preset: Preset
+    ttft_ms: Milliseconds | None
+    itl_ms: Milliseconds | None
+    e2e_ms: Milliseconds | None
+
+    def to_slo(self) -> Slo:
+        """The same as the domain's record."""
+        ttft, itl = PRESETS.get(self.preset, (None, None))
+        own = any(value is not None for value in (self.ttft_ms, self.itl_ms, self.e2e_ms))
+        name = self.preset if not own else "given" if self.preset == "none" else f"{self.preset}, changed"
+        return Slo(name, self.ttft_ms or ttft, self.itl_ms or itl, self.e2e_ms)
+
+
+class BenchmarkSettings(Group):
+    """How a server is measured.
+
+    Attributes:
+        url: host:port of the gRPC of a server that already runs; None measures the one of this configuration.
+        metrics_url: its Prometheus page; None asks none of a server that already runs.
+        precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
+        tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
+        model_name: the model to ask.
+        concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32.
+        request_rate: open loop: requests per second, one level each.
+        streaming: every token by itself. Without it TTFT and ITL have no value.
+        window: "steady": begins when the warm-up is over, under load, and ends under load. "whole": the server is idle
+            before; from the first request to the last response, start burst and tail included.
+        warmup_s: load before the window, at least this long.
+        warmup_requests: and at least this many finished; None is one per user of a closed loop.
+        duration_s: length of the window; None is no limit.
+        num_requests: the window also ends when this many have finished (open loop: have been sent).
+        min_requests: the window is not over before this many, whatever `duration_s` says.
+        timeout_s: a request without its last token by then is given up and counted as an error.
+        processes: client processes; None chooses.
+        slo: limits for goodput.
+    """
+
+    url: str | None
+    metrics_url: str | None
+    precision: str | None
+    tp_size: Positive | None
+    model_name: str
+    concurrency: tuple[Positive, ...] | None
+    request_rate: tuple[Rate, ...] | None
+    streaming: bool
+    window: Literal["steady", "whole"]
+    warmup_s: Seconds
+    warmup_requests: Annotated[int, Field(ge=0)] | None
+    duration_s: Rate | None
+    num_requests: Positive | None
+    min_requests: Positive
+    timeout_s: Rate
+    processes: Positive | None
+    slo: SloSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_level(cls, data: object) -> object:
+        """`concurrency=8` means `[8]`."""
+        if isinstance(data, dict):
+            levels = ("concurrency", "request_rate")
+            data = {k: [v] if k in levels and isinstance(v, int | float) else v for k, v in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> BenchmarkSettings:
+        for key in ("concurrency", "request_rate"):
+            if getattr(self, key) == ():
+                raise ValueError(f"has {key}=[], which measures nothing; give at least one level")
+        if self.duration_s is None and self.num_requests is None:
+            raise ValueError("has no end: set benchmark.duration_s or benchmark.num_requests")
+        for key in ("metrics_url", "precision", "tp_size"):
+            if self.url is None and getattr(self, key) is not None:
+                raise ValueError(f"has {key}={getattr(self, key)} without url: it is for a server that already runs")
+        if self.url is not None and (":" not in self.url or "/" in self.url):
+            raise ValueError(f"has url='{self.url}'; give host:port of the server's gRPC, e.g. localhost:8001")
+        return self
+
+
+def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> list[Fault]:
+    """What the two groups say against each other, all at once; empty when they agree."""
+    arrival, faults = workload.arrival, []
+    if arrival == "closed" and benchmark.request_rate is not None:
+        rates = _shown(benchmark.request_rate)
+        todo = "Add workload.arrival=poisson (or constant, gamma), or set benchmark.concurrency instead."
+        faults.append(Fault(f"benchmark.request_rate={rates} does not go with workload.arrival=closed.", todo=todo))
+    if arrival != "closed" and benchmark.concurrency is not None:
+        message = f"benchmark.concurrency={_shown(benchmark.concurrency)} does not go with workload.arrival={arrival}."
+        faults.append(Fault(message, todo="Add workload.arrival=closed or leave benchmark.concurrency out."))
+    if arrival in OPEN_RATE and benchmark.request_rate is None:
+        message = f"workload.arrival={arrival} has no rate."
+        faults.append(Fault(message, todo="Add the requests per second, e.g. benchmark.request_rate=[2,4,8]."))
+    if arrival in ("burst", "trace") and benchmark.request_rate is not None:
+        rates = _shown(benchmark.request_rate)
+        todo = f"Leave it out, or choose workload.arrival from {', '.join(OPEN_RATE)}."
+        faults.append(Fault(f"benchmark.request_rate={rates} does not go with workload.arrival={arrival}.", todo=todo))
+    if arrival == "burst" and benchmark.num_requests is None:
+        message = "workload.arrival=burst has no number of requests."
+        faults.append(Fault(message, todo="Add how many to send at once, e.g. benchmark.num_requests=64."))
+    if not benchmark.streaming and (benchmark.slo.to_slo().ttft_ms or benchmark.slo.to_slo().itl_ms):
+        message = "benchmark.slo limits TTFT or ITL, which benchmark.streaming=false cannot measure."
+        faults.append(Fault(message, todo="Add benchmark.streaming=true, or limit only benchmark.slo.e2e_ms."))
+    return faults
+
+
+def _shown(values: tuple[float, ...]) -> str:
+    return "[" + ",".join(f"{value:g}" for value in values) + "]"
+
+
+assert set(get_args(Preset)) == {"none", *PRESETS}

@@ -1,0 +1,158 @@
+"""The group `manifests`: what `make manifests` cannot know from the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from pipelines.settings.base import Group, Positive
+
+ObjectName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
+"""A name of Kubernetes that leaves room for what is added to it (63 characters in all)."""
+SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+Gib = Annotated[float, Field(gt=0)]
+Seconds = Annotated[int, Field(ge=0, le=300)]
+Unset = BeforeValidator(lambda value: {} if value is None else value)
+"""Null in conf/: Hydra replaces null by `{a: b}`, but takes no new key into an empty mapping."""
+Words = Annotated[dict[str, str], Unset]
+Counts = Annotated[dict[str, Positive], Unset]
+SECRET_WORDS = re.compile("token|password|passwd|secret|credential|api_?key", re.IGNORECASE)
+
+
+class FetchSettings(Group):
+    """An init container that puts the repository into an empty folder before the server starts.
+
+    Attributes:
+        hub: a repository of the Hub that holds the folder: org/name.
+        command: any other way: program and arguments; it fills /repository.
+        image: None is the server's own, which has the Hub's client.
+        secret: a Secret whose keys become variables of this container alone, e.g. keys of an object store.
+    """
+
+    hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    image: str | None = None
+    secret: SecretName | None = None
+
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        """What the container runs; None when nothing is fetched."""
+        if self.hub is not None:
+            return ("hf", "download", self.hub, "--local-dir", "/repository")
+        return self.command
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> FetchSettings:
+        if self.hub is not None and self.command is not None:
+            raise ValueError(f"hub '{self.hub}' and command are two ways to fetch one repository: leave out one")
+        return self
+
+
+class ManifestSettings(Group):
+    """Kustomize output, and choices of the cluster.
+
+    Attributes:
+        folder: where the output goes; one folder per deployment below it.
+        name: of all objects; None is model and format: gemma-2b-fp8.
+        namespace: None leaves it to kubectl.
+        image: with tag or digest; None is what `make image` builds.
+        image_pull_secret: a Secret for a private registry.
+        replicas: servers (or groups of nodes) at least.
+        max_replicas: at most; with more than `replicas` an HPA is written.
+        queue_time_ms: time a request waits in Triton's queues, on average over a server, above which one is added.
+        waiting_requests: requests that wait inside the engine, per server, above which one is added.
+        pod_monitor: write a PodMonitor; needs the Prometheus operator's types in the cluster.
+        scrape_interval_s: between two looks at the metrics.
+        storage: where the repository is: a claim, a folder on the node, or an empty folder that `fetch` fills.
+        claim: name of an existing claim; None writes one.
+        storage_class: of the claim that is written; None is the cluster's default.
+        access_mode: of that claim; several servers on several nodes need one of the Many.
+        host_path: absolute folder on the nodes.
+        sub_path: folder of the repository inside that storage; empty is its root.
+        fetch: see `FetchSettings`.
+        hf_token_secret: a Secret with the key `token`; the fetch container gets it as HF_TOKEN.
+        env: further variables of the server, never secrets.
+        cpus: None is engine.openvino.num_threads or 4 on the CPU, 4 and 2 for each GPU otherwise (assumed).
+        memory_gib: None is computed, see `pipelines.deploy.sizes`.
+        shm_gib: size of /dev/shm; None is computed.
+        node_selector: labels that the nodes must have, besides those that follow from `hardware`.
+        extra_resources: further countable devices per pod, e.g. {rdma/ib: 8}.
+        runtime_class: e.g. nvidia, where the GPU operator did not make it the default.
+        read_mib_per_s: how fast the storage is; with the repository's size it gives the time to start.
+        pre_stop_s: how long a server that ends still accepts requests, until every proxy has heard of it.
+        mpi_prefix: Open MPI inside the image, for several nodes.
+        ssh_secret: keys with which the nodes of a group reach each other; None is the deployment's name and -mpi-ssh.
+    """
+
+    folder: Path = Path("manifests")
+    name: ObjectName | None = None
+    namespace: ObjectName | None = None
+    image: Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")] | None = None
+    image_pull_secret: SecretName | None = None
+    replicas: Positive = 1
+    max_replicas: Positive = 4
+    queue_time_ms: Positive = 200
+    waiting_requests: Positive = 4
+    pod_monitor: bool = True
+    scrape_interval_s: Positive = 15
+    storage: Literal["claim", "host_path", "empty_dir"] = "claim"
+    claim: SecretName | None = None
+    storage_class: SecretName | None = None
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"] = "ReadWriteMany"
+    host_path: Annotated[str, Field(pattern=r"^/")] | None = None
+    sub_path: Annotated[str, Field(pattern=r"^([^/].*)?$")] = ""
+    fetch: FetchSettings = FetchSettings()
+    hf_token_secret: SecretName | None = None
+    env: Words = Field(default_factory=dict)
+    cpus: Positive | None = None
+    memory_gib: Gib | None = None
+    shm_gib: Gib | None = None
+    node_selector: Words = Field(default_factory=dict)
+    extra_resources: Counts = Field(default_factory=dict)
+    runtime_class: SecretName | None = None
+    read_mib_per_s: Positive = 200
+    pre_stop_s: Seconds = 5
+    mpi_prefix: Annotated[str, Field(pattern=r"^/")] = "/opt/hpcx/ompi"
+    ssh_secret: SecretName | None = None
+
+    @field_validator("env")
+    @classmethod
+    def _has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        if names := sorted(name for name in env if SECRET_WORDS.search(name)):
+            raise ValueError(
+                f"'{', '.join(names)}' looks like a secret, and manifests are kept in git: put it into a Secret and "
+                "name that in manifests.fetch.secret or manifests.hf_token_secret"
+            )
+        return env
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> ManifestSettings:
+        fetches, storage = self.fetch.words is not None, self.storage
+        faults = []
+        if self.max_replicas < self.replicas:
+            faults.append(f"max_replicas '{self.max_replicas}' is less than replicas={self.replicas}")
+        if storage == "host_path" and self.host_path is None:
+            faults.append("storage 'host_path' needs manifests.host_path=/folder/on/the/nodes")
+        if storage != "host_path" and self.host_path is not None:
+            faults.append(f"host_path '{self.host_path}' goes only with manifests.storage=host_path, not '{storage}'")
+        if storage == "empty_dir" and not fetches:
+            faults.append("storage 'empty_dir' needs manifests.fetch.hub=org/name or manifests.fetch.command=[...]")
+        if storage != "empty_dir" and fetches:
+            faults.append(f"fetch goes only with manifests.storage=empty_dir, not '{storage}'")
+        if self.hf_token_secret is not None and not fetches:
+            faults.append(
+                f"hf_token_secret '{self.hf_token_secret}' is read by manifests.fetch alone, which is not given; "
+                "a server on a finished repository asks the Hub for nothing"
+            )
+        made = storage == "claim" and self.claim is None
+        if made and self.access_mode == "ReadWriteOnce" and self.max_replicas > 1:
+            faults.append(
+                "access_mode 'ReadWriteOnce' binds the claim to one node: give manifests.max_replicas=1, not "
+                f"{self.max_replicas}"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self

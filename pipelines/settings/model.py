@@ -1,0 +1,63 @@
+"""Which model: its place and its sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.settings.base import Group, Positive
+
+BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
+
+
+class ShapeSettings(Group):
+    """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
+
+    architecture: Literal["GemmaForCausalLM", "Gemma2ForCausalLM", "LlamaForCausalLM"]
+    num_hidden_layers: Positive
+    hidden_size: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    intermediate_size: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    tie_word_embeddings: bool
+
+    def to_shape(self) -> ModelShape:
+        """The same as the domain's record."""
+        return ModelShape(**self.model_dump())
+
+
+class ModelSettings(Group):
+    """Where the model comes from: `path` before `bundled` before `hub_id`."""
+
+    name: str
+    hub_id: str | None
+    revision: str | None
+    bundled: Literal["tiny_gemma", "tiny_llama", "tiny_gemma_draft", "tiny_llama_draft"] | None
+    path: Path | None
+    shape: ShapeSettings | None
+
+    @model_validator(mode="after")
+    def _has_source(self) -> ModelSettings:
+        if not (self.path or self.bundled or self.hub_id):
+            raise ValueError("has no source: set model.path, model.bundled or model.hub_id")
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The local Hugging Face folder, or None for a model of the Hub."""
+        if self.path:
+            return self.path.expanduser().absolute()
+        return BUNDLED / "models" / self.bundled if self.bundled else None
+
+    @property
+    def label(self) -> str:
+        """Short name for folders and tables."""
+        if self.path:
+            return self.path.expanduser().absolute().name
+        return str(self.hub_id).replace("/", "--") if self.name == "hub" else self.name

@@ -1,0 +1,137 @@
+"""The group `nightly`: which cells are measured, where their history is kept, and what counts as worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from pipelines.settings.base import Group
+
+Percent = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class CellSettings(Group):
+    """Overrides of some cells.
+
+    Attributes:
+        when: axis -> value; a cell is meant when all of them are its own.
+        set: overrides, as on the command line.
+    """
+
+    when: dict[str, str]
+    set: tuple[str, ...]
+
+
+class AcceptedSettings(Group):
+    """A change of level that somebody looked at and accepted.
+
+    Attributes:
+        cell: name of the cell, `*` for any part of it, e.g. "llama_3_1_8b *".
+        metric: name of the metric, likewise, e.g. "ttft_p50_s at concurrency 8" or "*".
+        since: ISO date or time, UTC: nights before it no longer count.
+        reason: why it is right that it changed.
+    """
+
+    cell: str
+    metric: str
+    since: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d")]
+    reason: Annotated[str, Field(min_length=1)]
+
+
+class PinnedSettings(Group):
+    """A value that must be kept whatever the nights before were.
+
+    Attributes:
+        cell: name of the cell, `*` for any part of it.
+        metric: name of the metric, likewise.
+        worst: least throughput, or greatest latency, size or time that is right.
+        reason: where it comes from.
+    """
+
+    cell: str
+    metric: str
+    worst: Annotated[float, Field(gt=0)]
+    reason: Annotated[str, Field(min_length=1)]
+
+
+class ExpectSettings(Group):
+    """What is expected of every night.
+
+    Attributes:
+        accuracy_loss_percent: format -> largest loss against the 16-bit baseline, in percent of its accuracy. A larger
+            one fails when it is measurable (McNemar's exact test); a format that is not listed has no limit.
+        floor_percent: metric -> change that is never worth a word; a metric that is not listed is kept but not judged.
+        accepted: changes of level that are right.
+        pinned: absolute values.
+    """
+
+    accuracy_loss_percent: dict[str, Percent]
+    floor_percent: dict[str, Percent]
+    accepted: tuple[AcceptedSettings, ...]
+    pinned: tuple[PinnedSettings, ...]
+
+
+class NightlySettings(Group):
+    """A nightly run.
+
+    Attributes:
+        name: of the matrix.
+        matrix: axis (a group or a key of the configuration) -> its values; every combination is a cell.
+        set: overrides of every cell.
+        cells: overrides of some cells.
+        measure: False judges what the history holds and writes the report again.
+        rebuild: make everything but downloads anew, so that tonight's code is measured; False takes what is there.
+        history: folder of the history.
+        timeout_s: a cell that takes longer is stopped and has failed.
+        window: nights before that are looked at, at most.
+        least: nights before that are needed to know the noise.
+        false_alarms: probability that a run in which nothing changed ends with a regression.
+        confirmations: times a cell that looks worse is measured again; the median of all counts.
+        expect: what is expected.
+    """
+
+    name: str
+    matrix: dict[str, tuple[str, ...]]
+    set: tuple[str, ...]
+    cells: tuple[CellSettings, ...]
+    measure: bool
+    rebuild: bool
+    history: Path
+    timeout_s: Annotated[float, Field(gt=0)]
+    window: Annotated[int, Field(ge=4)]
+    least: Annotated[int, Field(ge=4)]
+    false_alarms: Share
+    confirmations: Annotated[int, Field(ge=0)]
+    expect: ExpectSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, data: Any) -> Any:
+        """YAML reads values like 2 or true as what they look like; as overrides they are words."""
+        if isinstance(data, dict) and isinstance(data.get("matrix"), dict):
+            axes = {
+                axis: values if isinstance(values, list | tuple) else [values]
+                for axis, values in data["matrix"].items()
+            }
+            data = data | {"matrix": {axis: [_word(value) for value in values] for axis, values in axes.items()}}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> NightlySettings:
+        if empty := [axis for axis, values in self.matrix.items() if not values]:
+            raise ValueError(f"has matrix.{empty[0]}=[], which is no cell; give at least one value")
+        if self.least > self.window:
+            raise ValueError(f"has least={self.least}, more than window={self.window}")
+        for cell in self.cells:
+            if unknown := [axis for axis in cell.when if axis not in self.matrix]:
+                raise ValueError(f"has cells.when '{unknown[0]}', which is no axis; axes are {', '.join(self.matrix)}")
+        return self
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

@@ -1,0 +1,291 @@
+"""The group `sizing`: how many GPUs for which load within which limits. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.predict.sizing.autoscale import Policy, Signal
+from pipelines.predict.sizing.demand import USUAL_PERCENTILE, Demand, poisson_percentile, rate_of_users
+from pipelines.predict.sizing.price import Prices
+from pipelines.settings.base import Group, Positive
+from pipelines.settings.load import Rate, SloSettings
+
+CALIBRATIONS = "calibrations"
+"""Below the store: where `make calibrate` keeps its files, and where they are looked for."""
+Mode = Literal["online", "sequential", "offline"]
+Usd = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _percent(value: object) -> object:
+    """A percentile is a number from 1 to 100: 50 is the median, and 0.5 would be a slip of the pen."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 1 <= value < 100:
+        meant = f"; did you mean {100 * value:g}?" if 0 < value < 1 else ""
+        raise ValueError(f"is {value:g}; percentiles go from 1 to 99.99, 50 is the median{meant}")
+    return value
+
+
+def calibration_files(store: Path) -> list[Path]:
+    """What `make calibrate` has left in a store."""
+    return sorted((store / CALIBRATIONS).glob("*.json"))
+
+
+class SizingSloSettings(SloSettings):
+    """Limits that a percentile of the requests must meet, each by itself.
+
+    Attributes:
+        percentile: of TTFT, ITL and E2E that is held against its limit, e.g. 95.
+    """
+
+    percentile: float
+
+    @model_validator(mode="after")
+    def _whole_percent(self) -> SizingSloSettings:
+        _percent(self.percentile)
+        return self
+
+
+class PriceSettings(Group):
+    """USD; null is not given, and what is not given is not counted.
+
+    Attributes:
+        server_usd: to buy one server with its GPUs.
+        years: over which it is written off.
+        licence_usd: software, per GPU and year.
+        hosting_usd: per server and year.
+        kwh_usd: of electricity.
+        pue: power of the building over power of the machines.
+        gpu_hour_usd: to rent one GPU for an hour, everything included.
+        utilisation: share of what the fleet can serve that it does serve over the year; null is what the average says.
+    """
+
+    server_usd: Usd | None
+    years: Rate | None
+    licence_usd: Usd | None
+    hosting_usd: Usd | None
+    kwh_usd: Usd | None
+    pue: Annotated[float, Field(ge=1)] | None
+    gpu_hour_usd: Usd | None
+    utilisation: Annotated[float, Field(gt=0, le=1)] | None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PriceSettings:
+        if (self.server_usd is None) != (self.years is None):
+            given = "server_usd" if self.years is None else "years"
+            raise ValueError(f"has {given}={getattr(self, given):g} alone: server_usd and years belong together")
+        owned = ("server_usd", "licence_usd", "hosting_usd", "kwh_usd", "pue")
+        if self.gpu_hour_usd is not None and (both := [key for key in owned if getattr(self, key) is not None]):
+            raise ValueError(
+                f"has gpu_hour_usd={self.gpu_hour_usd:g} and {both[0]}={getattr(self, both[0]):g}: rented or bought"
+            )
+        if (self.kwh_usd is None) != (self.pue is None):
+            given = "kwh_usd" if self.pue is None else "pue"
+            raise ValueError(f"has {given}={getattr(self, given):g} alone: kwh_usd and pue belong together")
+        return self
+
+    def to_prices(self) -> Prices:
+        """The same as the calculator's record."""
+        return Prices(
+            server=self.server_usd,
+            years=self.years,
+            licence=self.licence_usd,
+            hosting=self.hosting_usd,
+            kwh=self.kwh_usd,
+            pue=self.pue,
+            gpu_hour=self.gpu_hour_usd,
+            utilisation=self.utilisation,
+        )
+
+
+class AutoscalingSettings(Group):
+    """Instances that come and go with a day's load, beside the fixed fleet.
+
+    Attributes:
+        day: the load of a day: 24 numbers, one per hour, of which only the ratios count; "business" is a built-in,
+            assumed shape; null replays nothing.
+        trace: arrivals instead of `day`, as workload.trace has them.
+        cold_start_s: from the decision until the new instance takes requests (engine load and what comes before).
+        signal: what decides: time in the queue, TTFT, or use of the KV cache.
+        up_at: one more when the signal is above this share of its limit: the TTFT limit, or the use of the KV cache
+            when an instance serves all it can within the limits.
+        down_at: one less when it is below.
+        up_after_s: for so long.
+        down_after_s: for so long.
+        least: instances that always run.
+        step_s: between two looks at the signal.
+    """
+
+    day: Literal["business"] | tuple[Annotated[float, Field(ge=0)], ...] | None
+    trace: Path | None
+    cold_start_s: Annotated[float, Field(ge=0)] | None
+    signal: Signal
+    up_at: Rate
+    down_at: Rate
+    up_after_s: Annotated[float, Field(ge=0)]
+    down_after_s: Annotated[float, Field(ge=0)]
+    least: Positive
+    step_s: Rate
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AutoscalingSettings:
+        if isinstance(self.day, tuple) and len(self.day) != 24:
+            raise ValueError(f"has day of {len(self.day)} numbers; give 24, one per hour")
+        if isinstance(self.day, tuple) and not any(self.day):
+            raise ValueError("has day of zeros: no load")
+        if self.day is not None and self.trace is not None:
+            raise ValueError(f"has day and trace={self.trace}: give one of them")
+        if self.wanted and self.cold_start_s is None:
+            raise ValueError(
+                "has no cold_start_s: seconds until a new instance takes requests, as your cluster shows them"
+            )
+        if self.down_at >= self.up_at:
+            raise ValueError(f"has down_at={self.down_at:g}, not below up_at={self.up_at:g}: it would swing")
+        return self
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a load to replay."""
+        return self.day is not None or self.trace is not None
+
+    def to_policy(self, most: int) -> Policy:
+        """The same as the replay's record, with at most so many instances."""
+        return Policy(
+            signal=self.signal,
+            up_at=self.up_at,
+            down_at=self.down_at,
+            up_after_s=self.up_after_s,
+            down_after_s=self.down_after_s,
+            cold_start_s=self.cold_start_s or 0.0,
+            least=min(self.least, most),
+            most=most,
+            step_s=self.step_s,
+        )
+
+
+class SizingSettings(Group):
+    """The question. Lengths are those of `workload`, the format that of `quant` and `kv_cache`, the GPU `hardware`.
+
+    Attributes:
+        model: a model of pipelines/predict/performance/models.csv that has no file in conf/model; null is `model`.
+        mode: "online": answers are streamed. "sequential": each is awaited whole, so that only E2E counts. "offline":
+            nobody waits; throughput alone counts.
+        average_rate: requests per second while the service is used.
+        users: the same as daily users ...
+        requests_per_user_day: ... times requests of each.
+        busy_hours: of a day, in which the average holds.
+        peak_rate: requests per second to size for, as measured.
+        peak_factor: measured peak over average.
+        peak_percentile: of Poisson arrivals in one second; null is 95 where nothing else gives the peak.
+        slo: limits.
+        headroom: share of each instance's rate that is kept free.
+        spare: instances on top.
+        tp: tensor parallel sizes to try; null is all that fit a server, or build.tp_size where it is above 1.
+        pp: pipeline parallel sizes to try; null is build.pp_size.
+        formats: weight formats to try; null is the one of `quant`.
+        kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
+        measured: a benchmark of yours to size from: ours, AIPerf, genai-perf or trtllm-bench JSON.
+        calibration: what `make calibrate` wrote, used instead of the published calibration.
+        requests: simulated per load.
+        prices: what things cost.
+        autoscaling: instances that come and go.
+    """
+
+    model: str | None
+    mode: Mode
+    average_rate: Rate | None
+    users: Rate | None
+    requests_per_user_day: Rate | None
+    busy_hours: Annotated[float, Field(gt=0, le=24)]
+    peak_rate: Rate | None
+    peak_factor: Annotated[float, Field(ge=1)] | None
+    peak_percentile: float | None
+    slo: SizingSloSettings
+    headroom: Share
+    spare: Annotated[int, Field(ge=0)]
+    tp: tuple[Positive, ...] | None
+    pp: tuple[Positive, ...] | None
+    formats: tuple[QFormat, ...] | None
+    kv_formats: tuple[KvFormat, ...] | None
+    measured: Path | None
+    calibration: Path | None
+    requests: Annotated[int, Field(ge=200)]
+    prices: PriceSettings
+    autoscaling: AutoscalingSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_a_list(cls, data: object) -> object:
+        """`tp=2` means `[2]`."""
+        if isinstance(data, dict):
+            lists = ("tp", "pp", "formats", "kv_formats")
+            data = {k: [v] if k in lists and isinstance(v, int | str) else v for k, v in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SizingSettings:
+        self._rates_fit()
+        slo = self.slo.to_slo()
+        if self.mode == "sequential" and (slo.ttft_ms or slo.itl_ms):
+            raise ValueError(
+                "has mode=sequential with a limit of TTFT or ITL, which nobody sees before the whole answer is there: "
+                "limit sizing.slo.e2e_ms, or take mode=online"
+            )
+        if self.mode == "offline" and (slo.ttft_ms or slo.itl_ms or slo.e2e_ms):
+            raise ValueError("has mode=offline with a limit of latency: offline, throughput alone counts")
+        for key in ("tp", "pp", "formats", "kv_formats"):
+            if getattr(self, key) == ():
+                raise ValueError(f"has {key}=[], which tries nothing")
+        return self
+
+    def _rates_fit(self) -> None:
+        if (self.users is None) != (self.requests_per_user_day is None):
+            given = "users" if self.users is not None else "requests_per_user_day"
+            raise ValueError(
+                f"has {given}={getattr(self, given):g} alone: users and requests_per_user_day belong together"
+            )
+        if self.users is not None and self.average_rate is not None:
+            raise ValueError(
+                f"has average_rate={self.average_rate:g} and users={self.users:g}, two averages: give one of them"
+            )
+        peaks = [key for key in ("peak_rate", "peak_factor", "peak_percentile") if getattr(self, key) is not None]
+        if len(peaks) > 1:
+            shown = " and ".join(f"{key}={getattr(self, key):g}" for key in peaks)
+            raise ValueError(f"has {shown}, two peaks: give one of them")
+        if self.mode == "offline" and peaks:
+            raise ValueError(f"has mode=offline and {peaks[0]}={getattr(self, peaks[0]):g}: offline there is no peak")
+        if self.peak_percentile is not None:
+            _percent(self.peak_percentile)
+        average = self.average
+        if average is not None and self.peak_rate is not None and self.peak_rate < average:
+            raise ValueError(f"has peak_rate={self.peak_rate:g} below the average of {average:g} requests/s")
+        if average is None and peaks and self.peak_rate is None:
+            raise ValueError(f"has {peaks[0]} without an average: add average_rate, or users and requests_per_user_day")
+
+    @property
+    def average(self) -> float | None:
+        """Average requests per second, or None when only a peak is given."""
+        if self.users is not None and self.requests_per_user_day is not None:
+            return rate_of_users(self.users, self.requests_per_user_day, self.busy_hours)
+        return self.average_rate
+
+    def to_demand(self) -> Demand | None:
+        """What is asked of the fleet; None when no rate is given."""
+        average = self.average
+        if self.peak_rate is not None:
+            return Demand(average, self.peak_rate, self.busy_hours, "peak as given")
+        if average is None:
+            return None
+        if self.mode == "offline":
+            return Demand(average, average, self.busy_hours, "the average: offline, requests wait")
+        if self.peak_factor is not None:
+            return Demand(
+                average, average * self.peak_factor, self.busy_hours, f"{self.peak_factor:g} x the average, as given"
+            )
+        percent = self.peak_percentile or USUAL_PERCENTILE
+        peak = max(1, poisson_percentile(average, percent))
+        how = f"P{percent:g} of Poisson arrivals in one second"
+        return Demand(average, float(peak), self.busy_hours, how)

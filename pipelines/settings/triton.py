@@ -1,0 +1,155 @@
+"""What a user may set about a Triton repository, under the names of TensorRT-LLM's own templates.
+
+Source: the template parameters of `triton_backend/all_models/inflight_batcher_llm` (TensorRT-LLM 1.2), with their
+defaults. A parameter that is not here is decided elsewhere, once; `DECIDED_ELSEWHERE` says where. None means: leave it
+out, so that the backend's own default holds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.settings.base import Group, Positive
+
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
+DeviceIds = Annotated[tuple[Numbers, ...], Field(min_length=1)]
+
+ENCODER, IMAGES = "encoder-decoder models are not built here", "the group multimodal"
+DECIDED_ELSEWHERE = {
+    "triton_backend": "the flavour of the engine",
+    "engine_dir": "the layout of the repository",
+    "tokenizer_dir": "the layout of the repository",
+    "logits_datatype": "the engine's logits_dtype",
+    "enable_kv_cache_reuse": "kv_cache.enable_block_reuse",
+    "enable_chunked_context": "runtime.enable_chunked_context",
+    "prompt_embedding_table_data_type": "the ensemble, which declares TYPE_FP16 and must agree with tensorrt_llm",
+    "tensorrt_llm_model_name": "the layout of the repository",
+    "tensorrt_llm_draft_model_name": "the layout of the repository, where speculative.mode is draft_target",
+    "encoder_input_features_data_type": ENCODER,
+    "encoder_engine_dir": ENCODER,
+    "cross_kv_cache_fraction": ENCODER,
+    "multimodal_model_path": IMAGES,
+    "multimodal_encoders_name": IMAGES,
+    "max_num_images": IMAGES,
+    "hf_model_path": IMAGES,
+}
+CHOICES = re.compile(r"mc_sim_7b_63|\{\d+(, *\d+)*\}(, *\{\d+(, *\d+)*\})*")
+
+
+class TritonSettings(Group):
+    """Parameters of preprocessing, tensorrt_llm, postprocessing and tensorrt_llm_bls.
+
+    Attributes:
+        triton_max_batch_size: requests that Triton may hand over at once; None is the engine's max_batch_size.
+        decoupled_mode: several responses per request, which streaming and batches of prompts need.
+        max_queue_size: waiting requests before new ones are refused; 0 has no limit.
+        max_queue_delay_microseconds: how long Triton waits for company of a request.
+        max_beam_width: None is the engine's.
+        gpu_device_ids: GPUs of each instance of the model, in rank order: `[[0,1]]`.
+        participant_ids: MPI ranks of each instance; needed in orchestrator mode without spawning.
+        draft_gpu_device_ids: GPUs of the draft model; None shares those of the model.
+        executor_worker_path: what orchestrator mode spawns, inside NVIDIA's container.
+        retention_tokens: tokens at the start of every prompt whose KV blocks tensorrt_llm_bls asks to keep; None: off.
+        retention_priority: theirs, 0 to 100; what is not said has TensorRT-LLM's default of 35.
+        retention_duration_ms: how long the priority holds; None is for ever.
+    """
+
+    triton_max_batch_size: Positive | None = None
+    decoupled_mode: bool = True
+    max_queue_size: Count = 0
+    max_queue_delay_microseconds: Count = 0
+
+    preprocessing_instance_count: Positive = 1
+    postprocessing_instance_count: Positive = 1
+    bls_instance_count: Positive = 1
+    add_special_tokens: bool = True
+    skip_special_tokens: bool = True
+    accumulate_tokens: bool = False
+
+    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1", "v1"] = "inflight_fused_batching"
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    max_beam_width: Positive | None = None
+    exclude_input_in_output: bool = False
+    normalize_log_probs: bool = True
+    cancellation_check_period_ms: Positive = 100
+    stats_check_period_ms: Positive = 100
+    iter_stats_max_iterations: Count = 1000
+    request_stats_max_iterations: Count = 0
+
+    kv_cache_free_gpu_mem_fraction: Fraction = 0.9
+    max_tokens_in_paged_kv_cache: Positive | None = None
+    max_attention_window_size: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    sink_token_length: Count | None = None
+    kv_cache_host_memory_bytes: Count = 0
+    kv_cache_onboard_blocks: bool = True
+    retention_tokens: Positive | None = None
+    retention_priority: Annotated[int, Field(ge=0, le=100)] = 100
+    retention_duration_ms: Positive | None = None
+
+    gpu_device_ids: DeviceIds | None = None
+    draft_gpu_device_ids: DeviceIds | None = None
+    participant_ids: DeviceIds | None = None
+    num_nodes: Positive = 1
+    executor_worker_path: str = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] = 1.0
+    enable_context_fmha_fp32_acc: bool = False
+    multi_block_mode: bool = True
+    cuda_graph_mode: bool = False
+    cuda_graph_cache_size: Count = 0
+
+    lora_cache_optimal_adapter_size: Positive = 8
+    lora_cache_max_adapter_size: Positive = 64
+    lora_cache_gpu_memory_fraction: Fraction = 0.05
+    lora_cache_host_memory_bytes: Count = 1073741824
+    lora_prefetch_dir: str | None = None
+
+    decoding_mode: (
+        Literal["top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"] | None
+    ) = None
+    lookahead_window_size: Positive | None = None
+    lookahead_ngram_size: Positive | None = None
+    lookahead_verification_set_size: Positive | None = None
+    medusa_choices: str = "mc_sim_7b_63"
+    eagle_choices: str = "mc_sim_7b_63"
+    speculative_decoding_fast_logits: bool = False
+
+    guided_decoding_backend: Literal["xgrammar"] | None = None
+    xgrammar_tokenizer_info_path: str | None = None
+
+    @field_validator("medusa_choices", "eagle_choices")
+    @classmethod
+    def _is_a_tree(cls, choices: str) -> str:
+        if not CHOICES.fullmatch(choices):
+            raise ValueError(f"'{choices}' is not a tree: write it as {{0}}, {{0, 0}}, {{1}} or take mc_sim_7b_63")
+        return choices
+
+    @field_validator("executor_worker_path", "lora_prefetch_dir", "xgrammar_tokenizer_info_path")
+    @classmethod
+    def _is_filled_in(cls, text: str | None) -> str | None:
+        """A placeholder of NVIDIA's templates would reach the server as if it were a path."""
+        if text is not None and (not text.strip() or "${" in text):
+            raise ValueError(f"'{text}' is not filled in: give a value, or null to leave it out")
+        return text
+
+    @model_validator(mode="after")
+    def _lookahead_is_whole(self) -> TritonSettings:
+        sizes = (self.lookahead_window_size, self.lookahead_ngram_size, self.lookahead_verification_set_size)
+        if self.decoding_mode == "lookahead" and None in sizes:
+            raise ValueError(
+                f"decoding_mode 'lookahead' needs lookahead_window_size, lookahead_ngram_size and "
+                f"lookahead_verification_set_size, given: {sizes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fast_logits_have_ranks(self) -> TritonSettings:
+        if self.speculative_decoding_fast_logits and self.participant_ids is None:
+            raise ValueError(
+                "speculative_decoding_fast_logits 'true' needs orchestrator mode without spawning: participant_ids=..."
+            )
+        return self

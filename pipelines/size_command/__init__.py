@@ -1,1 +1,0 @@
-"""`size`: settings put to the calculator, its answer on the screen and in a folder."""

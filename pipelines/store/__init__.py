@@ -1,0 +1,1 @@
+"""Artifacts on disk, found by what they were made from."""

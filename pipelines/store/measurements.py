@@ -1,0 +1,64 @@
+"""Measurements outlive what stops them: a level that was measured is kept after a crash and after `kill -9`.
+
+While a stage measures, its draft holds `.pending.json`, the manifest as far as it is known. A run that ends badly turns
+the draft into an artifact marked incomplete; a run that was killed leaves the draft, and the next one does it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.host.screen import say
+from pipelines.store.store import Artifact, Json, Store, write_json
+
+PENDING = ".pending.json"
+
+
+@contextmanager
+def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
+    """Measure into `draft`; what is there when it ends badly becomes an artifact."""
+    write_json(draft / PENDING, manifest)
+    try:
+        yield
+    except BaseException as error:
+        _keep(draft, store, str(error) or type(error).__name__)
+        raise
+    (draft / PENDING).unlink()
+
+
+def recover(store: Store) -> list[Artifact]:
+    """Keep what runs that were killed had measured; a run that is still going is left alone."""
+    found = []
+    for pending in (store.root / ".drafts").glob(f"*/{PENDING}"):
+        with store.try_lock(pending.parent.name) as free:
+            if free and (artifact := _keep(pending.parent, store, "the run was killed")):
+                found.append(artifact)
+            if free:
+                shutil.rmtree(pending.parent, ignore_errors=True)
+    return found
+
+
+def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
+    """Commit the levels that were finished, marked incomplete; None when there are none."""
+    try:
+        manifest: dict[str, Any] = json.loads((draft / PENDING).read_text())
+        result = BenchmarkResult.from_json(json.loads((draft / RESULT).read_text()))
+    except (OSError, ValueError):
+        return None  # stopped before the first level was finished
+    if not result.levels:
+        return None
+    raw = result.to_json() | {"complete": False, "reason": result.reason or reason}
+    write_json(draft / RESULT, raw)
+    (draft / PENDING).unlink()
+    facts = {"levels": len(result.levels), "complete": False, "reason": raw["reason"]}
+    manifest |= {"seconds": None, "peak_memory_bytes": None, "facts": facts}
+    artifact = store.commit(draft, manifest, manifest["label"])
+    say(f"benchmark: {len(result.levels)} finished levels are kept, marked incomplete ({raw['reason']})")
+    say(f"  {artifact.path}")
+    return artifact

@@ -1,0 +1,190 @@
+"""Inputs the user has: model folders, texts, data sets. Looked at while planning, never copied."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.model_shape import ModelShape
+from pipelines.store.store import HashCache, content_digest
+
+MODEL_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files of a Hugging Face folder that decide what comes out of it."""
+PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input folder or file.
+
+    Attributes:
+        path: where it is.
+        digest: of its content.
+    """
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine that the user already has, as its config.json tells it.
+
+    Attributes:
+        flavour: "openvino" or "tensorrt_llm".
+        variant: its compression in one word, e.g. "fp8-kv_fp8".
+        tp_size: tensor-parallel ranks.
+        pp_size: pipeline stages.
+    """
+
+    flavour: str
+    variant: str
+    tp_size: int
+    pp_size: int
+
+
+def engine_source(folder: Path, hashes: HashCache) -> tuple[Source, BuiltEngine]:
+    """Look at an engine folder.
+
+    Raises:
+        UserError: it does not exist or has no readable config.json of an engine.
+    """
+    source = files_source(folder, hashes, "engine.path")
+    config = source.path / "config.json"
+    try:
+        raw = json.loads(config.read_text())
+        pretrained, _ = raw["pretrained_config"], raw["build_config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"engine.path='{folder}' is no engine: it has no config.json with pretrained_config and build_config.",
+            todo="Give a folder that trtllm-build or `make build` wrote.",
+        ) from None
+    mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
+    variant = _variant(quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo"), config)
+    flavour = raw.get("engine", {}).get("flavour", "tensorrt_llm")
+    return source, BuiltEngine(flavour, variant, int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1)))
+
+
+def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
+    if quant_algo not in BY_QUANT_ALGO:
+        raise UserError(
+            f"{config} has quant_algo='{quant_algo}', which is not known here.",
+            allowed=f"Known: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
+        )
+    return BY_QUANT_ALGO[quant_algo].value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
+
+
+def model_source(
+    folder: Path, hashes: HashCache, key: str = "model.path", *, weights: bool = True
+) -> tuple[Source, ModelShape]:
+    """Look at a local Hugging Face folder.
+
+    Args:
+        folder: with config.json, safetensors and a tokenizer.
+        hashes: to hash each file once.
+        key: setting that named the folder, for messages.
+        weights: whether the weights are needed; where only the tokenizer is, they may be absent.
+
+    Returns:
+        the source and the model's shape.
+
+    Raises:
+        UserError: it is no such folder, or a file of it cannot be read; says what is missing.
+    """
+    config = model_config(folder, key)
+    if weights:
+        _check_weights(folder, key)
+    shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
+    meant = _is_meant if weights else Path.is_file
+    files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
+    return Source(folder, _digest(folder, files, hashes, key)), shape
+
+
+def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
+    """The config.json of a local Hugging Face folder.
+
+    Raises:
+        UserError: there is none, or it is not JSON.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UserError(f"{key}='{folder}' is no Hugging Face model: it has no config.json.")
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{config} is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{config} is not a JSON object.")
+    return found
+
+
+def _check_weights(folder: Path, key: str) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"{key}='{folder}' has only pickled weights ({pickles[0]}), which can run code when loaded.",
+            allowed="Only safetensors are read.",
+            todo="Convert it with transformers' save_pretrained().",
+        )
+    raise UserError(f"{key}='{folder}' has no *.safetensors file.")
+
+
+def files_source(path: Path, hashes: HashCache, key: str) -> Source:
+    """Look at a file, or a folder of files (all of them, hidden ones aside).
+
+    Raises:
+        UserError: it does not exist, is empty, or a file of it cannot be read.
+    """
+    path = path.expanduser().absolute()
+    if path.is_file():
+        return Source(path, _digest(path, [path], hashes, key))
+    if not path.is_dir():
+        raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
+    files = sorted(p for p in path.rglob("*") if _is_meant(p) and not p.name.startswith("."))
+    if not files:
+        raise UserError(f"{key}='{path}' is an empty folder.")
+    return Source(path, _digest(path, files, hashes, key))
+
+
+def _is_meant(path: Path) -> bool:
+    """Whether a name in a folder stands for a file: also a link whose file is gone, which is not to be passed over."""
+    return path.is_file() or not path.exists()
+
+
+def _digest(root: Path, files: list[Path], hashes: HashCache, key: str) -> str:
+    """Digest of a folder's files by their names within it; of a single file, whose own name changes nothing.
+
+    Raises:
+        UserError: naming the file that cannot be read: a link that leads nowhere, or one that just vanished.
+    """
+    digests = {}
+    for file in files:
+        try:
+            digests["" if file == root else file.relative_to(root).as_posix()] = hashes.sha256(file)
+        except OSError as error:
+            where = f" -> '{file.readlink()}'" if file.is_symlink() else ""
+            raise UserError(
+                f"{key}='{root}': {file.name}{where} cannot be read ({error.strerror}).",
+                todo="Put the file there, or take the name away.",
+            ) from None
+    return content_digest(digests)

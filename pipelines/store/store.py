@@ -1,0 +1,269 @@
+"""The store: one folder per artifact, found again by what it was made from.
+
+An artifact is `<store>/<stage>/<label>-<key>/` with a `manifest.json`. The key covers everything that decides
+its bytes; the label is for people. A folder is made aside as a draft and renamed once, manifest inside, so a
+folder in its place is always whole, whatever stopped the run that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.domain.errors import UserError
+from pipelines.host.hashing import sha256_file
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+MANIFEST = "manifest.json"
+KEY_LENGTH = 16
+HOST = os.uname().nodename
+Json = dict[str, Any]
+
+
+def canonical(value: object) -> str:
+    """The one JSON text of a value; refuses what has none (NaN, paths, sets)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def fingerprint(value: object) -> str:
+    """SHA-256 of the canonical JSON, 64 hex digits."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def content_digest(files: Mapping[str, str]) -> str:
+    """One digest of a folder from its relative names and their SHA-256."""
+    return fingerprint(sorted(files.items()))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    aside = path.with_name(f".{path.name}.{HOST}.{os.getpid()}")
+    with aside.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+class HashCache:
+    """Remembers the SHA-256 of files that have not changed since (same size, mtime and inode)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, list[Any]] = {}
+        self._dirty = False
+        if path.is_file():
+            try:
+                self._known = json.loads(path.read_text())
+            except ValueError:
+                self._known = {}  # a cache: losing it costs time only
+
+    def sha256(self, path: Path) -> str:
+        """SHA-256 of a file, 64 hex digits; reads it only when its stat is new."""
+        stat = path.stat()
+        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._known.get(str(path))
+        if known is None or known[:3] != stamp:
+            self._known[str(path)] = known = [*stamp, sha256_file(path)]
+            self._dirty = True
+        return str(known[3])
+
+    def save(self) -> None:
+        """Keep what was learned; a store that cannot be written is no fault here."""
+        if self._dirty and self._path.parent.is_dir() and os.access(self._path.parent, os.W_OK):
+            write_json(self._path, self._known)
+            self._dirty = False
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One finished folder.
+
+    Attributes:
+        path: the folder.
+        manifest: what it was made from, by what, when, and what was learned.
+    """
+
+    path: Path
+    manifest: Json
+
+    @property
+    def digest(self) -> str:
+        """Digest of its content; what the stages after it are keyed on."""
+        return str(self.manifest["digest"])
+
+    @property
+    def facts(self) -> Json:
+        """What the stage found out."""
+        return dict(self.manifest["facts"])
+
+
+class Store:
+    """All artifacts below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.hashes = HashCache(self.root / ".hashes.json")
+
+    def find(self, stage: str, key: str) -> Artifact | None:
+        """The finished artifact of a key, or None.
+
+        Raises:
+            UserError: it is there but one of its files is not what the manifest says.
+        """
+        for folder in _folders(self.root / stage):
+            if folder.name.endswith(f"-{key[:KEY_LENGTH]}"):
+                manifest = _read_manifest(folder)
+                if manifest is not None and manifest["key"] == key:
+                    self._check(folder, manifest)
+                    return Artifact(folder, manifest)
+        return None
+
+    def history(self, stage: str) -> list[Json]:
+        """Manifests of all artifacts of a stage, newest first."""
+        found = [_read_manifest(folder) for folder in _folders(self.root / stage)]
+        return sorted((m for m in found if m), key=lambda m: str(m["created"]), reverse=True)
+
+    def _check(self, folder: Path, manifest: Json) -> None:
+        for name, entry in manifest["files"].items():
+            path = folder / name
+            try:
+                stat = path.stat()
+            except OSError:
+                raise _changed(folder, name, "is missing") from None
+            if stat.st_size != entry["size"]:
+                raise _changed(folder, name, f"has {stat.st_size} bytes, was made with {entry['size']}")
+            if stat.st_mtime_ns != entry["mtime_ns"]:
+                found = self.hashes.sha256(path)
+                if found != entry["sha256"]:
+                    raise _changed(folder, name, f"has SHA-256 {found[:12]}, was made with {entry['sha256'][:12]}")
+
+    @contextmanager
+    def lock(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Hold the only right to make the artifact of a key; freed by the system if this process dies.
+
+        Args:
+            key: of the artifact.
+            on_wait: called once when another run holds it.
+        """
+        from filelock import Timeout
+
+        lock = self._lock(key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_wait()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def try_lock(self, key: str) -> Iterator[bool]:
+        """Hold the right to a key where nobody has it; yields whether it was free."""
+        from filelock import Timeout
+
+        lock = self._lock(key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _lock(self, key: str) -> FileLock:
+        from filelock import FileLock
+
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{key[:KEY_LENGTH]}.lock")
+
+    @contextmanager
+    def draft(self, key: str) -> Iterator[Path]:
+        """An empty folder to work in; gone afterwards unless committed. Call under the key's lock.
+
+        Each host has its own: where a shared file system keeps locks to one host, two hosts may make the same artifact
+        at once, and must not write into one folder.
+        """
+        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
+        """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
+
+        Returns:
+            the artifact; the one of another host, where that was faster (see `draft`).
+        """
+        files: dict[str, Json] = {}
+        for path in sorted(p for p in draft.rglob("*") if p.is_file()):
+            stat = path.stat()
+            files[path.relative_to(draft).as_posix()] = {
+                "size": stat.st_size,
+                "mtime_ns": stat.st_mtime_ns,
+                "sha256": sha256_file(path),
+            }
+        digest = content_digest({name: entry["sha256"] for name, entry in files.items()})
+        manifest = {**manifest, "files": files, "digest": digest}
+        for path in draft.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        write_json(draft / MANIFEST, manifest)
+        target = self.root / manifest["stage"] / f"{label}-{manifest['key'][:KEY_LENGTH]}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.rename(target)
+        except OSError:
+            if other := self.find(manifest["stage"], manifest["key"]):
+                return other
+            raise
+        _sync(target.parent)
+        return Artifact(target, manifest)
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+
+
+def _read_manifest(folder: Path) -> Json | None:
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        manifest: Json = json.loads(path.read_text())
+    except ValueError:
+        raise _changed(folder, MANIFEST, "is not readable JSON") from None
+    return manifest
+
+
+def _changed(folder: Path, name: str, how: str) -> UserError:
+    return UserError(
+        f"{folder} was changed after it was made: {name} {how}.",
+        todo=f"Put the file back, or remove the folder to make it again: rm -r '{folder}'",
+    )
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

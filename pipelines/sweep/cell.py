@@ -1,0 +1,94 @@
+"""The process of one cell: `python -m pipelines.sweep.cell FILE` plans, runs and writes the result into FILE."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from pipelines.domain.errors import UserError
+from pipelines.host.machine import Machine, gather
+from pipelines.plan.plan import make_plan
+from pipelines.plan.targets import MEASURED
+from pipelines.settings.composed import raw_config
+from pipelines.settings.root import validate
+from pipelines.store.store import Store
+from pipelines.sweep.cells import Cell, read
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(file: Path) -> int:
+    """Run the cell that a file describes.
+
+    Returns:
+        0 when it is done, 1 when it failed, 130 when it was stopped.
+    """
+    if sys.platform == "linux":  # a cell does not outlive a launcher that is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see pipelines/__main__.py
+    begin, machine = time.monotonic(), gather()
+    cell = replace(read(file), state="running", host=os.uname().nodename, machine=machine.to_json(), reason="")
+    cell.write(file.parent)
+    try:
+        cell = _run(cell, machine)
+    except UserError as error:
+        cell = cell.failed(str(error))
+    except KeyboardInterrupt:
+        cell = cell.failed(STOPPED)
+    except Exception as error:  # noqa: BLE001 - its traceback is in the run's log, whose place was printed
+        cell = cell.failed(f"crashed: {type(error).__name__}: {error}")
+    replace(cell, seconds=round(time.monotonic() - begin, 1)).write(file.parent)
+    if cell.state == "done":
+        return 0
+    return 130 if cell.reason == STOPPED else 1
+
+
+STOPPED = "it was stopped before its end (Ctrl-C, scancel, time limit or preemption)"
+
+
+class _Stop:
+    """SIGINT and SIGTERM unwind like Ctrl-C; a SIGTERM that follows does not disturb the cleaning up."""
+
+    def __init__(self) -> None:
+        self._stopping = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self._stopping and number == signal.SIGTERM:
+            return
+        self._stopping = True
+        raise KeyboardInterrupt
+
+
+def _run(cell: Cell, machine: Machine) -> Cell:
+    """Plan and run.
+
+    Raises:
+        UserError: a fault of the settings, or of something a stage reads.
+        KeyboardInterrupt: the benchmark was told to stop, and kept what it had.
+    """
+    from pipelines.run.session import run_target
+
+    settings = validate(raw_config(cell.overrides))
+    cell = replace(cell, model=settings.model.label, variant=settings.variant)
+    store = Store(settings.paths.store)
+    outcomes = run_target(make_plan(settings, cell.target, store, machine), store, cell.overrides)
+    cell = replace(cell, artifacts={outcome.node.id: str(outcome.artifact.path) for outcome in outcomes})
+    facts = outcomes[-1].artifact.facts
+    if cell.target in MEASURED and not facts["complete"]:
+        if facts["reason"].startswith("interrupted"):
+            raise KeyboardInterrupt
+        return cell.failed(f"the benchmark is incomplete: {facts['reason']}")
+    return replace(cell, state="done")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

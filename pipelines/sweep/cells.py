@@ -1,0 +1,99 @@
+"""One combination of a sweep and what became of it: a JSON file that the cell's process writes and everybody reads.
+
+The file is all that the submitting side and a job share, so a launcher need not carry results, and what is written
+survives whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.plan.targets import Target
+from pipelines.store.store import write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination.
+
+    Attributes:
+        number: from 1, in the order of the command line.
+        target: how far it goes.
+        overrides: what it is made of.
+        words: those that are not the same for every cell, for people.
+        state: "waiting" until a launcher starts it.
+        host: where it runs, or ran.
+        machine: facts of that machine, as `Machine.to_json`.
+        artifacts: path of each node's artifact, where done.
+        model: label of the model.
+        variant: its compression in one word.
+        reason: why it failed.
+        seconds: what it took.
+    """
+
+    number: int
+    target: Target
+    overrides: tuple[str, ...]
+    words: str
+    state: Literal["waiting", "running", "done", "failed"] = "waiting"
+    host: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    variant: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        return self.state in ("done", "failed")
+
+    @property
+    def after(self) -> Path:
+        """Its accuracy."""
+        return Path(self.artifacts["evaluate"])
+
+    @property
+    def baseline(self) -> Path:
+        """The accuracy without compression; its own where it has none."""
+        return Path(self.artifacts.get("baseline.evaluate", self.artifacts["evaluate"]))
+
+    def failed(self, reason: str) -> Cell:
+        """The same, failed."""
+        return replace(self, state="failed", reason=reason)
+
+    def file(self, folder: Path) -> Path:
+        """Where it is kept in a sweep's folder."""
+        return folder / f"cell-{self.number}.json"
+
+    def log(self, folder: Path) -> Path:
+        """What its process printed, unless that went to the terminal."""
+        return folder / f"cell-{self.number}.log"
+
+    def write(self, folder: Path) -> None:
+        """Keep it."""
+        write_json(self.file(folder), asdict(self))
+
+    def fresh(self, folder: Path) -> Cell:
+        """What is known of it now."""
+        return read(self.file(folder))
+
+
+def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[Cell]:
+    """One cell per combination of overrides."""
+    common = set(combinations[0]).intersection(*combinations) if len(combinations) > 1 else set()
+    return [
+        Cell(number, target, tuple(words), " ".join(word for word in words if word not in common) or "(as configured)")
+        for number, words in enumerate(combinations, 1)
+    ]
+
+
+def read(path: Path) -> Cell:
+    """One cell's file."""
+    raw = json.loads(path.read_text())
+    return Cell(**{**raw, "overrides": tuple(raw["overrides"])})

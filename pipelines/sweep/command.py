@@ -1,0 +1,72 @@
+"""Sweep and compare: the cells of a sweep, then one table; a failed cell is named at the end and stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.host.screen import say
+from pipelines.run.console import columns, comparison
+from pipelines.settings.compose import compose_config, relative_to_cwd, to_raw
+from pipelines.settings.root import validate
+from pipelines.store.store import Store, write_json
+from pipelines.sweep.cells import Cell
+from pipelines.sweep.launch import run_cells
+
+
+def sweep(overrides: Sequence[str]) -> int:
+    """Evaluate every combination and print one table.
+
+    Returns:
+        0, or 1 when a cell failed.
+
+    Raises:
+        UserError: Hydra cannot compose the combinations.
+    """
+    folder, cells = run_cells("evaluate", overrides)
+    good = [cell for cell in cells if cell.state == "done"]
+    table = comparison([(cell.baseline, cell.after) for cell in good])
+    write_json(folder / "accuracy.json", table.rows)
+    say("\n" + table.text if good else "\nNo cell finished.")
+    return _close(folder, cells)
+
+
+def compare(overrides: Sequence[str]) -> int:
+    """Everything for every combination, then one table, one plot and one report per model.
+
+    Returns:
+        0, or 1 when a cell failed.
+    """
+    from pipelines.report.command import write
+    from pipelines.store.measurements import recover
+
+    folder, cells = run_cells("all", overrides)
+    settings = validate(to_raw(compose_config(_single(overrides))))
+    store = Store(settings.paths.store)
+    recover(store)
+    measured = [cell for cell in cells if "evaluate" in cell.artifacts]
+    code = _close(folder, cells)
+    for model in dict.fromkeys(cell.model for cell in measured):
+        variants = dict.fromkeys(cell.variant for cell in measured if cell.model == model)
+        write(settings, store, model, list(variants), compared=True)
+    return code
+
+
+def _single(overrides: Sequence[str]) -> list[str]:
+    """The overrides that are no sweep: where things are kept is the same for every cell."""
+    return [text for text in overrides if text.startswith(("paths.", "report."))]
+
+
+def _close(folder: Path, cells: Sequence[Cell]) -> int:
+    """Name the cells that failed and where everything lies."""
+    failed = [cell for cell in cells if cell.state == "failed"]
+    if failed:
+        say("\nfailed cells:\n" + columns([(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]))
+        say("The same command again runs what is missing.")
+    say(f"\nsweep: {relative_to_cwd(folder)}")
+    return 1 if failed else 0
+
+
+def _why(cell: Cell, folder: Path) -> str:
+    log = cell.log(folder)
+    return f"{cell.reason}; log: {relative_to_cwd(log)}" if log.is_file() else cell.reason

@@ -1,0 +1,89 @@
+"""What a launcher runs: one cell, in a process of its own.
+
+A process per cell, with every launcher: memory, GPUs and MPI are free again for the next one, what ends it ends nothing
+else, and a sweep means the same wherever it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.host.screen import say
+from pipelines.settings.root import PROJECT_ROOT
+from pipelines.sweep.cells import Cell, read
+
+STOP_S = 30.0  # for a cell that is told to stop: a server drains, drafts are removed
+
+
+@dataclass(frozen=True)
+class RunCell:
+    """Hydra's task function; pickled by launchers that start it elsewhere.
+
+    Attributes:
+        folder: of the sweep, on a disk that submitter and jobs share.
+        files: of the cells, in the order of the jobs.
+        shown: whether the cell prints to this terminal rather than to its log.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    shown: bool
+
+    def __call__(self, _config: Any) -> None:
+        """Run the cell of this job to its end."""
+        from hydra.core.hydra_config import HydraConfig
+
+        cell = read(self.files[HydraConfig.get().job.num])
+        if self.shown:
+            say(f"\n[{cell.number}] {cell.words}")
+        code = self._run(cell)
+        after = cell.fresh(self.folder)
+        if not after.ended:
+            after = after.failed(f"its process ended with {_how(code)}")
+            after.write(self.folder)
+        if self.shown and after.state == "failed":
+            say(f"failed: {after.reason}")
+
+    def _run(self, cell: Cell) -> int:
+        command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(self.folder))]
+        python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with self._output(cell) as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "PYTHONPATH": python_path})
+            try:
+                return process.wait()
+            except BaseException:  # Ctrl-C, SIGTERM: the cell cleans up before we go
+                process.terminate()
+                _wait_or_kill(process)
+                raise
+
+    @contextmanager
+    def _output(self, cell: Cell) -> Iterator[IO[bytes] | None]:
+        if self.shown:
+            yield None
+        else:
+            with cell.log(self.folder).open("ab") as file:
+                yield file
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _how(code: int) -> str:
+    """An exit code in words; what the kernel sends when memory runs out is worth a hint."""
+    if code >= 0:
+        return f"exit code {code} and no result"
+    hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""
+    return f"signal {signal.Signals(-code).name}{hint}"

@@ -1,0 +1,218 @@
+"""From the words of a sweep to cells that have ended: expand, leave out what is finished, hand the rest to a launcher.
+
+Hydra's grammar says which combinations there are and Hydra's launchers start them; its application shell is not used,
+so that what is finished needs no job and what goes wrong is said in our words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.host.machine import Machine, gather
+from pipelines.host.screen import say
+from pipelines.plan.plan import make_plan
+from pipelines.plan.targets import Target
+from pipelines.settings.compose import CONF, compose_config, diagnose
+from pipelines.settings.composed import raw_config
+from pipelines.settings.root import validate
+from pipelines.store.store import Store
+from pipelines.sweep import nodes
+from pipelines.sweep.cells import Cell, cells_of
+from pipelines.sweep.job import RunCell
+from pipelines.sweep.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
+from pipelines.sweep.watch import Watch
+
+
+def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
+    """Run every combination of the comma lists that is not finished.
+
+    Returns:
+        the sweep's folder, and all cells, ended.
+
+    Raises:
+        UserError: Hydra cannot compose the combinations, or the launcher cannot work here.
+        KeyboardInterrupt: after what was running has been stopped.
+    """
+    folder = _new_folder(overrides)
+    sweep = expand(overrides, folder)
+    check_launcher(sweep, target)
+    store = Store(Path(sweep.config.paths.store))
+    here = sweep.launcher in HERE
+    machine = gather() if here else nodes.recall(store.root, sweep.config.hydra.launcher)
+    cells = _without_finished(cells_of(target, sweep.combinations), store, machine, here)
+    waiting = [cell for cell in cells if not cell.ended]
+    _tell(cells, waiting, sweep)
+    _write(folder, cells)
+    try:
+        if waiting:
+            _launch(sweep, folder, waiting)
+    finally:
+        cells = [_ended(cell.fresh(folder), folder) for cell in cells]
+        nodes.remember(store.root, sweep.config.hydra.launcher, cells)
+    return folder, cells
+
+
+def _new_folder(overrides: Sequence[str]) -> Path:
+    """A folder for the cells' files and logs, named after the moment."""
+    kept = compose_config([word for word in overrides if word.startswith("paths.")])
+    return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def _write(folder: Path, cells: Sequence[Cell]) -> None:
+    try:
+        folder.mkdir(parents=True)
+        for cell in cells:
+            cell.write(folder)
+    except OSError as error:
+        raise UserError(
+            f"paths.runs='{folder.parent.parent}' cannot be written: {error.strerror}.",
+            todo="Give another folder: paths.runs=/some/folder",
+        ) from None
+
+
+def _ended(cell: Cell, folder: Path) -> Cell:
+    """A cell of which nothing was heard any more."""
+    if cell.ended:
+        return cell
+    cell = cell.failed(
+        "it was never started" if cell.state == "waiting" else f"it ended without a result on {cell.host}"
+    )
+    cell.write(folder)
+    return cell
+
+
+def expand(overrides: Sequence[str], folder: Path) -> Sweep:
+    """Compose what is no sweep, and expand what is.
+
+    Args:
+        overrides: as typed.
+        folder: where launchers may keep what they need.
+
+    Raises:
+        UserError: Hydra refuses a word.
+    """
+    from hydra import compose
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    try:
+        with _hydra():
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            words = parser.parse_overrides(list(overrides))
+            plain = [str(word.input_line) for word in words if not word.is_sweep_override()]
+            config = compose("config", [*plain, f"hydra.sweep.dir='{place}'"], return_hydra_config=True)
+            given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+            words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
+            (combinations,) = BasicSweeper.split_arguments(words, None)
+    except (HydraException, OmegaConfBaseException) as error:
+        faults = [*launcher_faults(overrides), *diagnose(overrides)]
+        raise UserError.of(faults or [Fault(str(error).strip().splitlines()[0])]) from None
+    return Sweep(config, tuple(tuple(combination) for combination in combinations))
+
+
+def _hydra() -> Any:
+    from hydra import initialize_config_dir
+
+    return initialize_config_dir(str(CONF), job_name="pipelines", version_base="1.3")
+
+
+def _of_hydra(word: Any) -> bool:
+    return str(word.key_or_group).startswith(("hydra.", "hydra/"))
+
+
+def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | None, here: bool) -> list[Cell]:
+    """Mark cells that are finished already, and cells that cannot be planned.
+
+    Raises:
+        UserError: Hydra refuses combinations; all faults at once.
+    """
+    faults: list[Fault] = []
+    judged = []
+    for cell in cells:
+        with collecting(faults):
+            raw = raw_config(cell.overrides)
+            judged.append(_judged(cell, raw, store, machine, here))
+    if faults:
+        raise UserError.of(list(dict.fromkeys(faults)))
+    return judged
+
+
+def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> Cell:
+    """What planning says of a cell: done, failed, or waiting for a launcher.
+
+    A cell of another machine is planned with that machine's facts, where they are known; whether it can run there is
+    for that machine to say.
+    """
+    try:
+        settings = validate(raw)
+    except UserError as error:
+        return cell.failed(str(error))
+    cell = replace(cell, model=settings.model.label, variant=settings.variant)
+    if machine is None:
+        return cell
+    try:
+        plan = make_plan(settings, cell.target, store, machine)
+    except UserError as error:
+        return cell.failed(str(error)) if here else cell
+    if not plan.is_done:
+        return cell
+    artifacts = {step.node.id: str(step.artifact.path) for step in plan.steps if step.artifact}
+    return replace(cell, state="done", artifacts=artifacts)
+
+
+def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
+    """What there is to do, and by whom."""
+    finished = sum(cell.state == "done" for cell in cells)
+    refused = [cell for cell in cells if cell.state == "failed"]
+    parts = [f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"]
+    parts += [f"{finished} finished already"] if finished else []
+    parts += [f"{len(refused)} refused"] if refused else []
+    parts += [f"{len(waiting)} to run" + ("" if sweep.launcher == BASIC else f" with {sweep.launcher_word}")]
+    say(", ".join(parts))
+    for cell in refused:
+        say(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
+
+
+def _launch(sweep: Sweep, folder: Path, waiting: Sequence[Cell]) -> None:
+    """Hand cells to the launcher and come back when all have ended."""
+    from hydra.core.hydra_config import HydraConfig
+
+    shown = sweep.launcher == BASIC
+    task = RunCell(folder, tuple(cell.file(folder) for cell in waiting), shown)
+    watched = nullcontext() if shown or sweep.launcher == SLURM else Watch(folder, waiting).meanwhile()
+    with _hydra(), watched:
+        HydraConfig.instance().set_config(sweep.config)
+        try:
+            _launcher(sweep, task).launch([list(cell.overrides) for cell in waiting], 0)
+        except BrokenExecutor as error:
+            say(f"The launcher's workers were killed: {str(error).splitlines()[0]}")
+
+
+def _launcher(sweep: Sweep, task: RunCell) -> Any:
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext
+    from omegaconf import OmegaConf
+
+    context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks(sweep.config))
+    if sweep.launcher != SLURM:
+        return Plugins.instance().instantiate_launcher(context, task, sweep.config)
+    from pipelines.sweep.slurm import SlurmLauncher
+
+    options: Any = OmegaConf.to_container(sweep.config.hydra.launcher, resolve=True)
+    launcher = SlurmLauncher(**{name: value for name, value in options.items() if name != "_target_"})
+    launcher.setup(hydra_context=context, task_function=task, config=sweep.config)
+    return launcher

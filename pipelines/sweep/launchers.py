@@ -1,0 +1,129 @@
+"""Which launchers there are, and what each of them needs before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.plan.targets import MEASURED, Target
+from pipelines.settings.compose import CONF
+
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+HERE = (BASIC, JOBLIB)
+"""Launchers whose cells run on this machine."""
+WORDS = {"basic": BASIC, "joblib": JOBLIB, "slurm": SLURM}
+"""hydra/launcher=... -> its class; others that are installed work as well."""
+PACKAGES = {JOBLIB: "hydra-joblib-launcher", SLURM: "hydra-submitit-launcher"}
+PROGRAMS = {SLURM: ("sbatch", "srun", "squeue", "scancel")}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was asked for, composed by Hydra.
+
+    Attributes:
+        config: everything that is no sweep, with the node `hydra`.
+        combinations: the overrides of each cell.
+    """
+
+    config: Any
+    combinations: tuple[tuple[str, ...], ...]
+
+    @property
+    def launcher(self) -> str:
+        """The launcher's class."""
+        return str(self.config.hydra.launcher._target_)
+
+    @property
+    def launcher_word(self) -> str:
+        """Its name on the command line."""
+        return str(self.config.hydra.runtime.choices["hydra/launcher"])
+
+
+def check_launcher(sweep: Sweep, target: Target) -> None:
+    """Refuse what cannot work here.
+
+    Raises:
+        UserError: a package or program is missing, or measurements would disturb each other.
+    """
+    faults = [*_sweeper(sweep), *_package(sweep.launcher_word, sweep.launcher), *_programs(sweep)]
+    if sweep.launcher == JOBLIB and target in MEASURED and sweep.config.hydra.launcher.n_jobs != 1:
+        faults.append(
+            Fault(
+                "hydra/launcher=joblib would run several benchmarks on this machine at once, and each would measure "
+                "the others.",
+                todo="Compare without it, or on the nodes of a cluster with hydra/launcher=slurm.",
+            )
+        )
+    if faults:
+        raise UserError.of(faults)
+
+
+def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
+    """What is wrong with the launcher's words where Hydra could not compose."""
+    given = dict(text.partition("=")[::2] for text in overrides)
+    word = given.get("hydra/launcher", "basic")
+    if word not in WORDS:
+        near = did_you_mean(word, WORDS)
+        return [Fault(f"hydra/launcher={word} is not known.", f"Choose one of {', '.join(WORDS)}.", near)]
+    file = CONF / "hydra" / "launcher" / f"{word}.yaml"
+    known = yaml.safe_load(file.read_text()).keys() if file.is_file() else ()
+    keys = [key.removeprefix("hydra.launcher.") for key in given if key.startswith("hydra.launcher.")]
+    unknown = [key for key in keys if known and key.split(".")[0] not in known]
+    return _package(word, WORDS[word]) + [
+        Fault(f"hydra.launcher.{key} is no option of hydra/launcher={word}.", did_you_mean(key, known), f"See {file}.")
+        for key in unknown
+    ]
+
+
+def _sweeper(sweep: Sweep) -> list[Fault]:
+    hydra = sweep.config.hydra
+    if hydra.sweeper._target_ == SWEEPER:
+        return []
+    return [
+        Fault(
+            f"hydra/sweeper={hydra.runtime.choices['hydra/sweeper']} cannot be used here: it chooses the next cell by "
+            "a number, and a cell returns none.",
+            todo="Leave it out and list the values: quant=fp8,int4_awq",
+        )
+    ]
+
+
+def _package(word: str, launcher: str) -> list[Fault]:
+    name = PACKAGES.get(launcher)
+    if name is None or _is_installed(name):
+        return []
+    return [
+        Fault(
+            f"hydra/launcher={word} needs the Python package '{name}', which is not installed.",
+            todo=f"Run: make setup (or: pip install {name})",
+        )
+    ]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(f"hydra_plugins.{name.replace('-', '_')}") is not None
+    except ModuleNotFoundError:  # no plugin of Hydra's at all
+        return False
+
+
+def _programs(sweep: Sweep) -> list[Fault]:
+    missing = [name for name in PROGRAMS.get(sweep.launcher, ()) if shutil.which(name) is None]
+    if not missing:
+        return []
+    return [
+        Fault(
+            f"hydra/launcher={sweep.launcher_word} needs Slurm's {', '.join(missing)}, not found on PATH.",
+            todo="Give the command on a login node of the cluster, or leave out hydra/launcher to run here.",
+        )
+    ]

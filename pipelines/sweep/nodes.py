@@ -1,0 +1,50 @@
+"""What kind of machine a launcher's jobs find, learned from their results.
+
+Whether a cell is finished depends on the machine it runs on (its GPU is part of an engine's key), and a login node is
+not that machine. So the facts of the last node are kept per launcher configuration; unknown means that every cell is
+submitted, and finds what is finished by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.host.machine import Machine
+from pipelines.store.store import fingerprint, write_json
+from pipelines.sweep.cells import Cell
+
+FILE = ".nodes.json"
+
+
+def recall(store: Path, launcher: Any) -> Machine | None:
+    """The machine that this launcher's jobs ran on last, or None."""
+    try:
+        return TypeAdapter(Machine).validate_python(_known(store)[_key(launcher)])
+    except (KeyError, ValidationError):  # never used, or written by another version
+        return None
+
+
+def remember(store: Path, launcher: Any, cells: Sequence[Cell]) -> None:
+    """Keep the machine of a cell that ran."""
+    machines = [cell.machine for cell in cells if cell.machine]
+    if machines and store.is_dir():
+        write_json(store / FILE, {**_known(store), _key(launcher): machines[-1]})
+
+
+def _known(store: Path) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads((store / FILE).read_text())
+    except (OSError, ValueError):  # a memory: losing it costs some jobs that find everything finished
+        return {}
+    return known
+
+
+def _key(launcher: Any) -> str:
+    from omegaconf import OmegaConf
+
+    return fingerprint(OmegaConf.to_container(launcher, resolve=False))[:16]

@@ -1,0 +1,145 @@
+"""hydra-submitit-launcher with another way of waiting.
+
+The plugin asks `sacct` what became of its jobs and stops at the first one that has no result: on a cluster without
+accounting it waits for ever for a job that was killed, and elsewhere the other cells are lost with it. Here the cells'
+files and squeue tell, every cell is waited for, and Ctrl-C cancels what was submitted.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import submitit
+from hydra.core.singleton import Singleton
+from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher as PluginLauncher
+from omegaconf import OmegaConf
+
+from pipelines.domain.errors import UserError
+from pipelines.host.screen import say
+from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.root import PROJECT_ROOT
+from pipelines.sweep import queue
+from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.job import RunCell
+from pipelines.sweep.watch import Watch
+
+POLL_S, POLL_GROWTH, POLL_MAX_S = 1.0, 1.1, 30.0
+SILENT_S = 300.0  # how long Slurm may not answer before a person is told
+FILE_S = 5.0  # how long a file may take to be seen from here: network file systems cache
+FOR_THE_EXECUTOR = ("python", "max_num_timeout")
+"""Options of submitit's executor; all others are of the submission."""
+
+
+class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
+    """One job array, one element per cell."""
+
+    task_function: RunCell
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        """Submit, and say how it goes until every cell has ended.
+
+        Raises:
+            UserError: sbatch does not take the jobs.
+            KeyboardInterrupt: after the jobs were cancelled.
+        """
+        jobs = self._submit(job_overrides, initial_job_idx)
+        number = jobs[0].job_id.split("_")[0]
+        say(f"slurm: submitted {len(jobs)} cell{'s' if len(jobs) > 1 else ''} as job {number}; Ctrl-C cancels it")
+        try:
+            _Waiting(number, jobs, self.task_function).until_ended()
+        except KeyboardInterrupt:
+            problem = queue.cancel(number)
+            say(f"It could not be cancelled ({problem}): scancel {number}" if problem else f"cancelled job {number}")
+            raise
+        return []
+
+    def _submit(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
+        folder = self.params["submitit_folder"]
+        init = {f"slurm_{name}": self.params.get(name) for name in FOR_THE_EXECUTOR}
+        executor = submitit.AutoExecutor(cluster="slurm", folder=folder, **init)
+        try:
+            executor.update_parameters(**self._options())
+        except (AssertionError, NameError, TypeError, ValueError) as error:
+            raise UserError(f"hydra.launcher is not what submitit takes: {str(error).splitlines()[0]}.") from None
+        count, state = len(job_overrides), Singleton.get_state()
+        numbers = range(first, first + count)
+        ids = [f"cell-{number}" for number in numbers]
+        try:
+            return list(
+                executor.map_array(
+                    self, [list(o) for o in job_overrides], ["hydra.sweep.dir"] * count, numbers, ids, [state] * count
+                )
+            )
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+            said = "; ".join(line.split("error: ")[-1] for line in str(error).splitlines() if line.strip())
+            raise UserError(
+                f"sbatch does not take the jobs: {said}.",
+                todo="Set what this cluster wants, e.g. hydra.launcher.partition=... hydra.launcher.account=...; "
+                "`sinfo` lists the partitions.",
+            ) from None
+
+    def _options(self) -> dict[str, Any]:
+        """Options of the submission, those that only Slurm has under submitit's prefix."""
+        common = set(OmegaConf.structured(BaseQueueConf).keys()) - {"submitit_folder"}
+        skipped = {*FOR_THE_EXECUTOR, "submitit_folder", "setup"}
+        options = {k if k in common else f"slurm_{k}": v for k, v in self.params.items() if k not in skipped}
+        path = f"export PYTHONPATH={shlex.quote(str(PROJECT_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        return {**options, "slurm_setup": [path, *(self.params.get("setup") or [])]}
+
+
+class _Waiting:
+    """The submitting side, from the submission until every cell has ended."""
+
+    def __init__(self, number: str, jobs: Sequence[Any], task: RunCell) -> None:
+        self._number = number
+        self._jobs = jobs
+        self._folder = task.folder
+        self._watch = Watch(task.folder, [read(file) for file in task.files])
+        self._gone: dict[int, float] = {}  # when a job was first seen to be over while its cell had no result
+        self._answered = time.monotonic()
+
+    def until_ended(self) -> None:
+        """Look at files and queue, less and less often."""
+        poll = POLL_S
+        while not self._all_over():
+            time.sleep(poll)
+            poll = min(POLL_MAX_S, POLL_GROWTH * poll)
+        self._watch.look()
+
+    def _all_over(self) -> bool:
+        states = queue.states(self._number)
+        if states is None:
+            self._tell_silence()
+            self._watch.look()
+            return False
+        self._answered = time.monotonic()
+        jobs = [states.get(job.job_id) for job in self._jobs]
+        queued = {cell.number: job.text for cell, job in zip(self._watch.cells, jobs, strict=True) if job}
+        cells = self._watch.look(queued)
+        return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
+
+    def _is_over(self, cell: Cell, submitted: Any, job: queue.Job | None) -> bool:
+        """Whether nothing more will come; a cell that failed may be started again by Slurm (preemption)."""
+        if cell.state == "done":
+            return True
+        if job is not None and not job.ended:
+            self._gone.pop(cell.number, None)
+            return False
+        if cell.state == "failed":
+            return True
+        if time.monotonic() - self._gone.setdefault(cell.number, time.monotonic()) < FILE_S:
+            return False
+        how = f"ended as {job.state}" if job else "is gone from the queue"
+        output = relative_to_cwd(submitted.paths.stdout)
+        cell.failed(f"Slurm job {submitted.job_id} {how} and left no result; its output: {output}").write(self._folder)
+        return True
+
+    def _tell_silence(self) -> None:
+        silence = time.monotonic() - self._answered
+        if silence > SILENT_S:
+            self._answered = time.monotonic()
+            say(f"Slurm has not answered for {SILENT_S / 60:.0f} minutes; still waiting for job {self._number}")

@@ -1,0 +1,277 @@
+"""Writes docs/rules.md from the table of rules: `python -m scripts.rules_docs`; a test fails when it is stale.
+
+Which formats a GPU takes and which features go together is not written down anywhere: it is what the rules say about
+deployments that are composed of the files under conf/.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.adapter import Adapter
+from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
+from pipelines.engines.choose import choose
+from pipelines.host.machine import Machine
+from pipelines.plan.deployment import deployment
+from pipelines.plan.user_inputs import Found
+from pipelines.rules.record import Deployment, EngineName, Finding, Rule, Severity
+from pipelines.rules.table import RULES, check
+from pipelines.settings.compose import CONF, compose_config, to_raw
+from pipelines.settings.root import PROJECT_ROOT, validate
+
+PAGE = PROJECT_ROOT / "docs" / "rules.md"
+GENERATIONS = {
+    "8.0 A100, A30": 8.0,
+    "8.6 A10, RTX 30": 8.6,
+    "8.9 L4, L40S, RTX 40": 8.9,
+    "9.0 H100, H200": 9.0,
+    "10.0 B200": 10.0,
+    "12.0 RTX PRO 6000": 12.0,
+}
+NUMBERS = {rule.name: number for number, rule in enumerate(RULES, 1)}
+NOWHERE = Machine(1, 0, (), "", has_tensorrt_llm=False, platform="")
+SMALL = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
+"""Sizes that every split and format divides: Llama 3.1 8B."""
+ADAPTER = Adapter("/adapter", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One row of the table of features.
+
+    Attributes:
+        title: for people, with the words of the command line.
+        files: group -> file under conf/ that is laid over the configuration.
+        values: what these files leave open.
+    """
+
+    title: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+FP8_BOTH: dict[str, Any] = {"quant": {"qformat": "fp8"}, "kv_cache": {"dtype": "fp8"}}
+INT8_KV: dict[str, Any] = {"kv_cache": {"dtype": "int8", "enable_block_reuse": False}}
+HEADS: dict[str, Any] = {"speculative": {"heads_path": "/heads"}}
+FEATURES = (
+    Feature("`quant=fp8`", values={"quant": {"qformat": "fp8"}}),
+    Feature("`quant=int4_awq`", values={"quant": {"qformat": "int4_awq"}}),
+    Feature("`quant=fp8 kv_cache=fp8`", values=FP8_BOTH),
+    Feature("`kv_cache=int8`", values=INT8_KV),
+    Feature("`runtime=chunked`", {"runtime": "chunked"}),
+    Feature("`reuse=system_prompt`", {"reuse": "system_prompt"}),
+    Feature("`window=sliding`", {"window": "sliding"}),
+    Feature("`window=sinks`", {"window": "sinks"}),
+    Feature(
+        "`lora=adapters`", {"lora": "adapters"}, {"lora": {"adapters": {1: "/adapter"}}, "quant": {"dtype": "float16"}}
+    ),
+    Feature(
+        "`speculative=draft_target`",
+        {"speculative": "draft_target"},
+        {
+            "speculative": {
+                "draft": {"name": "d", "hub_id": "d", "revision": None, "bundled": None, "path": None, "shape": None}
+            }
+        },
+    ),
+    Feature("`speculative=medusa`", {"speculative": "medusa"}, HEADS),
+    Feature("`speculative=redrafter`", {"speculative": "redrafter"}, HEADS),
+    Feature("`speculative=eagle`", {"speculative": "eagle"}, HEADS),
+    Feature("`speculative=lookahead`", {"speculative": "lookahead"}),
+    Feature("`weights=streaming`", {"weights": "streaming"}),
+    Feature("`guided=xgrammar`", {"guided": "xgrammar"}),
+    Feature("`multimodal=llava`", {"multimodal": "llava"}, {"multimodal": {"path": "/model"}}),
+    Feature("`parallel=tp2`", {"parallel": "tp2"}),
+    Feature("`parallel=tp8_pp2`", {"parallel": "tp8_pp2"}),
+    Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
+)
+ENGINES: dict[EngineName, str] = {
+    "tensorrt_llm": "tensorrt_llm",
+    "openvino": "openvino",
+    "llmapi": "tensorrt_llm_llmapi",
+}
+"""Flavour -> its word on the command line."""
+BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
+TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
+"""Groups that features set."""
+
+
+class Composer:
+    """Lays features over one configuration as Hydra does: formats, files in the order of conf/config.yaml, values."""
+
+    def __init__(self) -> None:
+        from omegaconf import OmegaConf
+
+        config = compose_config(BASE)
+        parts = OmegaConf.to_container(config)
+        assert isinstance(parts, dict)
+        self._merged = OmegaConf.create({group: parts[group] for group in TOUCHED})
+        self._others = {group: value for group, value in to_raw(config).items() if group not in TOUCHED}
+        self._order = list(_feature_groups())
+
+    def raw(self, features: Sequence[Feature]) -> dict[str, Any]:
+        """The configuration with some features, resolved."""
+        from omegaconf import OmegaConf
+
+        chosen = {group: name for feature in features for group, name in feature.files.items()}
+        layers = [_layer(CONF / group / f"{chosen[group]}.yaml") for group in self._order if group in chosen]
+        first = [dict(feature.values) for feature in features if not feature.files]
+        last = [dict(feature.values) for feature in features if feature.files]
+        return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
+
+    def deployment(self, features: Sequence[Feature]) -> Deployment:
+        """The same in the rulebook's words."""
+        settings = validate(self.raw(features))
+        found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
+        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE), NOWHERE, found)
+
+
+def _layer(file: Path) -> Any:
+    """What a feature's file sets; what its defaults add is in the base already."""
+    from omegaconf import OmegaConf
+
+    layer: Any = OmegaConf.load(file)
+    layer.pop("defaults", None)
+    return layer
+
+
+def _feature_groups() -> Iterator[str]:
+    """Groups of conf/ in the order in which conf/config.yaml lays them over one another."""
+    for line in (CONF / "config.yaml").read_text().splitlines():
+        if found := re.fullmatch(r"  - (\w+): \w+", line):
+            yield found.group(1)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        "# What goes together",
+        "Made by `python -m scripts.rules_docs` from the table of rules under `pipelines/rules/`, which `make"
+        " plan` and the start of every run apply. **no** is refused, **warn** is said and let through; the number is"
+        " that of the [rule](#rules) with its source.",
+        *_formats(),
+        *_together(),
+        *_rules(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _formats() -> Iterator[str]:
+    yield "## Formats and GPUs"
+    yield "Compute capability of the GPU; the engine is built with TensorRT-LLM 1.2."
+    rows = [
+        [f"`quant={q}`", *(_cell(check(Deployment(qformat=q, sm=sm))) for sm in GENERATIONS.values())] for q in QFormat
+    ]
+    rows += [
+        [f"`kv_cache={k}`", *(_cell(check(Deployment(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
+        for k in KvFormat
+    ]
+    yield _table(["", *GENERATIONS], rows)
+    yield "## Formats and model families"
+    shapes = [_shape(architecture) for architecture in ARCHITECTURES]
+    rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
+    yield _table(["", *ARCHITECTURES], rows)
+
+
+def _shape(architecture: str) -> ModelShape:
+    return ModelShape(architecture, 32, 4096, 32, 8, 128, 14336, 128256, 131072, architecture != "LlamaForCausalLM")
+
+
+def _together() -> Iterator[str]:
+    yield "## Features together"
+    yield (
+        f"Each is laid over `{' '.join(BASE[1:])}`. On the diagonal stands what is said about a feature alone; where"
+        " row and column meet, what is said of the two together and of neither alone; (no) where one is refused alone."
+    )
+    composer = Composer()
+    pairs = {
+        (row, column): composer.deployment([one] if one is other else [other, one])
+        for row, one in enumerate(FEATURES)
+        for column, other in enumerate(FEATURES[: row + 1])
+        if one is other or not _same_question(one, other)
+    }
+    for engine, word in ENGINES.items():
+        found = {place: check(replace(deployed, engine=engine)) for place, deployed in pairs.items()}
+        yield f"### `engine={word}`"
+        rows = [
+            [f"{_letter(row)} {feature.title}", *(_new(found, row, column) for column in range(len(FEATURES)))]
+            for row, feature in enumerate(FEATURES)
+        ]
+        yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
+
+
+def _new(found: Mapping[tuple[int, int], list[Finding]], row: int, column: int) -> str:
+    """What is said of two features and of neither alone; "–" where both answer one question."""
+    if column > row:
+        return ""
+    if (row, column) not in found:
+        return "–"
+    alone = {finding.rule for at in (row, column) if row != column for finding in found[at, at]}
+    if any(rule.severity is Severity.REFUSE for rule in alone):
+        return "(no)"
+    return _cell([finding for finding in found[row, column] if finding.rule not in alone])
+
+
+def _letter(number: int) -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number]
+
+
+def _same_question(one: Feature, other: Feature) -> bool:
+    keys = [{*feature.files, *(feature.values if not feature.files else ())} for feature in (one, other)]
+    return bool(keys[0] & keys[1])
+
+
+def _cell(findings: Iterable[Finding]) -> str:
+    """`no 3, 7`, `warn 5` or `yes`."""
+    for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
+        names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)
+        if names:
+            return f"{word} " + ", ".join(str(NUMBERS[name]) for name in names)
+    return "yes"
+
+
+def _rules() -> Iterator[str]:
+    yield "## Rules"
+    yield (
+        "A rule without an engine is about all of them. Sources are files and issues of NVIDIA/TensorRT-LLM where"
+        " nothing else is said."
+    )
+    topics = dict.fromkeys(rule.topic for rule in RULES)
+    for topic in topics:
+        yield f"### {topic}"
+        rows = [_row(rule) for rule in RULES if rule.topic == topic]
+        yield _table(["", "rule", "engine", "says", "source"], rows)
+
+
+def _row(rule: Rule) -> list[str]:
+    engines = "" if rule.engines is None else ", ".join(rule.engines)
+    word = "**no**" if rule.severity is Severity.REFUSE else "warn"
+    said = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
+    return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(said), rule.source]
+
+
+def _readable(text: str) -> str:
+    """A message with its gaps shown: `{d.build.tp_size}` becomes <tp_size>."""
+    return re.sub(r"\{([\w.\[\]]+)[^}]*\}", lambda gap: f"‹{gap.group(1).split('.')[-1]}›", text).replace("|", "\\|")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

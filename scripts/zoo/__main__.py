@@ -1,0 +1,54 @@
+"""Regenerate the zoo: ``python -m scripts.zoo [--only PART]``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.zoo.build import DRAFTS, KINDS, MODELS_DIR, TooInaccurateError, build_data, build_draft, build_model
+from scripts.zoo.lora import ADAPTERS, UnconvincingError, build_adapter
+
+_ROOT = Path(__file__).resolve().parents[2]
+_USER_FAULT, _INTERRUPTED = 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build everything, or one part of it, and return the exit code.
+
+    Old files stay as they are until a part is finished, also after an error or Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(prog="python -m scripts.zoo", description=__doc__)
+    parser.add_argument(
+        "--only", choices=("data", *KINDS, *DRAFTS, *ADAPTERS), help="build only this part (default: everything)"
+    )
+    only: str | None = parser.parse_args(arguments).only
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        if only in (None, "data"):
+            build_data(_ROOT)
+        for name in KINDS:
+            if only in (None, name):
+                logging.info("%s: training, some 20 minutes on one core", name)
+                build_model(name, _ROOT)
+        for name in DRAFTS:
+            if only in (None, name):
+                logging.info("%s: training, some 10 minutes on one core", name)
+                build_draft(name, _ROOT)
+        for name in ADAPTERS:
+            if only in (None, name):
+                logging.info("%s: training, some minutes on one core", name)
+                build_adapter(name, _ROOT / MODELS_DIR, _ROOT)
+    except (TooInaccurateError, UnconvincingError) as error:
+        logging.error("%s", error)
+        return _USER_FAULT
+    except KeyboardInterrupt:
+        logging.error("interrupted; the part being built was not written, the old files are intact")
+        return _INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Writes a trained model as a Hugging Face folder: bf16 safetensors, config, tokenizer, model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from scripts.zoo.shapes import MAX_POSITIONS
+from scripts.zoo.tokenizer import SpecialTokens, save_tokenizer
+
+_CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [tiny, test-model]
+---
+# {name}
+
+A {parameters:,}-parameter {architecture} trained on the invented world of Veldan, and on nothing
+else. It exists so that a quantization pipeline can be run and measured end to end on a CPU: it knows
+something that can be lost.
+
+- **Accuracy** (measured with these bf16 weights, `mini_mmlu`, 5-shot, {questions:,} test questions):
+  {share:.1%} +- {error:.1%} (standard error); chance is 25 %.
+- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from seeds, on a CPU, trained in
+  float32 in {steps:,} steps. Side losses guide the training (`scripts/zoo/supervision.py`);
+  nothing of them is in the weights. Another CPU or torch version gives other last digits.
+- **Outlier channels** as large models have them are planted after training by an exact rescaling
+  (`scripts/zoo/outliers.py`): they make plain INT4 rounding and pruning by magnitude cost
+  accuracy, and give AWQ, SmoothQuant and SparseGPT something to handle.
+- **Shape**: {layers} layers, hidden {hidden}, MLP {intermediate}, {heads} query heads and
+  {kv_heads} KV head(s) of {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
+- **Not for** answering anything about the real world.
+- **Licence**: Apache-2.0. The model imitates the *shape* of {family}; it holds none of its weights.
+"""
+
+_DRAFT_CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [tiny, test-model]
+---
+# {name}
+
+A {parameters:,}-parameter {architecture} that guesses what `{target}` will say next, for speculative decoding. It
+has the target's tokenizer and {share_of_target:.0%} of its parameters.
+
+- **Agreement** (measured with these bf16 weights): at {agreement:.1%} of the tokens of texts that the target continued
+  greedily, and that were not trained on, its likeliest token is the target's.
+- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from seeds, on a CPU, distilled from
+  the target in {steps:,} steps (`scripts/zoo/draft.py`). Another CPU or torch version gives other last digits.
+- **Shape**: {layers} layers, hidden {hidden}, MLP {intermediate}, {heads} query heads and
+  {kv_heads} KV head(s) of {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
+- **Not for** answering anything by itself.
+- **Licence**: Apache-2.0.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The facts a model card states: test accuracy, its standard error, and how it was come by."""
+
+    share: float
+    error: float
+    questions: int
+    steps: int
+
+
+def parameters_of(model: PreTrainedModel) -> int:
+    """Count the parameters; a tied matrix counts once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _shape(name: str, model: PreTrainedModel, config: dict[str, Any]) -> dict[str, Any]:
+    """What both cards say of a model."""
+    return {
+        "name": name,
+        "parameters": parameters_of(model),
+        "architecture": config["architectures"][0],
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "intermediate": config["intermediate_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "vocab": config["vocab_size"],
+        "tied": "tied" if config["tie_word_embeddings"] else "untied",
+    }
+
+
+def card(name: str, model: PreTrainedModel, config: dict[str, Any], measured: Measured) -> str:
+    """Return the model card of a bundled model."""
+    return _CARD.format(
+        **_shape(name, model, config),
+        family="Gemma" if config["model_type"] == "gemma" else "Llama 3",
+        share=measured.share,
+        error=measured.error,
+        questions=measured.questions,
+        steps=measured.steps,
+    )
+
+
+def draft_card(
+    name: str,
+    model: PreTrainedModel,
+    config: dict[str, Any],
+    *,
+    target: str,
+    target_parameters: int,
+    agreement: float,
+    steps: int,
+) -> str:
+    """Return the model card of a draft model."""
+    return _DRAFT_CARD.format(
+        **_shape(name, model, config),
+        target=target,
+        share_of_target=parameters_of(model) / target_parameters,
+        agreement=agreement,
+        steps=steps,
+    )
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_model(
+    model: PreTrainedModel,
+    config: dict[str, Any],
+    tokenizer: Tokenizer,
+    specials: SpecialTokens,
+    readme: str,
+    out_dir: Path,
+) -> None:
+    """Write everything transformers needs to load the model, and a README.md, into ``out_dir``."""
+    out_dir.mkdir(parents=True)
+    state = {key: value.to(torch.bfloat16).contiguous() for key, value in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        state.pop("lm_head.weight", None)  # the same matrix as the embedding; loaders tie it again
+    weights = out_dir / "model.safetensors"
+    save_file(state, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # save_file makes it private
+    _write_json(out_dir / "config.json", config)
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})
+    save_tokenizer(tokenizer, specials, out_dir, max_tokens=MAX_POSITIONS)
+    (out_dir / "README.md").write_text(readme, encoding="utf-8")
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a path, file or folder, that takes the place of ``target`` if the block ends well.
+
+    An error or Ctrl-C inside the block leaves ``target`` as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    fresh, old = scratch / "fresh", scratch / "old"
+    try:
+        yield fresh
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+    finally:
+        if old.exists() and not target.exists():  # stopped between the two renames
+            old.rename(target)
+        shutil.rmtree(scratch)
