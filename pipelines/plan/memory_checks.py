@@ -11,8 +11,8 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.host.machine import native_bf16
-from pipelines.predict.performance.hardware import usable_bytes
-from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, Shape, concurrency, device_memory, what_fits
+from pipelines.predict.performance.gpus import usable_bytes
+from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.load import DEFAULT_CONCURRENCY, LengthSettings, WorkloadSettings
 from pipelines.settings.root import HardwareSettings, Settings
 
@@ -32,7 +32,7 @@ class Fit:
     notes: tuple[str, ...] = ()
 
 
-def engine_sizes(settings: Settings, shape: Shape) -> EngineSizes:
+def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
     """What the settings mean for memory."""
     build, triton = settings.build, settings.triton
     return EngineSizes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from pipelines.plan.plan import Plan
 from pipelines.predict.performance.command import aligned
 from pipelines.predict.performance.deployment import Model, calibrated, gpu_model, known
 from pipelines.predict.performance.fitted import processor
-from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial
-from pipelines.predict.performance.specs import ModelSpec
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.loads import Level, make_levels
@@ -62,7 +63,7 @@ def model_of(plan: Plan) -> Model | None:
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
         return found  # of a GPU without a data sheet nothing is said
-    model = ModelSpec.from_shape(plan.shape, settings.model.label)
+    model = replace(plan.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 

@@ -13,10 +13,11 @@ from pipelines.host.machine import Machine, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
 from pipelines.predict.performance.fitted import Calibration, calibration_of, comparison
-from pipelines.predict.performance.hardware import data_sheet, resolved
-from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import Measured, read_measured
 from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import CALIBRATIONS

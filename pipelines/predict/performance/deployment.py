@@ -18,12 +18,12 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.memory_checks import engine_sizes, request_tokens
 from pipelines.predict.performance.fitted import Calibration, load_calibration, processor
+from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
 from pipelines.predict.performance.measured import measured_level
 from pipelines.predict.performance.memory import device_memory, kv_blocks
 from pipelines.predict.performance.modelled import Deployment, Modelled, Provenance, run_trial, trial
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec, gpu_named
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.report.data import ModelledRun, ReportData, Run
@@ -129,7 +129,7 @@ def _modelled_run(
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
     if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
-            spec = ModelSpec.from_shape(shape, result.model)
+            spec = replace(shape, name=result.model)
             model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
@@ -162,7 +162,7 @@ def calibrated(
 
 
 def gpu_model(
-    settings: Settings, model: ModelSpec, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
+    settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
     form: Format | None = None, tp: int | None = None, pp: int | None = None,
 ) -> Model:  # fmt: skip
     """What a model of iterations says of the deployment that the settings ask for.

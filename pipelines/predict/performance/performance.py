@@ -13,11 +13,12 @@ from typing import Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
+from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.frameworks import Framework, framework_named
+from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.physics import facts, iteration_cost
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.cost import IterationCost
 
 Provenance = Literal["calibrated", "transferred", "datasheet"]
@@ -42,7 +43,7 @@ class Setup:
         framework: that serves it, with its version.
     """
 
-    model: ModelSpec
+    model: ModelShape
     gpu: GpuSpec
     qformat: QFormat = QFormat.NONE
     kv_format: KvFormat = KvFormat.AUTO
@@ -67,7 +68,7 @@ class Setup:
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
-            f"kind={'mixture' if self.model.n_experts > 1 else 'dense'}",
+            f"kind={'mixture' if self.model.num_experts > 1 else 'dense'}",
             f"link={gpu.link(self.tp)[0]}",
         )
 
@@ -186,10 +187,11 @@ def refuse(setup: Setup) -> None:
             f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
             allowed=f"It can hold it as {' or '.join(able_kv)}.",
         )
-    if setup.tp < 1 or setup.model.heads % setup.tp:
+    name, heads, layers = setup.model.name, setup.model.num_attention_heads, setup.model.num_hidden_layers
+    if setup.tp < 1 or heads % setup.tp:
         raise UserError(
-            f"{setup.model.name} has {setup.model.heads} heads; tp_size={setup.tp} does not divide them.",
-            allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if setup.model.heads % n == 0)}.",
+            f"{name} has {heads} heads; tp_size={setup.tp} does not divide them.",
+            allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if heads % n == 0)}.",
         )
-    if not 1 <= setup.pp <= setup.model.layers:
-        raise UserError(f"pp_size={setup.pp} is not between 1 and {setup.model.name}'s {setup.model.layers} layers.")
+    if not 1 <= setup.pp <= layers:
+        raise UserError(f"pp_size={setup.pp} is not between 1 and {name}'s {layers} layers.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
-from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.load import LengthSettings
@@ -102,7 +103,7 @@ def _in_ticks(settings: Settings) -> Case:
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.predict.performance.deployment import gpu_model
-    from pipelines.predict.performance.known_model import known_model
+    from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
 
     model = known_model(settings)

@@ -13,9 +13,9 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known, with_models
 from pipelines.predict.performance.fitted import load_calibration
-from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
-from pipelines.predict.performance.specs import gpu_named
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
