@@ -14,8 +14,9 @@ from pipelines.host.machine import native_bf16
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.hardware import usable_bytes
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
+from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.load import DEFAULT_CONCURRENCY
-from pipelines.settings.root import HardwareSettings, Settings
+from pipelines.settings.root import Settings
 
 
 @dataclass(frozen=True, slots=True)

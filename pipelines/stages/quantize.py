@@ -11,7 +11,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
 from pipelines.rules.table import check_checkpoint
-from pipelines.settings.root import CalibrationSettings, KvCacheSettings, QuantSettings
+from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec

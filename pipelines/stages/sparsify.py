@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings.root import CalibrationSettings, SparsitySettings
+from pipelines.settings.compression import CalibrationSettings, SparsitySettings
 from pipelines.stages.quantize import calibration_identity, calibration_of, check_model, texts_of
 
 
