@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.gpus import rows
-from pipelines.settings.root import HardwareSettings
+from pipelines.settings.engine import HardwareSettings
 
 MEMORY_TOLERANCE = 0.12
 """GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""

@@ -12,7 +12,8 @@ from pipelines.predict.performance.gpus import GpuSpec, data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.simulator.interface import admission_of
-from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.sizing.demand import Demand, stated_demand
+from pipelines.predict.sizing.price import Prices
 from pipelines.predict.sizing.question import Limits, Question
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
@@ -54,7 +55,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
         sparse=settings.sparsity.method != "none",
         limits=limits(settings, float(isl.mean())),
-        prices=sizing.prices.to_prices(),
+        prices=Prices.of(sizing.prices),
     )
 
 
@@ -79,7 +80,7 @@ def demand_of(settings: Settings) -> Demand:
     Raises:
         UserError: none is given.
     """
-    demand = settings.sizing.to_demand()
+    demand = stated_demand(settings.sizing)
     if demand is None:
         raise UserError(
             "There is no load to size for.",
@@ -93,10 +94,8 @@ def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
     """Powers of two up to a server that divide the heads; one size when the configuration chose it."""
     if chosen > 1:
         return (chosen,)
-    powers = (1, 2, 4, 8, 16)
-    return tuple(size for size in powers if size <= gpu.gpus_per_server and model.num_attention_heads % size == 0) or (
-        1,
-    )
+    powers, heads = (1, 2, 4, 8, 16), model.num_attention_heads
+    return tuple(size for size in powers if size <= gpu.gpus_per_server and heads % size == 0) or (1,)
 
 
 def limits(settings: Settings, mean_isl: float) -> Limits:
