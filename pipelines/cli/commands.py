@@ -14,7 +14,7 @@ from pipelines.plan.targets import Target, farthest
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.composed import raw_config, remember
 from pipelines.settings.root import Settings, validate
-from pipelines.settings.sizing import calibration_files
+from pipelines.settings.sizing import fit_files
 from pipelines.store.store import Store
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
-    if made.flavour.name != "openvino" or settings.sizing.calibration or any(calibration_files(settings.paths.store)):
+    if made.flavour.name != "openvino" or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         sys.stdout.write(modelled_text(made))

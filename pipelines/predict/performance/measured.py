@@ -1,4 +1,4 @@
-"""Results of benchmarks, whoever measured them, in one form: what calibration and sizing read.
+"""Results of benchmarks, whoever measured them, in one form: what fits and sizing read.
 
 Ours (`benchmark.json`), AIPerf, genai-perf and trtllm-bench. Their metrics agree (TTFT to the first non-empty response,
 ITL = (E2E - TTFT) / (OSL - 1) per request); what differs (percentiles, when requests start, what is in the window) is

@@ -21,11 +21,16 @@ from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.physics import facts, iteration_cost
 from pipelines.predict.simulator.cost import IterationCost
 
-Provenance = Literal["calibrated", "transferred", "datasheet"]
-WIDER: dict[Provenance, float] = {"calibrated": 1.0, "transferred": 1.5, "datasheet": 2.5}
+Provenance = Literal["fitted", "transferred", "datasheet"]
+WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """How much wider an interval is where there are no residuals to take it from."""
 SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) that is assumed where nothing was fitted."""
+
+
+def origin(provenance: Provenance, why: str) -> str:
+    """Where coefficients come from, for people: "fitted to 3 loads ...", "transferred: L4 was measured ..."."""
+    return why if provenance == "fitted" else f"{provenance}: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class Costed:
         cost: of an iteration.
         overhead_s: network and tokenizer, to be added to TTFT.
         client_delay: from a response to the same user's next request in a closed loop.
-        provenance: "calibrated": this GPU and this family of frameworks were measured; "transferred": one of them was;
+        provenance: "fitted": this GPU and this family of frameworks were measured; "transferred": one of them was;
             "datasheet": neither.
         why: the provenance in words.
         spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
@@ -150,7 +155,7 @@ class PerformanceModel:
         gpu, family = setup.gpu.gpu, setup.runs_on.family
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
-            return "calibrated", f"fitted to measurements on {gpu} with {family}"
+            return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
             measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"
             return "transferred", measured

@@ -118,7 +118,7 @@ def test_efficiencies_are_physical():
 @pytest.mark.parametrize(
     ("gpu", "framework", "provenance", "why"),
     [
-        ("h100_sxm", "TensorRT-LLM 1.2", "calibrated", "H100-SXM-80GB with trtllm-torch"),
+        ("h100_sxm", "TensorRT-LLM 1.2", "fitted", "H100-SXM-80GB with trtllm-torch"),
         ("a10", "vLLM 0.12.0", "transferred", "vllm was measured on other GPUs"),
         ("a100_pcie_80gb", "vLLM 0.12.0", "transferred", "A100-PCIe-80GB was measured with other frameworks"),
     ],

@@ -43,7 +43,7 @@ def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
     best = found["options"][0]
     assert found["recommended"] == best["option"] == "TP 1 fp8"
     assert best["fleet"]["needed"] == -(-65 // best["requests_per_s"])
-    assert best["provenance"] in ("calibrated", "transferred", "datasheet")
+    assert best["provenance"] in ("fitted", "transferred", "datasheet")
     assert best["requests_per_s_low"] <= best["requests_per_s"] <= best["requests_per_s_high"]
     assert found["check"]["fleet"]["meets"]
     rows = list(csv.DictReader((folder / "table.csv").open()))
