@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
+from pipelines.settings.compose import load
 
 
 def sizing(*overrides):
