@@ -16,7 +16,6 @@ from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
-
     from pipelines.predict.performance.modelled import Modelled
 
 Point = tuple[float, float, Level]

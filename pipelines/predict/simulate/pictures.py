@@ -14,7 +14,6 @@ from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Bo
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
-
     from pipelines.predict.simulator.interface import Run
 
 MAX_SLOTS = 12
