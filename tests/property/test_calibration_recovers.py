@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.outbox import Outbox
+from pipelines.engines.openvino.response_sender import Outbox
 from pipelines.predict.performance.fit import FEW, FREE_KNOBS, fit, guess, moved
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import Deployment, run_trial, trial

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import Asked
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.sequences import DraftUse, KvUse, Piece, Stamps
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.streams import DraftUse, KvUse, Piece, Stamps
 
 
 @dataclass

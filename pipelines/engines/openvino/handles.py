@@ -6,8 +6,8 @@ from typing import Any
 
 import openvino_genai as genai
 
-from pipelines.engines.openvino.asked import Asked
-from pipelines.engines.openvino.streams import News, Stream
+from pipelines.engines.openvino.generation_request import Asked
+from pipelines.engines.openvino.sequences import News, Stream
 
 _STATUS = genai.GenerationStatus
 _STOP = genai.GenerationFinishReason.STOP

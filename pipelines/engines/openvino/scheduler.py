@@ -14,17 +14,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.adapter_pipelines import Lanes
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import Asked
 from pipelines.engines.openvino.handles import Reader, nothing_more
-from pipelines.engines.openvino.lanes import Lanes
+from pipelines.engines.openvino.logits_loop import OwnLoop
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.outbox import Outbox
-from pipelines.engines.openvino.own_loop import OwnLoop
+from pipelines.engines.openvino.response_sender import Outbox
 from pipelines.engines.openvino.runtime import EngineFolder, check_request
+from pipelines.engines.openvino.sequences import Channel, News, Reply, Stream
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import Counters, Snapshot
-from pipelines.engines.openvino.streams import Channel, News, Reply, Stream
 
 log = logging.getLogger(__name__)
 

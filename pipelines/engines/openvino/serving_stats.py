@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
-from pipelines.engines.openvino.streams import Stream
+from pipelines.engines.openvino.sequences import Stream
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 

@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import Asked
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.sequences import Piece
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.streams import Piece
 
 
 class Channel:

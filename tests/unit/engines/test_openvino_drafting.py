@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Bounds
-from pipelines.engines.openvino.requests import read_requests
-from pipelines.engines.openvino.streams import DraftUse
+from pipelines.engines.openvino.generation_request import Bounds
+from pipelines.engines.openvino.request_inputs import read_requests
+from pipelines.engines.openvino.sequences import DraftUse
 
 BOUNDS = Bounds(vocab_size=1920, max_beam_width=3, draft_model=True, lora_tasks=frozenset({1, 7}))
 

@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked, Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.outbox import Outbox
-from pipelines.engines.openvino.requests import read_requests
+from pipelines.engines.openvino.generation_request import Asked, Bounds
+from pipelines.engines.openvino.request_inputs import read_requests
+from pipelines.engines.openvino.response_sender import Outbox
 from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.sequences import News, Piece, Reply, Stream
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import KvLedger
-from pipelines.engines.openvino.streams import News, Piece, Reply, Stream
 from pipelines.settings.model import BUNDLED
 
 MODELS = BUNDLED / "models"

@@ -17,15 +17,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import Bounds
 from pipelines.engines.openvino.lora import read_adapters
-from pipelines.engines.openvino.requests import read_requests
+from pipelines.engines.openvino.request_inputs import read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
+from pipelines.engines.openvino.sequences import Piece
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_BUCKETS
-from pipelines.engines.openvino.streams import Piece
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked, Bounds, Words
-from pipelines.engines.openvino.refused import refuse_inputs
+from pipelines.engines.openvino.generation_request import Asked, Bounds, Words
+from pipelines.engines.openvino.unsupported_inputs import refuse_inputs
 
 Array = np.ndarray[Any, Any]
 

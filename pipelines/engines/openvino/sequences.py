@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.generation_request import Asked
 
 Array = np.ndarray[Any, Any]
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import openvino as ov
 
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.generation_request import Asked
 from pipelines.engines.openvino.handles import pipeline_config
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
+from pipelines.engines.openvino.sequences import Stream
 from pipelines.engines.openvino.serving_stats import KvLedger
-from pipelines.engines.openvino.streams import Stream
 
 
 class Lane:

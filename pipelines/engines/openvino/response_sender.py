@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.streams import News, Piece, Stream
+from pipelines.engines.openvino.sequences import News, Piece, Stream
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.outbox import Outbox
+from pipelines.engines.openvino.response_sender import Outbox
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.sequences import News, Stream
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
-from pipelines.engines.openvino.streams import News, Stream
 
 log = logging.getLogger(__name__)
 
