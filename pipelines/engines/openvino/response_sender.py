@@ -10,16 +10,16 @@ from collections.abc import Callable
 import numpy as np
 
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.sequences import News, Piece, Stream
+from pipelines.engines.openvino.sequences import ResponsePart, Sequence, StepOutput
 
 log = logging.getLogger(__name__)
 
 
-class Outbox:
-    """Sends news, at once or when the budget allows.
+class ResponseSender:
+    """Sends what steps brought, at once or when the budget allows.
 
     The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so a thread of its own could send only
-    in the gaps between steps; the engine's thread sends in these gaps itself. First and last pieces always go at once.
+    in the gaps between steps; the engine's thread sends in these gaps itself. First and last parts always go at once.
     Others share a budget, a part of the time the steps take. On any model whose step takes much longer than its
     responses (about 50 microseconds each) that is a response for every token; when a step is that short, the tokens of
     a sequence that gather meanwhile travel together, the sequence that has waited longest first.
@@ -30,35 +30,35 @@ class Outbox:
     FEW = 4
     """With so few sequences every token travels alone if sending takes no longer than the engine."""
 
-    def __init__(self, characters: PartialCharacters, after: Callable[[Stream], None]) -> None:
+    def __init__(self, characters: PartialCharacters, after: Callable[[Sequence], None]) -> None:
         """Start empty.
 
         Args:
             characters: which tokens to hold back.
-            after: called with every stream whose last piece was sent.
+            after: called with every sequence whose last part was sent.
         """
         self._characters, self._after = characters, after
-        self._waiting: dict[Stream, News] = {}
+        self._waiting: dict[Sequence, StepOutput] = {}
         self._budget = 0.0
-        self._closing_replies = threading.Lock()
+        self._closing_responses = threading.Lock()
 
-    def put(self, stream: Stream, news: News, *, urgent: bool) -> None:
+    def put(self, sequence: Sequence, step: StepOutput, *, urgent: bool) -> None:
         """Take what happened to a sequence; for the engine's thread only.
 
         Args:
-            stream: the sequence.
-            news: taken over, not copied.
+            sequence: whose step it was.
+            step: what it brought; taken over, not copied.
             urgent: send it now.
         """
-        before = self._waiting.get(stream)
+        before = self._waiting.get(sequence)
         if before is not None:
-            before.add(news)
-            news = before
+            before.add(step)
+            step = before
         if urgent:
-            self._waiting.pop(stream, None)
-            self.send(stream, news)
+            self._waiting.pop(sequence, None)
+            self.send(sequence, step)
         elif before is None:
-            self._waiting[stream] = news
+            self._waiting[sequence] = step
 
     def spend(self, step_seconds: float, running: int) -> None:
         """Send what the budget allows after a step of some sequences; for the engine's thread only."""
@@ -68,64 +68,64 @@ class Outbox:
         self._budget = min(self._budget + step_seconds * share, 2 * step_seconds)
         started = time.perf_counter()
         while self._waiting and time.perf_counter() - started < self._budget:
-            stream = next(iter(self._waiting))
-            self.send(stream, self._waiting.pop(stream))
+            sequence = next(iter(self._waiting))
+            self.send(sequence, self._waiting.pop(sequence))
         self._budget -= time.perf_counter() - started
 
-    def send(self, stream: Stream, news: News) -> None:
+    def send(self, sequence: Sequence, step: StepOutput) -> None:
         """Send now, from any thread."""
         try:
-            self._deliver(stream, news)
+            self._deliver(sequence, step)
         except Exception:  # a client's channel may break at any time; the others must go on
             log.exception("a response could not be sent")
-            stream.cancelled = True
-        if news.ended:
-            self._after(stream)
+            sequence.cancelled = True
+        if step.ended:
+            self._after(sequence)
 
-    def _deliver(self, stream: Stream, news: News) -> None:
-        reply = stream.reply
-        if reply.closed:
+    def _deliver(self, sequence: Sequence, step: StepOutput) -> None:
+        response = sequence.response
+        if response.closed:
             return
-        if news.error:
-            reply.fail(news.error, unavailable=news.unavailable)
+        if step.error:
+            response.fail(step.error, unavailable=step.unavailable)
             return
-        if stream.held is not None:
-            stream.held.add(news)
-            news, stream.held = stream.held, None
-        if stream.pieces and not news.ended and not self._cut(stream, news):
+        if sequence.held is not None:
+            sequence.held.add(step)
+            step, sequence.held = sequence.held, None
+        if sequence.streams_tokens and not step.ended and not self._cut(sequence, step):
             return
-        if news.ended:
-            with self._closing_replies:
-                reply.open -= 1
-                reply.closed = reply.open == 0
-        reply.channel.send(_piece(stream, news, last=reply.closed))
+        if step.ended:
+            with self._closing_responses:
+                response.open -= 1
+                response.closed = response.open == 0
+        response.channel.send(_part(sequence, step, last=response.closed))
 
-    def _cut(self, stream: Stream, news: News) -> bool:
+    def _cut(self, sequence: Sequence, step: StepOutput) -> bool:
         """Keep back tokens that end inside a character; return whether anything is left to send."""
-        tokens = news.rows[0]
+        tokens = step.rows[0]
         whole = self._characters.whole(tokens)
         if whole == len(tokens):
             return bool(tokens)
-        held = News([tokens[whole:]], [news.log_probs[0][whole:]], news.cum, news.logits[whole:])
+        held = StepOutput([tokens[whole:]], [step.log_probs[0][whole:]], step.cum, step.logits[whole:])
         if whole == 0:
-            held.context_logits = news.context_logits
-        news.rows, news.log_probs, news.logits = [tokens[:whole]], [news.log_probs[0][:whole]], news.logits[:whole]
-        if news.log_probs[0]:
-            news.cum = [news.cum[0] - sum(held.log_probs[0])]
-        stream.held = held
+            held.context_logits = step.context_logits
+        step.rows, step.log_probs, step.logits = [tokens[:whole]], [step.log_probs[0][:whole]], step.logits[:whole]
+        if step.log_probs[0]:
+            step.cum = [step.cum[0] - sum(held.log_probs[0])]
+        sequence.held = held
         return whole > 0
 
 
-def _piece(stream: Stream, news: News, *, last: bool) -> Piece:
-    asked = stream.asked
-    rows = news.rows
-    if not asked.streaming and not asked.exclude_input:
-        prompt = asked.prompt.tolist()
+def _part(sequence: Sequence, step: StepOutput, *, last: bool) -> ResponsePart:
+    request = sequence.request
+    rows = step.rows
+    if not request.streaming and not request.exclude_input:
+        prompt = request.prompt.tolist()
         rows = [prompt + row for row in rows]
-    piece = Piece(stream, rows, last=last)
-    if asked.log_probs:
-        piece.log_probs, piece.cum_log_probs = news.log_probs, news.cum or [0.0] * len(rows)
-    piece.context_logits = news.context_logits
-    if asked.generation_logits and news.logits:
-        piece.generation_logits = np.stack(news.logits)[None]
-    return piece
+    part = ResponsePart(sequence, rows, last=last)
+    if request.log_probs:
+        part.log_probs, part.cum_log_probs = step.log_probs, step.cum or [0.0] * len(rows)
+    part.context_logits = step.context_logits
+    if request.generation_logits and step.logits:
+        part.generation_logits = np.stack(step.logits)[None]
+    return part
