@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.settings.compose import CONF, compose_config, to_raw
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store.store import HOST
 
 FOLDER = PROJECT_ROOT / ".composed"
