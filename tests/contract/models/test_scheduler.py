@@ -129,7 +129,7 @@ def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
     assert "timeout" in late.error
 
 
-def test_own_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
+def test_the_logits_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
     """Requests with a bias run beside the batch and choose the same tokens when the bias changes nothing."""
     bias = np.zeros(1920, dtype=np.float32)
     bias[5] = -1e3
