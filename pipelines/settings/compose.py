@@ -11,8 +11,18 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
+from pipelines.settings.root import Settings, validate
 
 CONF = PROJECT_ROOT / "conf"
+
+
+def load(overrides: Sequence[str]) -> Settings:
+    """Compose conf/ with a user's overrides and validate the result.
+
+    Raises:
+        UserError: every fault of the overrides or of the values, all at once.
+    """
+    return validate(to_raw(compose_config(overrides)))
 
 
 def compose_config(overrides: Sequence[str]) -> Any:
@@ -144,9 +154,15 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
     return found
 
 
+RENAMED = {"sizing.calibration": "sizing.fit"}
+"""Former names of settings whose nearest word would be another thing: `calibration` is ModelOpt's text."""
+
+
 def _key_fault(key: str, known: set[str]) -> Fault | None:
     if not known or key in known:
         return None
+    if key in RENAMED:
+        return Fault(f"'{key}' is not a known setting.", f"It is now '{RENAMED[key]}'.")
     near = did_you_mean(key, known | set(groups()))
     if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
         near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})

@@ -6,13 +6,13 @@ import csv
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import gpu_named, gpus
 from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.models import MODELS, model_named, models
+from pipelines.settings.compose import load
 
 
 def read(config):
