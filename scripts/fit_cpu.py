@@ -30,8 +30,9 @@ from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import Row, fit
 from pipelines.predict.performance.fit_file import METRICS, TITLES, comparison, fitted_model, measured_value
-from pipelines.predict.performance.measured import Measured, from_result, joined, read_measured
+from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.read_measured import from_result, joined, read_measured
 from pipelines.run.session import run_target
 from pipelines.serving.process import TritonServer
 from pipelines.settings.compose import load

@@ -15,9 +15,9 @@ from pipelines.predict.performance.deployment import Format, fitted_deployment, 
 from pipelines.predict.performance.fit_file import FittedModel, processor
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
-from pipelines.predict.performance.measured import measured_level
 from pipelines.predict.performance.modelled import Modelled, run_trial, trial
 from pipelines.predict.performance.performance import origin
+from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.data import ModelledRun, ReportData, Run
 from pipelines.settings.root import Settings

@@ -8,8 +8,8 @@ import pytest
 from pipelines.domain.benchmark import RESULT
 from pipelines.predict.performance.fit import Row
 from pipelines.predict.performance.fit_file import METRICS, load_fit
-from pipelines.predict.performance.measured import read_measured
 from pipelines.predict.performance.modelled import run_trial, trial
+from pipelines.predict.performance.read_measured import read_measured
 
 QUICK = ["quant=int4_wo", "build.max_batch_size=32", "engine=openvino", "engine.openvino.num_threads=1"]
 LENGTHS = [

@@ -15,9 +15,10 @@ from pipelines.predict.performance.fit import Fit, Row, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.measured import Measured, read_measured
+from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment
 from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS

@@ -10,7 +10,7 @@ from pipelines.document.show import ms, number
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.measured import read_measured
+from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
