@@ -53,7 +53,7 @@ ABLATED = {
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="Gauss-Newton steps at most")
+    parser.add_argument("--steps", type=int, default=8, help="steps of the fit that are tried at most")
     parser.add_argument("--more", action="store_true", help="also transfer and ablations; else they are kept")
     options = parser.parse_args()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
@@ -67,10 +67,7 @@ def main() -> None:
         sys.stderr.write(f"{time.monotonic() - began:6.0f} s  {text}\n")
 
     start = design.theta(Parameters.load())
-    ones = np.ones(len(rows))
-    fitted = fit(
-        design, bench.log_predicted, measured, ones, start=start, steps=options.steps, difference=STEP, tell=tell
-    )
+    fitted = fit(design, bench.log_predicted, measured, start=start, steps=options.steps, difference=STEP, tell=tell)
     errors = -fitted.residuals
     neighbours = Neighbours.fit(bench, errors)
     tell("kernels fitted")
@@ -210,7 +207,7 @@ def transfer(
         names, found[kind], errors = np.array(words), {}, np.zeros(len(log_measured))
         for name in sorted(set(words)):
             left = names == name
-            residuals = refit(design, bench, fitted, log_measured, ~left, steps=2)
+            residuals = refit(design, bench, fitted, log_measured, ~left)
             corrected, _ = neighbours.correct(residuals, ~left)
             errors[left] = corrected[left]
             found[kind][name] = score(corrected[left], value[left] * np.exp(corrected[left]), value[left])
@@ -254,8 +251,7 @@ def _without(
         same = np.ones(len(bench.cases))
         return bench.log_predicted({**values, **{name: value * same for name, value in change.items()}})
 
-    ones = np.ones(len(measured))
-    again = fit(design, changed, measured, ones, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
+    again = fit(design, changed, measured, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
     of_case = [neighbours_block(case) for case in bench.cases]
     found = {}
     for name, (start, end) in ABLATED.items():
