@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.compress.specs import QuantSpec
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.families import Family
+from pipelines.domain.formats import FORMATS, KvFormat
 
 Config = dict[str, Any]
 
@@ -35,12 +36,12 @@ _WEIGHTS, _INPUTS = "*weight_quantizer", "*input_quantizer"
 _FP8_TENSOR: Config = {"num_bits": (4, 3), "axis": None}
 
 
-def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config]) -> Config | None:
+def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
     """Return the configuration for `mtq.quantize`, or None when nothing is simulated (16 bit throughout).
 
     Args:
         spec: what the user wants.
-        family: "gemma" or "llama"; Gemma has exceptions of its own.
+        family: of the model; some have defaults of their own.
         preset: gives ModelOpt's configuration of a name from `pipelines.domain.formats.FORMATS`.
     """
     form = FORMATS[spec.qformat]
@@ -89,16 +90,13 @@ def _set_group_size(config: Config, group_size: int) -> None:
     first["block_sizes"] = {**first["block_sizes"], -1: group_size}
 
 
-def _algorithm(spec: QuantSpec, family: str, default: Any) -> Any:
-    """Return ModelOpt's calibration algorithm, with the parameters given or those Gemma needs."""
-    gemma = family.startswith("gemma")
-    tuning = FORMATS[spec.qformat].tuning
-    if tuning == "smoothquant":
-        alpha = spec.smoothquant_alpha if spec.smoothquant_alpha is not None else (0.5 if gemma else None)
-        return default if alpha is None else {"method": "smoothquant", "alpha": alpha}
-    if tuning == "awq":
-        step = spec.awq_alpha_step
-        if step is None and gemma and spec.qformat is QFormat.W4A8_AWQ:
-            step = 1.0
-        return default if step is None else {"method": "awq_lite", "alpha_step": step}
-    return default
+def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
+    """Return ModelOpt's calibration algorithm, with the parameters given or those that the family needs."""
+    form = FORMATS[spec.qformat]
+    given = spec.smoothquant_alpha if form.tuning == "smoothquant" else spec.awq_alpha_step
+    value = family.tuning_default(form) if given is None else given
+    if form.tuning is None or value is None:
+        return default
+    if form.tuning == "smoothquant":
+        return {"method": "smoothquant", "alpha": value}
+    return {"method": "awq_lite", "alpha_step": value}

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.domain.errors import UserError
-
-ARCHITECTURES = {
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "LlamaForCausalLM": "llama",
-}
-"""Architectures this project takes: HF class name -> family."""
+from pipelines.domain.families import FAMILIES, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +39,22 @@ class ModelShape:
     tie_word_embeddings: bool
 
     @property
-    def family(self) -> str:
-        """Family name: gemma, gemma2 or llama."""
-        return ARCHITECTURES[self.architecture]
+    def family(self) -> Family:
+        """What is known of all models of this architecture."""
+        return FAMILIES[self.architecture]
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
         """Read the shape from a parsed Hugging Face config.json.
 
         Raises:
-            UserError: the architecture is not one of `ARCHITECTURES`, or a size is missing.
+            UserError: the architecture is not one of `FAMILIES`, or a size is missing.
         """
         architecture = (config.get("architectures") or [None])[0]
-        if architecture not in ARCHITECTURES:
+        if architecture not in FAMILIES:
             raise UserError(
                 f"{source} names the architecture '{architecture}', which is not known here.",
-                allowed=f"Known: {', '.join(ARCHITECTURES)}.",
+                allowed=f"Known: {', '.join(FAMILIES)}.",
             )
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -74,7 +68,7 @@ class ModelShape:
                 intermediate_size=int(config["intermediate_size"]),
                 vocab_size=int(config["vocab_size"]),
                 max_position_embeddings=int(config["max_position_embeddings"]),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", architecture != "LlamaForCausalLM")),
+                tie_word_embeddings=bool(config.get("tie_word_embeddings", FAMILIES[architecture].head_is_embedding)),
             )
         except KeyError as missing:
             raise UserError(f"{source} has no {missing}; it is not a complete model configuration.") from None
@@ -104,7 +98,7 @@ class ModelShape:
     @property
     def norms_per_layer(self) -> int:
         """RMS norms of a layer."""
-        return 4 if self.family == "gemma2" else 2
+        return len(self.family.layer_norms)
 
     @property
     def num_params(self) -> int:

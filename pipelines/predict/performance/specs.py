@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
+from pipelines.domain.families import FAMILIES
+from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB
 
 MODELS = Path(__file__).parent / "models.csv"
@@ -75,10 +76,9 @@ class ModelSpec:
 
     @classmethod
     def from_shape(cls, shape: ModelShape, name: str = "") -> ModelSpec:
-        """Take the sizes of a model of this project; Gemma 2 attends locally in every second layer."""
-        gemma2 = shape.family == "gemma2"
+        """Take the sizes of a model of this project."""
         return cls(
-            name=name or shape.family,
+            name=name or shape.family.name,
             layers=shape.num_hidden_layers,
             hidden=shape.hidden_size,
             heads=shape.num_attention_heads,
@@ -88,9 +88,9 @@ class ModelSpec:
             vocab=shape.vocab_size,
             max_positions=shape.max_position_embeddings,
             tied=shape.tie_word_embeddings,
-            sliding_window=4096 if gemma2 else 0,
-            global_every=2 if gemma2 else 0,
-            norms=4 if gemma2 else 2,
+            sliding_window=shape.family.sliding_window,
+            global_every=shape.family.global_every,
+            norms=shape.norms_per_layer,
         )
 
     @classmethod
@@ -100,7 +100,7 @@ class ModelSpec:
         Raises:
             UserError: a size is missing.
         """
-        if (config.get("architectures") or [None])[0] in ARCHITECTURES:
+        if (config.get("architectures") or [None])[0] in FAMILIES:
             return cls.from_shape(ModelShape.from_hf_config(config), name)
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
