@@ -54,7 +54,6 @@ def run_quantize(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
-    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
@@ -98,22 +97,12 @@ def run_simulate(
 ) -> torch.nn.Module:
     """See `pipelines.compress.api.fake_quantized_model`."""
     source = look_at(model_dir)
-    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
         done = _simulate(source, spec, texts, calibration, dtype, device, quiet.progress(progress))
         modelopt_door.merge_fused_scales(done.model, source.shape.family, torch_dtype(done.dtype))
     return done.model.requires_grad_(False)  # calibration puts new parameters in place of some weights
-
-
-def _check(source: Source, spec: QuantSpec) -> None:
-    if spec.quantize_lm_head and source.shape.tie_word_embeddings:  # a lookup needs 16 bit: TensorRT-LLM issue 1394
-        raise UserError(
-            f"quantize_lm_head=true does not work with {source.shape.architecture} here: the head is the embedding,"
-            " which stays in 16 bit.",
-            todo="Set quantize_lm_head=false.",
-        )
 
 
 def _simulate(
@@ -141,7 +130,7 @@ def _simulate(
         model = load_model(source, picked, device)
     begin = time.monotonic()
     if config is not None and data is not None:
-        forward = forward_passes(data, progress, device, whole_head=spec.quantize_lm_head)
+        forward = forward_passes(data, progress, device)
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
         _check_calibrated(model)

@@ -31,9 +31,7 @@ _KV_CACHE: dict[KvFormat, Config] = {
     KvFormat.INT8: {"num_bits": 8, "axis": None},
 }
 
-_LM_HEAD_PATTERN = "*lm_head*"
-_WEIGHTS, _INPUTS = "*weight_quantizer", "*input_quantizer"
-_FP8_TENSOR: Config = {"num_bits": (4, 3), "axis": None}
+_WEIGHTS = "*weight_quantizer"
 
 
 def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
@@ -50,9 +48,6 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
     if group := form.weights.group_size(spec.group_size):
         _set_group_size(config, group)
-    if spec.quantize_lm_head:
-        _set(config, "*lm_head*weight_quantizer", _FP8_TENSOR)
-        _set(config, "*lm_head*input_quantizer", _FP8_TENSOR)
     if spec.kv_cache is not KvFormat.AUTO:
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec, family, config["algorithm"])
@@ -73,8 +68,6 @@ def _set(config: Config, pattern: str, attributes: Config) -> None:
     """Switch the quantizers of a name pattern on with these attributes; the last word wins in both styles."""
     entries = config["quant_cfg"]
     if isinstance(entries, dict):
-        if pattern.startswith(_LM_HEAD_PATTERN):
-            entries.pop(_LM_HEAD_PATTERN, None)  # the preset switches the whole head off
         entries[pattern] = {**attributes, "enable": True}
     else:
         entries.append({"quantizer_name": pattern, "cfg": dict(attributes), "enable": True})

@@ -70,13 +70,6 @@ def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
     ]
 
 
-def test_a_quantized_head_overrides_the_preset() -> None:
-    old = modelopt_config(QuantSpec(QFormat.FP8, quantize_lm_head=True), LLAMA, old_style)
-    assert old is not None
-    assert "*lm_head*" not in old["quant_cfg"]
-    assert old["quant_cfg"]["*lm_head*weight_quantizer"]["enable"] is True
-
-
 @pytest.mark.parametrize(
     ("spec", "family", "algorithm"),
     [
