@@ -16,7 +16,7 @@ from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress.calibration import CalibrationSet, broken_at, forward_passes, layer_of, make_batches
 from pipelines.compress.f32_products import f32_products
-from pipelines.compress.loading import Source, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
+from pipelines.compress.loading import ModelFolder, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
 from pipelines.compress.postprocess import correct_export
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import modelopt_config
@@ -31,7 +31,7 @@ class _Simulated:
     """A model that simulates its format, and how it came to that."""
 
     model: torch.nn.Module
-    source: Source
+    source: ModelFolder
     dtype: str
     device: str
     data: CalibrationSet | None
@@ -106,7 +106,7 @@ def run_simulate(
 
 
 def _simulate(
-    source: Source,
+    source: ModelFolder,
     spec: QuantSpec,
     texts: Iterable[str],
     calibration: CalibrationSpec,
