@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import GpuFacts
@@ -15,7 +16,7 @@ from pipelines.predict.performance.deployment import Format, fitted_deployment, 
 from pipelines.predict.performance.fit_file import FittedModel, processor
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
-from pipelines.predict.performance.modelled import Modelled, run_trial, trial
+from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
@@ -64,7 +65,7 @@ def _modelled_run(
             model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
-    levels: dict[str, Modelled] = {}
+    levels: dict[str, Summary] = {}
     for level in result.levels:
         measured = measured_level(result, level, store / run.piece.place)
         if measured is not None:

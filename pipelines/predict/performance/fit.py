@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.benchmark import Distribution
+from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial, trial
+from pipelines.predict.performance.modelled import Deployment, Trial, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine
 
@@ -91,7 +91,7 @@ class Row:
     """
 
     level: MeasuredLevel
-    modelled: Modelled
+    modelled: Summary
 
     def errors(self) -> dict[str, float]:
         """Modelled / measured - 1, by metric; only where both have a value."""
@@ -240,7 +240,7 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
     return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
 
-def _pairs(level: MeasuredLevel, modelled: Modelled) -> list[tuple[str, float, float]]:
+def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, float]]:
     """(metric, measured, modelled) wherever both have a value."""
     sources: list[tuple[str, Distribution, Distribution]] = [
         ("ttft", level.ttft_s, modelled.ttft_s),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipelines.domain.summary import CONVENTIONS
 from pipelines.predict.simulate.case import Case, typical
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv, write
@@ -63,10 +64,8 @@ def _summary(
 
 DEFINITIONS = {
     "times": "in `unit`; rates are per one of it",
-    "ttft": "arrival -> first token, of requests due in the window that got that far",
-    "itl": "(E2E - TTFT) / (OSL - 1) per finished request, first token excluded; none below two output tokens",
-    "e2e": "arrival -> last token, of requests due in the window that finished",
-    "window": "the whole run, or from the end of the warm-up to the arrival of the last request",
+    "window": "from the first request to the last response, or from the end of the warm-up to the last request",
+    **CONVENTIONS,
 }
 
 
