@@ -1,4 +1,4 @@
-"""Writes the table of metrics in docs/benchmarking.md: `python -m scripts.metrics_docs`; a test tells when it is stale."""
+"""Writes the table of metrics in docs/benchmarking.md: `python -m scripts.metrics_docs`; a test checks it."""
 
 from __future__ import annotations
 
