@@ -19,6 +19,7 @@ import numpy as np
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Level
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
+from pipelines.engines.registry import runs_on_cpu
 
 Percentiles = Literal["linear", "index"]
 """How percentiles were taken: between neighbours (numpy's default), or sorted[int(n p)] (trtllm-bench)."""
@@ -230,7 +231,7 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         model=result.model,
         precision=result.precision,
         engine=result.engine,
-        gpu=None if result.engine == "openvino" else gpus[0].get("name"),
+        gpu=None if runs_on_cpu(result.engine) else gpus[0].get("name"),
         tp=result.tp_size,
         pp=result.world_size // result.tp_size,
         limits=_our_limits(levels),
