@@ -34,7 +34,9 @@ def check(
         return faults
     if target in STARTED and (fault := why_no_server(settings.serving)):
         faults.append(fault)
-    if target in SERVED:
+    if target in SERVED and engine.server is None:
+        faults.append(_not_served(settings, target))
+    elif target in SERVED:
         faults += setting_faults(_asked(settings, engine, built), engine)
     if built is not None:
         return faults + _built(settings, built, target)
@@ -53,6 +55,15 @@ def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | N
     names = (*SPECULATION, "decoding_mode") if settings.triton.decoding_mode == mode else SPECULATION
     usual = {name: TritonSettings.model_fields[name].default for name in names}
     return settings.triton.model_copy(update=usual)
+
+
+def _not_served(settings: Settings, target: Target) -> Fault:
+    """The engine has no place in a Triton repository."""
+    return Fault(
+        f"engine={settings.engine.name} cannot {target}: Triton does not serve it here.",
+        f"It goes with {', '.join(target for target in get_args(Target) if target not in SERVED)}.",
+        "Take one of these, or serve the same checkpoint with engine=openvino.",
+    )
 
 
 def _not_evaluated(settings: Settings, target: Target) -> Fault:

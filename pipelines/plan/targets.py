@@ -21,6 +21,10 @@ def is_elsewhere(settings: Settings, target: Target) -> bool:
 
 
 def farthest(settings: Settings) -> Target:
-    """How far a configuration can go: not every engine can be asked for its accuracy from here."""
+    """How far a configuration can go: not every engine is served, or can be asked for its accuracy from here."""
     engine = with_setting(settings.engine.name)
-    return "all" if engine is None or engine.evaluates else "benchmark"
+    if engine is None or (engine.evaluates and engine.server):
+        return "all"
+    if engine.server:
+        return "benchmark"
+    return "evaluate" if engine.evaluates else "build"
