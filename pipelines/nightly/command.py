@@ -8,7 +8,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import say
 from pipelines.nightly.history import History
@@ -16,7 +15,7 @@ from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.sentences import finding_text, headline
 from pipelines.nightly.verdict import Verdict, judge
 from pipelines.run.console import WIDTH
-from pipelines.settings.compose import relative_to_cwd
+from pipelines.settings.compose import load, relative_to_cwd
 
 
 def run(overrides: Sequence[str]) -> int:

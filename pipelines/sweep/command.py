@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pipelines.host.screen import say
 from pipelines.run.console import columns, comparison
-from pipelines.settings.compose import compose_config, relative_to_cwd, to_raw
-from pipelines.settings.root import validate
+from pipelines.settings.compose import load, relative_to_cwd
 from pipelines.store.store import Store, write_json
 from pipelines.sweep.cells import Cell
 from pipelines.sweep.launch import run_cells
@@ -41,7 +40,7 @@ def compare(overrides: Sequence[str]) -> int:
     from pipelines.store.measurements import recover
 
     folder, cells = run_cells("all", overrides)
-    settings = validate(to_raw(compose_config(_single(overrides))))
+    settings = load(_single(overrides))
     store = Store(settings.paths.store)
     recover(store)
     measured = [cell for cell in cells if "evaluate" in cell.artifacts]
