@@ -85,7 +85,7 @@ def _refuse_unfit(folder: Path) -> None:
     from triton_repo.check import check_repository
 
     if not read_repository(folder).gpu:
-        faults = check_repository(folder, running_version=runtime_version("openvino"))
+        faults = check_repository(folder, running_version=runtime_version)
     elif not (faults := check_repository(folder)):
         from pipelines.engines.tensorrt_llm.fits import fit_faults
         from triton_repo.parameters import ENGINE_DIR
@@ -159,7 +159,7 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
-    if made.flavour.name != "openvino" or settings.sizing.fit or any(fit_files(settings.paths.store)):
+    if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         sys.stdout.write(modelled_text(made))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
@@ -64,8 +65,8 @@ def calibrate(settings: Settings, machine: Machine) -> int:
 
 def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
     """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
-    if measured.engine == "openvino" or settings.hardware.name == "auto":
-        why = "the CPU engine" if measured.engine == "openvino" else "no GPU is named (hardware=...)"
+    if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
+        why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
     return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
 
@@ -73,12 +74,12 @@ def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[
 def free_engine(settings: Settings, measured: Measured) -> Engine:
     """The scheduler's limits, as the benchmark tells them, else as the configuration does.
 
-    Our CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
+    The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
     under guaranteed_no_evict a request starts when all its blocks are free.
     """
     limits, build = measured.limits, settings.build
     return Engine(
-        policy="inflight_chunked" if measured.engine == "openvino" else "inflight",
+        policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
         admission=admission_of(settings.triton.batch_scheduler_policy),
@@ -95,7 +96,7 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         measured,
         model=known_model(settings).name,
         precision=settings.variant,
-        engine=measured.engine or "tensorrt_llm",
+        engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
         tp=settings.build.tp_size,
         pp=settings.build.pp_size,
