@@ -13,9 +13,9 @@ from pipelines.engines.choose import choose, why_not_here
 from pipelines.host.machine import Machine
 from pipelines.plan import checks
 from pipelines.plan.user_inputs import Found
-from pipelines.settings.compose import CONF, choices
 from pipelines.settings.compression import QuantSettings
 from pipelines.settings.engine import EngineSettings
+from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 

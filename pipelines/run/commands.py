@@ -1,18 +1,18 @@
-"""The commands, each a few lines over plan, run and report."""
+"""The commands that run one plan, show it, or read what it made."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
+from pipelines.host.screen import complain
 from pipelines.plan.targets import Target, farthest
-from pipelines.settings.compose import compose_config, load, to_raw
-from pipelines.settings.root import Settings, validate
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
 from pipelines.settings.sizing import calibration_files
 from pipelines.store.store import Store
 
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
     from pipelines.run.runner import Outcome
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One word of the command line."""
-
-    summary: str
-    run: Callable[[Sequence[str]], int]
+BUNDLED_PROMPT = "The river of Githbrel is"
+"""Something the bundled models know, for the lines that `serve` prints."""
+INTERRUPTED = 130
 
 
 def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
-    from pipelines.plan.plan import make_plan  # imports every stage, which `size` and `simulate` do not need
+    from pipelines.plan.plan import make_plan  # imports every stage
 
     store = Store(settings.paths.store)
     return make_plan(settings, target, store, gather()), store
@@ -112,11 +108,6 @@ def run_all(overrides: Sequence[str]) -> int:
     return code
 
 
-BUNDLED_PROMPT = "The river of Githbrel is"
-"""Something the bundled models know, for the lines that `serve` prints."""
-INTERRUPTED = 130
-
-
 def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
     from pipelines.store.measurements import recover
 
@@ -129,27 +120,8 @@ def _code(outcomes: Sequence[Outcome]) -> int:
     facts = outcomes[-1].artifact.facts
     if facts["complete"]:
         return 0
-    sys.stderr.write(f"error: the benchmark is incomplete: {facts['reason']}. What was measured is kept.\n")
+    complain(f"the benchmark is incomplete: {facts['reason']}. What was measured is kept.")
     return INTERRUPTED if "interrupted" in facts["reason"] else 1
-
-
-def report(overrides: Sequence[str]) -> int:
-    """Write the report of a model from what the store holds."""
-    from pipelines.report.command import write
-    from pipelines.store.measurements import recover
-
-    settings = load(overrides)
-    store = Store(settings.paths.store)
-    recover(store)
-    write(settings, store, settings.model.label, None)
-    return 0
-
-
-def simulate(overrides: Sequence[str]) -> int:
-    """Simulate how an engine schedules requests, in ticks or in seconds."""
-    from pipelines.predict.simulate.command import simulate as run_simulation
-
-    return run_simulation(overrides)
 
 
 def plan(overrides: Sequence[str]) -> int:
@@ -164,74 +136,6 @@ def plan(overrides: Sequence[str]) -> int:
 
         sys.stdout.write(modelled_text(made))
     return 0
-
-
-def config(overrides: Sequence[str]) -> int:
-    """Print the resolved configuration."""
-    import yaml
-
-    raw = to_raw(compose_config(overrides))
-    validate(raw)
-    sys.stdout.write(yaml.safe_dump(raw, sort_keys=False))
-    return 0
-
-
-def calibrate(overrides: Sequence[str]) -> int:
-    """Fit the model of this machine or GPU to a benchmark."""
-    from pipelines.predict.performance.command import calibrate as run_calibrate
-
-    return run_calibrate(load(overrides), gather())
-
-
-def sweep(overrides: Sequence[str]) -> int:
-    """Evaluate every combination, one table at the end."""
-    from pipelines.sweep.command import sweep as run_sweep
-
-    return run_sweep(overrides)
-
-
-def scripts(overrides: Sequence[str]) -> int:
-    """Write scripts that build and serve on a cluster."""
-    from pipelines.deploy.cluster import write_scripts
-
-    write_scripts(load(overrides), gather(), overrides)
-    return 0
-
-
-def compare(overrides: Sequence[str]) -> int:
-    """Everything for several formats, one table and one report."""
-    from pipelines.sweep.command import compare as run_compare
-
-    return run_compare(overrides)
-
-
-def image(overrides: Sequence[str]) -> int:
-    """Build the container image."""
-    from pipelines.deploy.containers import build_image
-
-    return build_image(load(overrides), gather())
-
-
-def manifests(overrides: Sequence[str]) -> int:
-    """Write Kubernetes manifests for a finished repository."""
-    from pipelines.deploy.manifests import write_manifests
-
-    write_manifests(load(overrides), gather(), overrides)
-    return 0
-
-
-def shell(overrides: Sequence[str]) -> int:
-    """A shell in the container image."""
-    from pipelines.deploy.containers import open_shell
-
-    return open_shell(load(overrides), gather())
-
-
-def nightly(overrides: Sequence[str]) -> int:
-    """Measure a matrix, compare it with the nights before, and name what got worse."""
-    from pipelines.nightly.command import run as run_nightly
-
-    return run_nightly(overrides)
 
 
 def verify(overrides: Sequence[str]) -> int:
@@ -258,50 +162,3 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
             todo="Make it with the same words after `make build`, or give one: verify.path=/some/checkpoint",
         )
     return step.artifact.path
-
-
-def size(overrides: Sequence[str]) -> int:
-    """Say how many GPUs a load within limits needs."""
-    from pipelines.predict.sizing.command import size as run_size
-
-    return run_size(overrides)
-
-
-def doctor(overrides: Sequence[str]) -> int:
-    """Say what this machine has and what will work on it."""
-    import json
-    import os
-
-    from pipelines.doctor.examine import examine
-    from pipelines.doctor.text import render
-
-    settings = load(overrides)
-    found = examine(settings, gather(), os.environ)
-    text = json.dumps(found.to_json(), indent=2) + "\n" if settings.doctor.format == "json" else render(found)
-    sys.stdout.write(text)
-    return 1 if found.broken else 0
-
-
-COMMANDS = {
-    "all": Command("everything: engine, accuracy, repository, server, benchmark, report", run_all),
-    "build": Command("model -> quantized TensorRT-LLM checkpoint -> engine", build),
-    "evaluate": Command("build, then accuracy beside the 16-bit baseline", evaluate),
-    "repository": Command("engine -> Triton model repository, a folder that can be copied", repository),
-    "serve": Command("tritonserver in the foreground; Ctrl-C drains it", serve),
-    "benchmark": Command("serve and measure; benchmark.url=host:8001 for a server elsewhere", benchmark),
-    "report": Command("Markdown and one HTML file from what was made and measured", report),
-    "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
-    "simulate": Command("static against in-flight batching, in ticks; in seconds: hardware=h100_sxm", simulate),
-    "calibrate": Command("fit the model to a benchmark: calibrate sizing.measured=results.json", calibrate),
-    "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
-    "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
-    "size": Command("how many GPUs for which load within which limits: size sizing.average_rate=5", size),
-    "doctor": Command("what this machine has, and what will work on it", doctor),
-    "plan": Command("what would run, what is cached and why; writes nothing", plan),
-    "config": Command("print the resolved configuration", config),
-    "verify": Command("read a checkpoint back and check every tensor", verify),
-    "image": Command("build the container image; engine=tensorrt_llm or engine=openvino", image),
-    "manifests": Command("Kubernetes manifests (Kustomize) for a finished repository", manifests),
-    "scripts": Command("build and serve scripts for Slurm or mpirun: scripts cluster=slurm", scripts),
-    "shell": Command("a shell in the container image, store and caches shared", shell),
-}

@@ -1,0 +1,301 @@
+"""The table of commands. Standard library only, so that help needs nothing that `make setup` installs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PROGRAM = "trtllm-pipelines"
+
+EXITS = {
+    0: "done",
+    1: "a crash; its traceback is in the run's log",
+    2: "the input is at fault: a word, a value, a file, or something this machine lacks",
+    130: "interrupted by Ctrl-C or SIGTERM",
+}
+"""Exit codes of every command."""
+
+MODEL = ("model", "quant", "sparsity", "kv_cache", "calibration")
+ENGINE = ("engine", "build", "runtime", "lora", "speculative", "multimodal", "hardware")
+PRESETS = ("experiment", "parallel", "window", "weights", "reuse", "guided")
+"""Groups without keys of their own: each choice sets keys of other groups."""
+SERVER = ("triton", "serving")
+LOAD = ("workload", "benchmark")
+BUILD = (*MODEL, *ENGINE, *PRESETS, "paths")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    Attributes:
+        function: "module:function"; it takes the overrides and returns the exit code.
+        summary: one line for the list of commands.
+        about: what it does, in a few sentences.
+        groups: settings that it reads.
+        examples: three command lines, without the program's name.
+        exits: exit codes with another meaning than in `EXITS`.
+        argument: a word that is no override, for the usage line, e.g. "[GROUP]".
+    """
+
+    function: str
+    summary: str
+    about: str
+    groups: tuple[str, ...]
+    examples: tuple[str, str, str]
+    exits: dict[int, str] = field(default_factory=dict)
+    argument: str = ""
+
+    def run(self, overrides: Sequence[str]) -> int:
+        """Import the function and call it."""
+        module, _, name = self.function.partition(":")
+        code: int = getattr(importlib.import_module(module), name)(overrides)
+        return code
+
+
+CELL_FAILED = "a cell failed; the others are finished and kept"
+INCOMPLETE = "the benchmark is incomplete, or a crash; what was measured is kept"
+
+COMMANDS = {
+    "all": Command(
+        "pipelines.run.commands:run_all",
+        "everything: engine, accuracy, repository, server, benchmark, report",
+        "Runs the whole pipeline: downloads or reads the model, quantizes it, builds the engine, measures its accuracy "
+        "beside the 16-bit baseline, writes the Triton repository, serves and benchmarks it, and writes the report. "
+        "Stages that are already in the store are not run again.",
+        (*BUILD, "eval", *SERVER, *LOAD, "report"),
+        ("all quant=int4_awq", "all model=tiny_llama quant=fp8 kv_cache=fp8", "all experiment=cpu_demo"),
+        {1: INCOMPLETE},
+    ),
+    "build": Command(
+        "pipelines.run.commands:build",
+        "model -> quantized TensorRT-LLM checkpoint -> engine",
+        "Downloads or reads the model, makes it sparse and quantizes it as the settings say, writes a TensorRT-LLM "
+        "checkpoint and builds the engine from it. Stages that are already in the store are not run again.",
+        BUILD,
+        (
+            "build quant=int4_awq",
+            "build model=gemma_2b quant=fp8 build.max_batch_size=64",
+            "build model.path=/models/my-llama quant=int8_sq",
+        ),
+    ),
+    "evaluate": Command(
+        "pipelines.run.commands:evaluate",
+        "build, then accuracy beside the 16-bit baseline",
+        "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
+        "with a paired test of their difference.",
+        (*BUILD, "eval"),
+        ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
+    ),
+    "compare": Command(
+        "pipelines.sweep.command:compare",
+        "several settings side by side: accuracy, size and speed",
+        "Runs everything that `all` runs for each combination of the values given as comma lists, one after the other "
+        "or with a launcher, then prints one table and writes one report per model.",
+        (*BUILD, "eval", *SERVER, *LOAD, "report", "hydra/launcher"),
+        (
+            "compare quant=none,fp8,int4_awq",
+            "compare model=tiny_gemma,tiny_llama quant=int8_sq",
+            "compare quant=fp8,int8_sq hydra/launcher=slurm",
+        ),
+        {1: CELL_FAILED},
+    ),
+    "sweep": Command(
+        "pipelines.sweep.command:sweep",
+        "several settings side by side: accuracy alone",
+        "Evaluates each combination of the values given as comma lists, one after the other or with a launcher, and "
+        "prints one table of accuracies.",
+        (*BUILD, "eval", "hydra/launcher"),
+        (
+            "sweep quant=fp8,int8_sq,int4_awq",
+            "sweep quant=none sparsity=magnitude_2_4,sparsegpt_2_4",
+            "sweep quant=fp8,int8_sq hydra/launcher=joblib",
+        ),
+        {1: CELL_FAILED},
+    ),
+    "verify": Command(
+        "pipelines.run.commands:verify",
+        "read a checkpoint back and check every tensor",
+        "Reads a TensorRT-LLM checkpoint, lists its tensors and checks names, types, shapes and scales against the "
+        "rules of its format.",
+        (*BUILD, "verify"),
+        ("verify quant=int4_awq", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
+        {2: "the checkpoint has faults, there is none, or the input is at fault"},
+    ),
+    "repository": Command(
+        "pipelines.run.commands:repository",
+        "engine -> Triton model repository, a folder that can be copied",
+        "Builds the engine and writes a Triton model repository around it: preprocessing, engine, postprocessing, "
+        "ensemble and BLS. The folder holds everything that a server needs.",
+        (*BUILD, *SERVER),
+        (
+            "repository quant=fp8",
+            "repository triton=openai quant=int4_awq",
+            "repository engine.path=/engines/llama model.path=/hf/llama",
+        ),
+    ),
+    "serve": Command(
+        "pipelines.run.commands:serve",
+        "tritonserver in the foreground; Ctrl-C drains it",
+        "Builds what is missing and starts tritonserver on the repository. Ctrl-C lets running requests finish and "
+        "ends the server; a second Ctrl-C ends them.",
+        (*BUILD, *SERVER),
+        (
+            "serve quant=int4_awq",
+            "serve triton=openai serving.openai=true",
+            "serve serving.repository=/copied/repository serving.http_port=8000",
+        ),
+        {
+            0: "drained",
+            1: "the server ended by itself, or a crash",
+            130: "interrupted before it was ready, or a second time",
+        },
+    ),
+    "benchmark": Command(
+        "pipelines.run.commands:benchmark",
+        "serve and measure; benchmark.url=host:8001 for a server elsewhere",
+        "Starts a server on the engine, or takes one that runs elsewhere, sends it the workload at each load and "
+        "records TTFT, ITL, E2E latency, throughput and goodput.",
+        (*BUILD, *SERVER, *LOAD),
+        (
+            "benchmark quant=fp8 benchmark.concurrency=[1,8,32]",
+            "benchmark workload=poisson benchmark.request_rate=[2,4,8]",
+            "benchmark benchmark.url=host:8001 benchmark.precision=fp8",
+        ),
+        {1: INCOMPLETE},
+    ),
+    "report": Command(
+        "pipelines.report.command:report",
+        "Markdown and one HTML file from what was made and measured",
+        "Writes the report of a model from what the store holds: formats, accuracy, sizes, loads and pictures. It "
+        "measures nothing.",
+        ("model", "report", "paths"),
+        ("report", "report model=tiny_llama", "report report.max_accuracy_loss_percent=0.5"),
+    ),
+    "plan": Command(
+        "pipelines.run.commands:plan",
+        "what would run, what is cached and why; writes nothing",
+        "Checks the whole configuration and this machine, and lists each stage with what is cached, what would run "
+        "and why, the memory it takes, and for a GPU the exact commands and the modelled speed.",
+        (*BUILD, "eval", *SERVER, *LOAD, "sizing"),
+        (
+            "plan quant=fp8 build.max_batch_size=64",
+            "plan quant=nvfp4 hardware=a10",
+            "plan engine=tensorrt_llm model=gemma_2b quant=fp8 hardware=h100_sxm",
+        ),
+    ),
+    "size": Command(
+        "pipelines.predict.sizing.command:size",
+        "how many GPUs and servers a load needs within limits",
+        "Finds the fleet that serves a load within latency limits: instances, GPUs, servers, what limits them, what "
+        "they cost and what changes the answer. Everything is modelled, or taken from a benchmark of yours.",
+        ("sizing", *MODEL, "engine", "build", "triton", "hardware", "workload", "report", "paths"),
+        (
+            "size sizing.average_rate=5 hardware=h100_sxm model=llama_3_8b",
+            "size sizing=chat sizing.users=2000 sizing.requests_per_user_day=20 hardware=l40s model=llama_3_1_8b",
+            "size sizing.measured=results.json sizing.peak_rate=31",
+        ),
+    ),
+    "simulate": Command(
+        "pipelines.predict.simulate.command:simulate",
+        "static against in-flight batching, in ticks or in seconds",
+        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a calibration "
+        "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",
+        ("simulator", *LOAD, *MODEL, "engine", "build", "triton", "hardware", "sizing", "paths"),
+        (
+            "simulate",
+            "simulate simulator.policy=[static,inflight] simulator.slots=8",
+            "simulate model=llama_3_8b quant=fp8 hardware=h100_sxm benchmark.concurrency=25",
+        ),
+    ),
+    "calibrate": Command(
+        "pipelines.predict.performance.command:run",
+        "fit the performance model to a benchmark of yours",
+        "Fits the coefficients of the performance model to a benchmark, prints measured beside modelled, and keeps the "
+        "result, which plan, size and simulate then use. (The group `calibration` is another thing: the text that "
+        "quantization observes.)",
+        ("sizing", "model", "quant", "kv_cache", "build", "triton", "hardware", "paths"),
+        (
+            "calibrate sizing.measured=results.json",
+            "calibrate sizing.measured=artifacts/benchmark/... quant=int4_awq",
+            "calibrate sizing.measured=aiperf.json hardware=h100_sxm model=llama_3_1_8b",
+        ),
+    ),
+    "config": Command(
+        "pipelines.settings.command:config",
+        "print the configuration, or explain the keys of one group",
+        "Prints the whole configuration that overrides give, as YAML. With the name of a group it prints each of its "
+        "keys instead: type, allowed values, value now, and what it means. The same through make: make config build.",
+        (),
+        ("config quant=fp8", "config build", "config sizing sizing=chat"),
+        argument="[GROUP]",
+    ),
+    "doctor": Command(
+        "pipelines.doctor.command:doctor",
+        "what this machine has, and what works on it",
+        "Examines GPUs, processor, software, folders and the Hub, and says which engines, models and formats work "
+        "here and why others do not.",
+        (*BUILD, *SERVER, "doctor"),
+        ("doctor", "doctor doctor.format=json", "doctor engine=tensorrt_llm quant=fp8"),
+        {1: "the configuration given does not run on this machine, or a crash"},
+    ),
+    "nightly": Command(
+        "pipelines.nightly.command:run",
+        "measure a matrix, compare it with its history, name what got worse",
+        "Measures every cell of a matrix, adds the results to a history, judges them by the noise of the nights "
+        "before, writes a report and names each regression with the commit since which it is there.",
+        ("nightly", "paths", "report"),
+        ("nightly", "nightly nightly=gpu", "nightly nightly.measure=false nightly.history=/some/folder"),
+        {1: "a cell failed, or none could be measured", 3: "something got worse"},
+    ),
+    "image": Command(
+        "pipelines.deploy.commands:image",
+        "build the container image; engine=tensorrt_llm or engine=openvino",
+        "Builds a container image with docker or podman: NVIDIA's Triton container with this project on top, or a "
+        "small one for the CPU engine. Needs a checkout of the project.",
+        ("image", "engine"),
+        ("image engine=tensorrt_llm", "image engine=openvino image.name=registry/llm", "image image.no_cache=true"),
+        {1: "the builder failed (its own exit code), or a crash"},
+    ),
+    "shell": Command(
+        "pipelines.deploy.commands:shell",
+        "a shell in the container image, store and caches shared",
+        "Opens a shell in the image that `image` builds, with the checkout, the store, the runs and the Hub's cache "
+        "mounted. Its exit code is the shell's. Needs a checkout of the project.",
+        ("image", "engine", "paths"),
+        ("shell engine=tensorrt_llm", "shell image.network=bridge", "shell image.shm_size=16g"),
+        {1: "the exit code of the shell, whatever it is"},
+    ),
+    "manifests": Command(
+        "pipelines.deploy.commands:manifests",
+        "Kubernetes manifests (Kustomize) for a finished repository",
+        "Writes Kustomize files that serve a finished repository: workload, service, autoscaler, storage and probes, "
+        "sized from the repository itself.",
+        ("manifests", "image", *SERVER, *BUILD),
+        (
+            "manifests quant=fp8",
+            "manifests serving.repository=/its/folder manifests.namespace=llm",
+            "manifests manifests=hub manifests.fetch.hub=org/name",
+        ),
+    ),
+    "scripts": Command(
+        "pipelines.deploy.commands:scripts",
+        "build and serve scripts for Slurm or mpirun",
+        "Writes scripts that build the engine and serve it over several nodes, for Slurm or for mpirun over ssh.",
+        ("cluster", *BUILD, *SERVER),
+        (
+            "scripts cluster=slurm engine=tensorrt_llm model=llama_3_1_70b hardware=h100_sxm parallel=tp8_pp2",
+            "scripts cluster=mpi cluster.hosts=[n1,n2] serving.repository=/its/folder",
+            "scripts cluster=slurm cluster.partition=gpu engine=tensorrt_llm quant=fp8",
+        ),
+    ),
+}
+
+SECTIONS = {
+    "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "verify"),
+    "Serve and measure": ("repository", "serve", "benchmark", "report"),
+    "Plan and buy": ("plan", "size", "simulate", "calibrate"),
+    "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
+}
+"""The commands as help lists them."""
