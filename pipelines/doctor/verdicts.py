@@ -14,8 +14,8 @@ from pipelines.engines.registry import ENGINES
 from pipelines.host.machine import Machine
 from pipelines.plan import checks
 from pipelines.plan.user_inputs import Found
-from pipelines.settings.compose import CONF, choices
 from pipelines.settings.compression import QuantSettings
+from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 

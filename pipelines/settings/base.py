@@ -40,7 +40,7 @@ class Group(BaseModel):
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
     """Say one pydantic finding in our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
-    given = item.get("input")
+    given = "null" if item.get("input") is None else item["input"]
     if item["type"] == "extra_forbidden":
         near = did_you_mean(str(item["loc"][-1]), _siblings(group, item["loc"]))
         return Fault(f"{key} is not a known key.", near)
@@ -53,6 +53,12 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
         return Fault(f"{key}='{given}' is not known.", f"Choose one of {choices}.", hint)
     if item["type"] == "tuple_type":
         return Fault(f"{key}='{given}' is not a list.", todo=f"Write {key}=[{given}].")
+    if item["type"] == "missing":
+        return Fault(f"{key} must be given.", todo=f"Add {key}=...")
+    if item["type"] == "model_type":
+        return Fault(
+            f"{key}='{given}' is not valid: {key} is a group of settings.", todo=f"Set its keys: {key}.KEY=..."
+        )
     return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
 
 

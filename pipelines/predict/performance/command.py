@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
-from pipelines.host.machine import Machine, library_versions
+from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
@@ -21,6 +21,7 @@ from pipelines.predict.performance.modelled import Deployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
 
@@ -40,6 +41,11 @@ SHOWN = {
     "client_gap_s": ("client, between two requests", "ms"),
 }
 _UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
+
+
+def run(overrides: Sequence[str]) -> int:
+    """Run the command and return the exit code."""
+    return calibrate(load(overrides), gather())
 
 
 def calibrate(settings: Settings, machine: Machine) -> int:
@@ -133,8 +139,8 @@ def compared(rows: Sequence[Row]) -> list[str]:
     """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
     head, *loads, medians = comparison(rows)
     lines = [(head[0], *head[1::3])]
-    for load in loads:
-        lines += [(load[0], *load[1::3]), ("  modelled", *load[2::3]), ("  error, %", *load[3::3])]
+    for row in loads:
+        lines += [(row[0], *row[1::3]), ("  modelled", *row[2::3]), ("  error, %", *row[3::3])]
     return aligned([*lines, (f"{medians[0]}, %", *medians[3::3])])
 
 

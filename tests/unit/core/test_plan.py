@@ -221,7 +221,7 @@ def test_planning_writes_nothing(tmp_path, model):
 
 def test_planning_imports_nothing_heavy(tmp_path, model):
     code = (
-        "import sys; from pipelines.__main__ import main; "
+        "import sys; from pipelines.cli.main import main; "
         f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
         "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.cli.commands import doctor
+from pipelines.doctor.command import doctor
 from pipelines.doctor.examine import examine
 from pipelines.doctor.record import Diagnosis, Finding, Verdict
 from pipelines.doctor.text import render
