@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.domain.summary import CONVENTIONS
-from pipelines.predict.simulate.case import Case, typical
+from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv, write
 from pipelines.predict.simulate.simulated import Simulated
@@ -115,8 +115,8 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
         "chunks": wanted.chunks,
         "left": policies[0],
         "right": policies[1],
-        "isl": round(typical(settings.workload.isl)),
-        "mean": typical(settings.workload.osl),
+        "isl": round(settings.workload.isl.expected or 1),
+        "mean": settings.workload.osl.expected or 1.0,
         # the page stops before the step at `until`; what ends there shall still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
