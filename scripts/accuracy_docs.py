@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pipelines.host.files import write_text
 from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.published.accuracy import GOALS, verdict
 from pipelines.predict.published.cases import PUBLISHED, read_rows
@@ -120,7 +121,7 @@ def main() -> None:
         parameters="\n".join(parameter_lines(document["parameters"])),
         bounds=", ".join(bound) or "none",
     )
-    (DOCS / "accuracy.md").write_text(page, encoding="utf-8")
+    write_text(DOCS / "accuracy.md", page)
     draw(DOCS / PICTURE)
 
 

@@ -17,6 +17,7 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
 from pipelines.engines.choose import choose
+from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
 from pipelines.plan.user_inputs import Found
@@ -268,7 +269,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def main() -> int:
     """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    write_text(PAGE, page())
     sys.stdout.write(f"{PAGE}\n")
     return 0
 

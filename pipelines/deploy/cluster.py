@@ -11,9 +11,9 @@ from pipelines.deploy.output import write_folder
 from pipelines.deploy.scripts import Target, script_files
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 

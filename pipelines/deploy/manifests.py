@@ -14,9 +14,9 @@ from pipelines.deploy.storage import claim_name
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.host.machine import Machine
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 

@@ -28,6 +28,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_bytes
+from pipelines.host.files import write_text
 from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
 from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
 from pipelines.hub.source import HubFile, HubSource, Listing
@@ -94,10 +95,7 @@ def remember_revision(listing: Listing) -> None:
     ref = _storage(source) / "refs" / source.revision
     if ref.is_file() and ref.read_text() == listing.commit:
         return  # also the way through a complete cache that is read-only
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    aside = ref.with_name(f"{ref.name}.new")
-    aside.write_text(listing.commit)
-    aside.replace(ref)
+    write_text(ref, listing.commit)
 
 
 def _fetch_one(job: _Job, file: HubFile) -> Path:

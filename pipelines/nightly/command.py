@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.nightly.changes import changes
 from pipelines.nightly.finding import Finding
@@ -17,7 +18,6 @@ from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.verdict import Verdict, judge
 from pipelines.run.console import WIDTH
-from pipelines.settings.compose import relative_to_cwd
 
 
 def run(overrides: Sequence[str]) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.document.write import write_report
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.performance.deployment import with_models
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
 from pipelines.report.compare_text import comparison_text
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 

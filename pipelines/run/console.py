@@ -12,10 +12,10 @@ from typing import Any
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.host.paths import relative_to_cwd
 from pipelines.plan.plan import Plan, Step
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import Outcome
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.stages.evaluate import RESULT
 
 WIDTH = 79

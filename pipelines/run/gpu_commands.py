@@ -10,8 +10,8 @@ from dataclasses import fields
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import Places, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
+from pipelines.host.paths import relative_to_cwd
 from pipelines.plan.plan import Plan, Step
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.stages.build import Build
 from pipelines.stages.repository import Repository
 from pipelines.stages.script import Script

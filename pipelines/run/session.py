@@ -13,13 +13,14 @@ from datetime import datetime
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import ScreenProgress, say
 from pipelines.plan.plan import Plan
 from pipelines.plan.targets import EVALUATED
 from pipelines.run import console, runner
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
-from pipelines.store.store import Store, write_json
+from pipelines.store.store import Store
 
 
 def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
@@ -156,11 +155,3 @@ def _key_fault(key: str, known: set[str]) -> Fault | None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
-
-
-def relative_to_cwd(path: Path) -> str:
-    """A path as short as it can be shown."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.host.files import write_text
 from pipelines.settings.compose import CONF, compose_config, to_raw
 from pipelines.settings.root import PROJECT_ROOT
-from pipelines.store.store import HOST
 
 FOLDER = PROJECT_ROOT / ".composed"
 
@@ -41,10 +40,7 @@ def remember(overrides: Sequence[str], raw: dict[str, Any]) -> None:
     if place.is_file():
         return
     try:
-        FOLDER.mkdir(exist_ok=True)
-        aside = place.with_suffix(f".{HOST}.{os.getpid()}")
-        aside.write_text(json.dumps(raw))
-        aside.replace(place)
+        write_text(place, json.dumps(raw))
     except OSError:
         return  # a read-only checkout works, only slower
 

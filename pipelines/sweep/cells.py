@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.host.files import write_json
 from pipelines.plan.targets import Target
-from pipelines.store.store import write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.host.files import write_json
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.run.console import columns, comparison
-from pipelines.settings.compose import compose_config, relative_to_cwd, to_raw
+from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.root import validate
-from pipelines.store.store import Store, write_json
+from pipelines.store.store import Store
 from pipelines.sweep.cells import Cell
 from pipelines.sweep.launch import run_cells
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from pipelines.host.files import write_json
 from pipelines.host.machine import Machine
-from pipelines.store.store import fingerprint, write_json
+from pipelines.store.store import fingerprint
 from pipelines.sweep.cells import Cell
 
 FILE = ".nodes.json"

@@ -19,8 +19,8 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import PROJECT_ROOT
 from pipelines.sweep import queue
 from pipelines.sweep.cells import Cell, read

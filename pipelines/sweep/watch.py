@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.domain.units import show_seconds
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.sweep.cells import Cell
 
 LOOK_S = 1.0

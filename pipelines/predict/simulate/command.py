@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import Level, make_levels
@@ -14,7 +15,6 @@ from pipelines.predict.simulate.outcome import Outcome, measure
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
 from pipelines.predict.simulator.interface import Engine, Run
 from pipelines.run.session import run_folder
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.composed import raw_config, remember
 from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings, validate
