@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import SamplingLimits, Session
+from pipelines.engines.port import SamplingParams, Session
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -175,7 +175,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                 f"generate_until with {', '.join(sorted(unknown))} is not something the engine can do.",
                 allowed=f"Known: {', '.join(sorted(GENERATION_SETTINGS))}.",
             )
-        limits = SamplingLimits(
+        limits = SamplingParams(
             max_new_tokens=int(wanted["max_gen_toks"]),
             stop_token_ids=frozenset({self.eot_token_id}),
             temperature=float(wanted.get("temperature", 0.0)),

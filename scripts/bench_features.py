@@ -194,11 +194,11 @@ def window(path: Path) -> None:
     for size in (None, 128, 512):
         values = {} if size is None else {"attention_window": size, "sink_tokens": 4}
         with scheduler(path, enable_prefix_caching=False, **values) as running:
-            lane, most = running._lanes.of(asked([2], 1)), 0.0
+            pipeline, most = running._pipelines.of(asked([2], 1)), 0.0
             channel, started = Channel(), time.perf_counter()
             running.submit([asked([2, 388, 774], 1900)], channel)
             while not channel.ended.wait(0.01):
-                most = max(most, lane.used_blocks)
+                most = max(most, pipeline.used_blocks)
             seconds = time.perf_counter() - started
         say(
             f"window    {size or 'none':>4}: {most:.0f} KV blocks at most over 1,900 tokens,"

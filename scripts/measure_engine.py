@@ -18,7 +18,7 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.limits import EngineLimits
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
 
 
@@ -42,7 +42,7 @@ def measure(engine: Path, requests: int, isl: int, osl: int, rounds: int) -> lis
             draw = random.Random(number)  # other prompts each time: none is found in the KV cache
             prompts = [[draw.randrange(4, limits.vocab_size) for _ in range(isl)] for _ in range(requests)]
             started = time.perf_counter()
-            answers = session.generate(prompts, SamplingLimits(osl), SilentProgress())
+            answers = session.generate(prompts, SamplingParams(osl), SilentProgress())
             seconds.append(time.perf_counter() - started)
             if any(len(answer.token_ids) != osl for answer in answers):
                 raise RuntimeError(f"An answer has not the {osl} tokens that were asked for.")

@@ -97,15 +97,15 @@ GENERATE = """
 import sys, time, resource
 from pathlib import Path
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
 
 with open_engine("openvino", kv_cache_bytes=96 * 2**20).open(Path(sys.argv[1])) as session:
     prompts = [list(range(10, 42))]
-    session.generate(prompts, SamplingLimits(2), SilentProgress())
+    session.generate(prompts, SamplingParams(2), SilentProgress())
     for _ in range(int(sys.argv[2])):
         start = time.perf_counter()
-        (answer,) = session.generate(prompts, SamplingLimits(16), SilentProgress())
+        (answer,) = session.generate(prompts, SamplingParams(16), SilentProgress())
         print(len(answer.token_ids) / (time.perf_counter() - start), flush=True)
 print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

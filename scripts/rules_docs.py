@@ -24,7 +24,8 @@ from pipelines.plan.user_inputs import Found
 from pipelines.rules.record import Deployment, EngineName, Finding, Rule, Severity
 from pipelines.rules.table import RULES, check
 from pipelines.settings.compose import CONF, compose_config, to_raw
-from pipelines.settings.root import PROJECT_ROOT, validate
+from pipelines.settings.paths import PROJECT_ROOT
+from pipelines.settings.root import validate
 
 PAGE = PROJECT_ROOT / "docs" / "rules.md"
 GENERATIONS = {

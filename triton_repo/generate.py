@@ -20,7 +20,7 @@ from triton_repo.tensors import (
     POSTPROCESSING,
     PREPROCESSING,
     TENSORRT_LLM,
-    Interface,
+    ModelInterface,
     Tensor,
 )
 from triton_repo.wiring import STEPS
@@ -121,7 +121,7 @@ def _model(name: str, batch: int, logits: str) -> pb.ModelConfig:
     from tritonclient.grpc import model_config_pb2 as pb
 
     config = pb.ModelConfig(name=name, max_batch_size=batch)
-    interface: Interface = INTERFACES[name]
+    interface: ModelInterface = INTERFACES[name]
     for tensor in interface.inputs:
         _fill(config.input.add(optional=tensor.optional, allow_ragged_batch=tensor.ragged), tensor, logits)
     for tensor in interface.outputs:

@@ -47,7 +47,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class ModelInterface:
     """What one model takes and gives."""
 
     inputs: tuple[Tensor, ...]
@@ -102,7 +102,7 @@ STATISTICS = (
 )
 TEXT_OUTPUTS = (tensor("text_output", STRING, -1), *PROBABILITIES, *INDEXES, *STATISTICS)
 
-PREPROCESSING_INTERFACE = Interface(
+PREPROCESSING_INTERFACE = ModelInterface(
     inputs=(
         tensor("QUERY", STRING, 1),
         optional("DECODER_QUERY", STRING, 1),
@@ -143,7 +143,7 @@ PREPROCESSING_INTERFACE = Interface(
     ),
 )
 
-TENSORRT_LLM_INTERFACE = Interface(
+TENSORRT_LLM_INTERFACE = ModelInterface(
     inputs=(
         ragged("input_ids", INT32, -1),
         ragged("encoder_input_features", FP16, -1, -1),
@@ -218,7 +218,7 @@ TENSORRT_LLM_INTERFACE = Interface(
     ),
 )
 
-POSTPROCESSING_INTERFACE = Interface(
+POSTPROCESSING_INTERFACE = ModelInterface(
     inputs=(
         tensor("TOKENS_BATCH", INT32, -1, -1),
         tensor("SEQUENCE_LENGTH", INT32, -1),
@@ -226,7 +226,7 @@ POSTPROCESSING_INTERFACE = Interface(
     outputs=(tensor("OUTPUT", STRING, -1),),
 )
 
-ENSEMBLE_INTERFACE = Interface(
+ENSEMBLE_INTERFACE = ModelInterface(
     inputs=(
         tensor("text_input", STRING, 1),
         optional("decoder_text_input", STRING, 1),
@@ -268,7 +268,7 @@ ENSEMBLE_INTERFACE = Interface(
     outputs=TEXT_OUTPUTS,
 )
 
-BLS_INTERFACE = Interface(
+BLS_INTERFACE = ModelInterface(
     inputs=(
         tensor("text_input", STRING, 1),
         optional("decoder_text_input", STRING, 1),
@@ -317,7 +317,7 @@ BLS_INTERFACE = Interface(
     outputs=TEXT_OUTPUTS,
 )
 
-LLMAPI_INTERFACE = Interface(
+LLMAPI_INTERFACE = ModelInterface(
     inputs=(
         tensor("text_input", STRING, -1),
         optional("streaming", BOOL, 1),
@@ -357,7 +357,7 @@ LLMAPI_INTERFACE = Interface(
     ),
 )
 
-MULTIMODAL_INTERFACE = Interface(
+MULTIMODAL_INTERFACE = ModelInterface(
     inputs=(
         optional("IMAGE", FP16, -1, -1, -1, -1),
         optional("pixel_values", FP16, -1, -1, -1, -1),

@@ -12,7 +12,7 @@ from triton_repo.tensors import POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnsembleStep:
     """One model of the ensemble.
 
     Attributes:
@@ -32,7 +32,7 @@ def same(*names: str) -> dict[str, str]:
 
 
 STEPS = (
-    Step(
+    EnsembleStep(
         PREPROCESSING,
         inputs={
             "QUERY": "text_input",
@@ -60,7 +60,7 @@ STEPS = (
             "OUT_PROMPT_TABLE_EXTRA_IDS": "_OUT_PROMPT_TABLE_EXTRA_IDS",
         },
     ),
-    Step(
+    EnsembleStep(
         TENSORRT_LLM,
         inputs={
             "input_ids": "_INPUT_ID",
@@ -132,7 +132,7 @@ STEPS = (
             ),
         },
     ),
-    Step(
+    EnsembleStep(
         POSTPROCESSING,
         inputs={
             "TOKENS_BATCH": "_TOKENS_BATCH",

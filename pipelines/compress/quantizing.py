@@ -22,9 +22,8 @@ from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import modelopt_config
 from pipelines.compress.specs import CalibrationSpec, Dtype, Layout, QuantSpec
 from pipelines.compress.unified import correct_unified
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.rules.table import check_checkpoint
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ def run_quantize(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
-    _check(source, spec, tp_size, pp_size)
+    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
@@ -99,7 +98,7 @@ def run_simulate(
 ) -> torch.nn.Module:
     """See `pipelines.compress.api.fake_quantized_model`."""
     source = look_at(model_dir)
-    _check(source, spec, 1, 1)
+    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
@@ -108,18 +107,13 @@ def run_simulate(
     return done.model.requires_grad_(False)  # calibration puts new parameters in place of some weights
 
 
-def _check(source: Source, spec: QuantSpec, tp_size: int, pp_size: int) -> None:
-    faults = check_checkpoint(source.shape, spec.qformat, group_size=spec.group_size, tp_size=tp_size, pp_size=pp_size)
+def _check(source: Source, spec: QuantSpec) -> None:
     if spec.quantize_lm_head and source.shape.tie_word_embeddings:  # a lookup needs 16 bit: TensorRT-LLM issue 1394
-        faults.append(
-            Fault(
-                f"quantize_lm_head=true does not work with {source.shape.architecture} here: the head is the embedding,"
-                " which stays in 16 bit.",
-                todo="Set quantize_lm_head=false.",
-            )
+        raise UserError(
+            f"quantize_lm_head=true does not work with {source.shape.architecture} here: the head is the embedding,"
+            " which stays in 16 bit.",
+            todo="Set quantize_lm_head=false.",
         )
-    if faults:
-        raise UserError.of(faults)
 
 
 def _simulate(

@@ -18,10 +18,7 @@ from pipelines.compress.quantizing import pick_device, seed_everything
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.sparsegpt import LINEARS, prune_model
 from pipelines.compress.specs import CalibrationSpec, SparsitySpec
-from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.rules.table import check_checkpoint
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"})
 _SPARSE_NAMES = tuple(f".{name}.weight" for name in LINEARS)
@@ -39,8 +36,6 @@ def run_sparsify(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.sparsify`."""
     source = look_at(model_dir)
-    if faults := check_checkpoint(source.shape, QFormat.NONE, sparsity=spec.method):
-        raise UserError.of(faults)
     seed_everything(calibration.seed)
     device = pick_device(device)
     facts: dict[str, Any] = {"method": spec.method, "device": device, "calibration": {"sequences": 0, "tokens": 0}}

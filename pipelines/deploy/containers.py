@@ -14,7 +14,8 @@ from pipelines.deploy.image import ImageFlavour, Places, Source, build_command, 
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
-from pipelines.settings.root import PROJECT_ROOT, Settings
+from pipelines.settings.paths import PROJECT_ROOT
+from pipelines.settings.root import Settings
 
 TOOLS = ("docker", "podman")
 ANSWER_S = 20

@@ -14,8 +14,10 @@ from pipelines.host.machine import Machine
 from pipelines.plan import checks
 from pipelines.plan.user_inputs import Found
 from pipelines.settings.compose import CONF, choices
+from pipelines.settings.compression import QuantSettings
+from pipelines.settings.engine import EngineSettings
 from pipelines.settings.model import ModelSettings
-from pipelines.settings.root import EngineSettings, QuantSettings, Settings
+from pipelines.settings.root import Settings
 
 
 def look(settings: Settings, machine: Machine) -> list[Verdict]:

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.domain.benchmark import Level
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -26,13 +24,6 @@ _OFFSETS = ((5, 6), (5, -12), (-5, 6), (-5, -12))
 
 _SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"))
 """Where a name may stand, points from the end of its curve, best first."""
-
-
-def load_label(level: Level) -> str:
-    """The load as short as it can be: "16", "4/s", "burst"."""
-    if level.concurrency is not None:
-        return str(level.concurrency)
-    return f"{level.request_rate:g}/s" if level.request_rate is not None else level.arrival
 
 
 def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pipelines.domain.benchmark import Distribution, Level
-from pipelines.report.data import Run
+from pipelines.domain.units import show_bytes
 
 NONE = "–"
 
@@ -33,49 +32,6 @@ def ms(seconds: float | None) -> str:
 def percent(share: float | None, digits: int = 2) -> str:
     """A share (0..1) in percent without the sign."""
     return NONE if share is None else f"{100 * share:.{digits}f}"
-
-
-def lengths(distributions: Sequence[Distribution]) -> str:
-    """Token counts over several levels: "128" when all are equal, else "119 (52..200)": mean, least, greatest."""
-    known = [item for item in distributions if item.count and item.mean is not None]
-    if not known:
-        return NONE
-    low = min(item.min for item in known if item.min is not None)
-    high = max(item.max for item in known if item.max is not None)
-    if low == high:
-        return f"{low:g}"
-    mean = sum(float(item.mean or 0) * item.count for item in known) / sum(item.count for item in known)
-    return f"{mean:.0f} ({low:g}..{high:g})"
-
-
-def loads(levels: Sequence[Level]) -> str:
-    """All loads in words: "concurrency 1, 4, 16" or "2, 4 requests/s (poisson)"."""
-    closed = [str(level.concurrency) for level in levels if level.concurrency is not None]
-    parts = [f"concurrency {', '.join(closed)}"] if closed else []
-    rates: dict[str, list[str]] = {}
-    for level in levels:
-        if level.concurrency is None and level.request_rate is not None:
-            rates.setdefault(level.arrival, []).append(f"{level.request_rate:g}")
-    parts += [f"{', '.join(given)} requests/s ({arrival})" for arrival, given in rates.items()]
-    others = [level.load for level in levels if level.concurrency is None and level.request_rate is None]
-    return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
-
-
-def six(runs: Sequence[Run], levels: Sequence[Level] | None = None) -> str:
-    """The six that every number carries: model, precision, ISL, OSL, concurrency or rate, TP.
-
-    Args:
-        runs: at least one; of one model and one TP.
-        levels: only these; None is every level of the runs.
-    """
-    shown = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
-    first = runs[0].result
-    precisions = ", ".join(dict.fromkeys(run.result.precision for run in runs))
-    unique = list({level.load: level for level in shown}.values())
-    return (
-        f"model {first.model}; precision {precisions}; ISL {lengths([level.summary.isl for level in shown])}; "
-        f"OSL {lengths([level.summary.osl for level in shown])}; {loads(unique)}; TP {first.tp_size}"
-    )
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
@@ -105,8 +61,6 @@ def _plain(value: Any) -> str:
 
 def machine_text(machine: Mapping[str, Any]) -> str:
     """A machine in one line: GPUs or processors, memory, system."""
-    from pipelines.domain.units import show_bytes
-
     parts = [f"{gpu.get('name', 'GPU')} ({show_bytes(gpu['memory_bytes'])})" for gpu in machine.get("gpus") or ()]
     if machine.get("cpu"):
         parts.append(str(machine["cpu"]))

@@ -1,4 +1,4 @@
-"""ReportData -> files: `report.html`, `report.md` and the plots beside it. A second time gives the same bytes."""
+"""Document -> files: `report.html`, `report.md` and the plots beside it. A second time gives the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from pipelines.document.blocks import Document
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_bytes
-from pipelines.report.data import ReportData
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +18,6 @@ class ReportPaths:
     markdown: Path
     html: Path
     plots: tuple[Path, ...]
-
-
-def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
-    """Write the report of a store.
-
-    Args:
-        data: of `pipelines.report.collect`.
-        folder: made when it is not there.
-        max_accuracy_loss_percent: a format that loses more is not recommended.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-    from pipelines.report.sections import document
-
-    return write_document(document(data, max_accuracy_loss_percent), folder)
 
 
 def write_document(made: Document, folder: Path) -> ReportPaths:

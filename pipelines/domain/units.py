@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+HOUR, DAY = 3600, 24 * 3600
+"""Seconds."""
 
 
 def show_bytes(count: float) -> str:
@@ -20,3 +22,8 @@ def show_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def rate_of_users(users: float, requests_per_user_day: float, hours: float = 24.0) -> float:
+    """Average requests per second of so many daily users, spread evenly over some hours."""
+    return users * requests_per_user_day / (hours * HOUR)

@@ -52,7 +52,7 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingLimits:
+class SamplingParams:
     """How to generate. Greedy unless `temperature` > 0.
 
     Attributes:
@@ -96,7 +96,7 @@ class Session(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """Generate for every prompt with in-flight batching; results in the order of the prompts."""
         ...
 

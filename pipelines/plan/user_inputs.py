@@ -12,7 +12,8 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.plan.targets import EVALUATED, Target, is_elsewhere
 from pipelines.settings.model import BUNDLED
-from pipelines.settings.root import PROJECT_ROOT, Settings
+from pipelines.settings.paths import PROJECT_ROOT
+from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
 from pipelines.store.sources import PICKLES, BuiltEngine, Source, engine_source, files_source, model_source
 from pipelines.store.store import HashCache

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from pipelines.document.write import write_report
+from pipelines.document.write import ReportPaths, write_document
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.predict.performance.deployment import with_models
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
 from pipelines.report.compare_text import comparison_text
+from pipelines.report.data import ReportData
+from pipelines.report.modelled import with_models
+from pipelines.report.sections import document
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -37,3 +40,17 @@ def write(
         say("\n" + comparison_text(comparison(data, loss)))
     say(f"\nreport: {relative_to_cwd(paths.markdown.absolute())}")
     say(f"report: {relative_to_cwd(paths.html.absolute())}")
+
+
+def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: float = 1.0) -> ReportPaths:
+    """Write the report of a store.
+
+    Args:
+        data: of `pipelines.report.collect`.
+        folder: made when it is not there.
+        max_accuracy_loss_percent: a format that loses more is not recommended.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    return write_document(document(data, max_accuracy_loss_percent), folder)

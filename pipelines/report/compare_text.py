@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.document.labels import load_label
-from pipelines.document.show import NONE, ms, number, percent, six
+from pipelines.document.show import NONE, ms, number, percent
 from pipelines.domain.benchmark import Level
 from pipelines.report.compare import Comparison, FormatRow
+from pipelines.report.six import load_label, six
 
 WIDTH = 79
 _TITLES = ("format", "acc. %", "loss %", "MiB", "tok/s", "load", "TTFT ms", "ITL ms", "SLO tok/s")

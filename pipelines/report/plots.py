@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
-from pipelines.document.labels import beside, load_label, place
-from pipelines.document.show import number, six
+from pipelines.document.labels import beside, place
+from pipelines.document.show import number
 from pipelines.domain.benchmark import Level
 from pipelines.domain.units import MIB
 from pipelines.report.data import FormatReport, Run, Workload
+from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

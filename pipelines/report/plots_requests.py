@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
-from pipelines.document.labels import load_label
-from pipelines.document.show import six
 from pipelines.domain.benchmark import Level
 from pipelines.domain.timing import RequestTiming
 from pipelines.report.data import Run
+from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

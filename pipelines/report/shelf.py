@@ -132,7 +132,7 @@ def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:
-    """The model's label as the settings name it, see `pipelines.settings.root.ModelSettings.label`."""
+    """The model's label as the settings name it, see `pipelines.settings.model.ModelSettings.label`."""
     model = manifest["settings"].get("model")
     if not model:
         return None  # a benchmark of a server somewhere has no model of ours

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.document.blocks import LEFT, Column, Table, groups
-from pipelines.document.labels import load_label
-from pipelines.document.show import NONE, flat, lengths, ms, number, percent, six
+from pipelines.document.show import NONE, flat, ms, number, percent
 from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.data import Run
+from pipelines.report.six import lengths, load_label, six
 
 
 def levels_table(run: Run) -> Table:

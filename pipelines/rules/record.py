@@ -12,9 +12,9 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.settings.build import BuildSettings
+from pipelines.settings.features import SpeculationMode
 from pipelines.settings.triton import TritonSettings
 
-Mode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
 EngineName = Literal["openvino", "tensorrt_llm", "llmapi"]
 CPU: tuple[EngineName, ...] = ("openvino",)
 GPU: tuple[EngineName, ...] = ("tensorrt_llm",)
@@ -79,7 +79,7 @@ class Deployment:
     chunked_context: bool = False
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
-    speculation: Mode = "none"
+    speculation: SpeculationMode = "none"
     draft: ModelShape | None = None
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from pipelines.rules.sources import (
     REDRAFTER,
     SPECULATIVE,
 )
+from pipelines.settings.features import lookahead_draft_len
 
 TOPIC = "Speculative decoding"
 DECODING = {
@@ -27,11 +28,6 @@ DECODING = {
 """build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need none."""
 HEADS = ("medusa", "redrafter", "eagle")
 MANY_TOKENS = 0.5
-
-
-def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
-    """Draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
-    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
 def _tokens(d: Deployment) -> Cases:

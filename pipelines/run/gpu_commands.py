@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import Places, command
+from pipelines.engines.tensorrt_llm.command import BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.host.paths import relative_to_cwd
 from pipelines.plan.plan import Plan, Step
@@ -49,7 +49,7 @@ def _build(plan: Plan, step: Step) -> list[str]:
         values["max_seq_len"] = stage.longest
     inputs = step.node.inputs
     before = next(s for s in plan.steps if s.node.id == inputs.get("checkpoint", inputs.get("converted")))
-    places = Places(_place(plan, before), _place(plan, step), *_timing(plan, stage))
+    places = BuildPaths(_place(plan, before), _place(plan, step), *_timing(plan, stage))
     parts = command(stage.build, BuildLimits(**values), places)
     return _shown(step, parts)
 

@@ -23,7 +23,7 @@ from pipelines.domain.units import show_seconds
 from pipelines.host.screen import say
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, Step, node_key
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store import measurements
 from pipelines.store.sources import Source
 from pipelines.store.store import Artifact, Store

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import logging
-import os
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
-from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import ScreenProgress, say
 from pipelines.plan.plan import Plan
 from pipelines.plan.targets import EVALUATED
 from pipelines.run import console, runner
-from pipelines.settings.root import Settings
+from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
 
@@ -52,54 +43,3 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.target == "serve"))
     return outcomes
-
-
-@contextmanager
-def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Iterator[Path]:
-    """Make `<runs>/<time>-<name>-<pid>/` with the resolved configuration and a log.
-
-    A crash is written to the log with its traceback, and its path is shown.
-    """
-    import yaml
-
-    try:
-        folder = _new_folder(settings.paths.runs.absolute(), name)
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-        (folder / "overrides.json").write_text(json.dumps(list(overrides)) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"paths.runs='{settings.paths.runs}' cannot be written: {error.strerror}.",
-            todo="Give another folder: paths.runs=/some/folder",
-        ) from None
-    handler = logging.FileHandler(folder / "run.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        yield folder
-    except (UserError, KeyboardInterrupt) as stop:
-        root.error("stopped: %s", str(stop) or type(stop).__name__)
-        raise
-    except BaseException:
-        root.error("crashed:\n%s", traceback.format_exc())
-        say(f"log: {relative_to_cwd(folder / 'run.log')}")
-        raise
-    finally:
-        root.removeHandler(handler)
-        handler.close()
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """A folder nobody else has, whatever runs beside this one and however fast cells follow each other."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count():
-        folder = parent / f"{stamp}-{name}-{os.getpid()}{f'-{number}' if number else ''}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not parent.is_dir():
-                raise
-        else:
-            return folder
-    raise AssertionError("unreachable: the count has no end")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
-from pipelines.rules.speculation import lookahead_draft_len
+from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.model import BUNDLED
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 
 CONF = PROJECT_ROOT / "conf"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.host.files import write_text
 from pipelines.settings.compose import CONF, compose_config, to_raw
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / ".composed"
 

@@ -12,12 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import Mode
 from pipelines.settings.base import Group, Positive
 from pipelines.settings.build import LoraModule
 from pipelines.settings.model import ModelSettings
 
 TaskId = Annotated[int, Field(ge=1)]
+SpeculationMode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
 HEADS = ("medusa", "redrafter", "eagle")
 """Modes whose draft is part of the engine: heads that were trained for the model."""
 
@@ -57,7 +57,7 @@ class SpeculativeSettings(Group):
         draft_len_per_beam: redrafter: tokens of each beam.
     """
 
-    mode: Mode
+    mode: SpeculationMode
     draft: ModelSettings | None
     draft_qformat: QFormat | None
     heads_path: Path | None
@@ -111,3 +111,8 @@ class MultimodalSettings(Group):
             if getattr(self, name) is None:
                 raise ValueError(f"model_type '{self.model_type}' needs multimodal.{name}=...")
         return self
+
+
+def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
+    """Draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
+    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)

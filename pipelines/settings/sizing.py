@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.predict.sizing.autoscale import Policy, Signal
-from pipelines.predict.sizing.demand import USUAL_PERCENTILE, Demand, poisson_percentile, rate_of_users
-from pipelines.predict.sizing.price import Prices
+from pipelines.domain.units import rate_of_users
 from pipelines.settings.base import Group, Positive
 from pipelines.settings.load import Rate, SloSettings
 
 CALIBRATIONS = "calibrations"
 """Below the store: where `make calibrate` keeps its files, and where they are looked for."""
+Signal = Literal["queue_time", "ttft", "kv_use"]
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -87,19 +86,6 @@ class PriceSettings(Group):
             raise ValueError(f"has {given}={getattr(self, given):g} alone: kwh_usd and pue belong together")
         return self
 
-    def to_prices(self) -> Prices:
-        """The same as the calculator's record."""
-        return Prices(
-            server=self.server_usd,
-            years=self.years,
-            licence=self.licence_usd,
-            hosting=self.hosting_usd,
-            kwh=self.kwh_usd,
-            pue=self.pue,
-            gpu_hour=self.gpu_hour_usd,
-            utilisation=self.utilisation,
-        )
-
 
 class AutoscalingSettings(Group):
     """Instances that come and go with a day's load, beside the fixed fleet.
@@ -150,20 +136,6 @@ class AutoscalingSettings(Group):
     def wanted(self) -> bool:
         """Whether there is a load to replay."""
         return self.day is not None or self.trace is not None
-
-    def to_policy(self, most: int) -> Policy:
-        """The same as the replay's record, with at most so many instances."""
-        return Policy(
-            signal=self.signal,
-            up_at=self.up_at,
-            down_at=self.down_at,
-            up_after_s=self.up_after_s,
-            down_after_s=self.down_after_s,
-            cold_start_s=self.cold_start_s or 0.0,
-            least=min(self.least, most),
-            most=most,
-            step_s=self.step_s,
-        )
 
 
 class SizingSettings(Group):
@@ -271,21 +243,3 @@ class SizingSettings(Group):
         if self.users is not None and self.requests_per_user_day is not None:
             return rate_of_users(self.users, self.requests_per_user_day, self.busy_hours)
         return self.average_rate
-
-    def to_demand(self) -> Demand | None:
-        """What is asked of the fleet; None when no rate is given."""
-        average = self.average
-        if self.peak_rate is not None:
-            return Demand(average, self.peak_rate, self.busy_hours, "peak as given")
-        if average is None:
-            return None
-        if self.mode == "offline":
-            return Demand(average, average, self.busy_hours, "the average: offline, requests wait")
-        if self.peak_factor is not None:
-            return Demand(
-                average, average * self.peak_factor, self.busy_hours, f"{self.peak_factor:g} x the average, as given"
-            )
-        percent = self.peak_percentile or USUAL_PERCENTILE
-        peak = max(1, poisson_percentile(average, percent))
-        how = f"P{percent:g} of Poisson arrivals in one second"
-        return Demand(average, float(peak), self.busy_hours, how)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.progress import Progress
-from pipelines.settings.root import EvalSettings, OpenVinoSettings
+from pipelines.settings.engine import EvalSettings, OpenVinoSettings
 
 RESULT = "evaluation.json"
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.settings.build import BuildSettings
-from pipelines.settings.root import KvCacheSettings
+from pipelines.settings.compression import KvCacheSettings
 from pipelines.settings.triton import TritonSettings
 from triton_repo.llm_args import (
     CHECKPOINT,

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings.root import CalibrationSettings, KvCacheSettings, QuantSettings
+from pipelines.rules.table import check_checkpoint
+from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec
@@ -78,6 +80,13 @@ class Quantize:
         from pipelines.checkpoint.verify import verify
         from pipelines.compress import QuantSpec, quantize
 
+        check_model(
+            inputs["model"],
+            self.quant.qformat,
+            group_size=self.quant.group_size,
+            tp_size=self.tp_size,
+            pp_size=self.pp_size,
+        )
         facts = quantize(
             inputs["model"],
             out_dir,
@@ -100,6 +109,23 @@ class Quantize:
         if faults := (verify_unified if self.layout == "hugging_face" else verify)(out_dir):
             raise RuntimeError("the exported checkpoint breaks its own rules:\n" + "\n".join(map(str, faults)))
         return facts
+
+
+def check_model(folder: Path, qformat: QFormat, **asked: Any) -> None:
+    """Refuse what the plan could not, because the model was not on disk yet.
+
+    Args:
+        folder: Hugging Face checkpoint.
+        qformat: it is to be exported in.
+        asked: as for `check_checkpoint`.
+
+    Raises:
+        UserError: the model cannot be exported like that.
+    """
+    from pipelines.compress.loading import look_at
+
+    if faults := check_checkpoint(look_at(folder).shape, qformat, **asked):
+        raise UserError.of(faults)
 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
-from pipelines.settings.root import OpenVinoSettings
+from pipelines.settings.engine import OpenVinoSettings
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import FlavourName, ImageSpec
 

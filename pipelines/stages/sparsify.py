@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
-from pipelines.settings.root import CalibrationSettings, SparsitySettings
-from pipelines.stages.quantize import calibration_identity, calibration_of, texts_of
+from pipelines.settings.compression import CalibrationSettings, SparsitySettings
+from pipelines.stages.quantize import calibration_identity, calibration_of, check_model, texts_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Sparsify:
 
         method = self.sparsity.method
         assert method != "none", "the plan has no sparsify stage then"
+        check_model(inputs["model"], QFormat.NONE, sparsity=method)
         return sparsify(
             inputs["model"],
             out_dir,

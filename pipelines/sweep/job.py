@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.host.screen import say
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep.cells import Cell, read
 
 STOP_S = 30.0  # for a cell that is told to stop: a server drains, drafts are removed

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from pipelines.domain.errors import UserError
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep import queue
 from pipelines.sweep.cells import Cell, read
 from pipelines.sweep.job import RunCell

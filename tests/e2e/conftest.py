@@ -21,6 +21,7 @@ class Cli:
     folder: Path
     store: Path
     environment: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "pipelines", words[0], f"paths.store={self.store}", *words[1:]]
@@ -37,7 +38,7 @@ class Cli:
         return done.stdout + done.stderr
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*words),
             cwd=self.folder,
             env=self.env(),
@@ -46,10 +47,17 @@ class Cli:
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored when started in the background
         )
+        self.started.append(process)
+        return process
 
 
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory):
     """A user with an empty store; the tests of a module follow each other and share what was made."""
     folder = tmp_path_factory.mktemp("user")
-    return Cli(folder, folder / "artifacts")
+    user = Cli(folder, folder / "artifacts")
+    yield user
+    for process in user.started:  # a test that failed midway left it running
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)

@@ -1,12 +1,9 @@
 """`make sweep hydra/launcher=slurm` through a real Slurm: jobs are killed and cancelled, what is missing runs again."""
 
-import contextlib
-import os
 import re
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -44,15 +41,6 @@ def read_until(process, pattern: str, limit_s: float = 120) -> str:
     raise AssertionError(f"{pattern!r} did not come:\n{text}")
 
 
-def kill_everything_of_the_cell(number: int) -> None:
-    """What a node does that runs out of memory: batch script, launcher and cell are gone at once."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"pipelines.sweep.cell" in words and words[-2].endswith(b"/cell-%d.json" % number):
-                os.killpg(os.getpgid(int(folder.name)), signal.SIGKILL)
-
-
 def test_ctrl_c_cancels_the_jobs(user, slurm):
     process = user.start(*SWEEP)
     text = read_until(process, r"running on")
@@ -70,7 +58,9 @@ def test_a_killed_job_is_named_and_only_its_cell_runs_again(user, slurm):
     process = user.start(*SWEEP)
     text = read_until(process, r"\[1\] running on")
     job = re.search(r"as job (\d+)", text)[1]
-    kill_everything_of_the_cell(1)
+    killed = slurm.kill(f"{job}_0")
+    for part in ("slurm_script", "submitit.core._submit", "pipelines.sweep.cell"):  # batch script, launcher, cell
+        assert any(part in command for command in killed), killed
     text += process.stdout.read()
     assert process.wait(30) == 1
     assert "[2] queued (JobArrayTaskLimit)" in text

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
 from pipelines.engines.tensorrt_llm.options import help_differences
 from scripts.measure_engine import measure
@@ -51,7 +51,7 @@ def test_the_cpu_engine_says_the_same(cli, built):
     cli.run("build", "model=tiny_llama", "engine=openvino", "quant=none")
     folders = (cli.folder / "store" / "build").glob("tiny_llama-none-*")
     cpu_dir = next(folder for folder in folders if (folder / "openvino_model.xml").is_file())
-    prompts, limits = [[1, 30, 40, 50], [1, 60, 70]], SamplingLimits(8)
+    prompts, limits = [[1, 30, 40, 50], [1, 60, 70]], SamplingParams(8)
     pairs = [([1, 30, 40], [50]), ([1, 30, 40], [51, 52]), ([1, 60], [70])]
     with open_engine("openvino").open(cpu_dir) as cpu, open_engine("tensorrt_llm").open(built) as gpu:
         theirs = gpu.generate(prompts, limits, SilentProgress())

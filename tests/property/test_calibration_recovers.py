@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.outbox import Outbox
+from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.predict.performance.fit import FEW, FREE_KNOBS, fit, guess, moved
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import Deployment, run_trial, trial
@@ -103,4 +103,4 @@ def test_a_measurement_without_streaming_cannot_calibrate_a_machine_without_a_mo
 
 
 def test_few_is_what_the_server_says():
-    assert FEW == Outbox.FEW
+    assert FEW == ResponseSender.FEW

@@ -17,7 +17,7 @@ from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes, kv_blocks, kv_precision
 from pipelines.engines.openvino.serving_stats import resident_bytes
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 
 NEW_TOKENS = 2
 TURNS = 2
@@ -55,9 +55,9 @@ def main(engine: Path, precision: str, blocks: int, lengths: int) -> None:
     options = OpenVinoOptions(num_threads=1, inference_precision=precision, kv_cache_bytes=size)
     with OpenVinoEngine(options).open(engine) as session:
         for turn in range(TURNS):
-            session.generate(prompts(folder, blocks, turn), SamplingLimits(max_new_tokens=NEW_TOKENS), SilentProgress())
+            session.generate(prompts(folder, blocks, turn), SamplingParams(max_new_tokens=NEW_TOKENS), SilentProgress())
         for prompt in mixed(folder.config.vocab_size, lengths):
-            session.generate([prompt], SamplingLimits(max_new_tokens=1), SilentProgress())
+            session.generate([prompt], SamplingParams(max_new_tokens=1), SilentProgress())
         found = {"resident": resident_bytes(), "own": own_bytes(), "kv_blocks": kv_blocks(folder, options)}
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.sequences import DraftUse, KvUse, ResponsePart, Stamps
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.streams import DraftUse, KvUse, Piece, Stamps
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Channel:
     draft: DraftUse = field(default_factory=DraftUse)
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def send(self, piece: Piece) -> None:
+    def send(self, part: ResponsePart) -> None:
         """Take a piece of the answer."""
         self.moments.append(time.perf_counter())
-        self.tokens += piece.rows[0]
-        self.log_probs += piece.log_probs[0] if piece.log_probs else []
-        self.stamps, self.kv, self.draft = piece.stream.stamps, piece.stream.kv, piece.stream.draft
-        if piece.last:
+        self.tokens += part.rows[0]
+        self.log_probs += part.log_probs[0] if part.log_probs else []
+        self.stamps, self.kv, self.draft = part.sequence.stamps, part.sequence.kv, part.sequence.draft
+        if part.last:
             self.ended.set()
 
     def fail(self, message: str, *, unavailable: bool) -> None:
@@ -72,9 +72,11 @@ class Channel:
         return self
 
 
-def asked(prompt: Sequence[int], tokens: int, **values: Any) -> Asked:
+def asked(prompt: Sequence[int], tokens: int, **values: Any) -> GenerationRequest:
     """A request that streams."""
-    return Asked(np.array(prompt, dtype=np.int64), tokens, **{"streaming": True, "exclude_input": True, **values})
+    return GenerationRequest(
+        np.array(prompt, dtype=np.int64), tokens, **{"streaming": True, "exclude_input": True, **values}
+    )
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def scheduler(engine: Path, adapters: Mapping[int, LoraAdapter] | None = None, *
         running.close()
 
 
-def answers(running: Scheduler, requests: Sequence[Asked]) -> list[Channel]:
+def answers(running: Scheduler, requests: Sequence[GenerationRequest]) -> list[Channel]:
     """Send all at once and wait for all."""
     channels = [Channel() for _ in requests]
     for request, channel in zip(requests, channels, strict=True):

@@ -7,6 +7,7 @@ There is no accounting, as on many small clusters. Jobs run as the user who runs
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -17,6 +18,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # munged and slurmctld live there
@@ -111,6 +114,38 @@ class SlurmCluster:
         done = subprocess.run(command, env=self._env(), capture_output=True, text=True, timeout=timeout, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self._logs()}"
         return done.stdout
+
+    def processes(self, job: str) -> list[psutil.Process]:
+        """List the processes of a running job, as reported by its node's slurmd."""
+        number, node = self.run("squeue", "--noheader", f"--jobs={job}", "--states=RUNNING", "--format=%A %N").split()
+        _, *rows = self.run("scontrol", "listpids", number, node).splitlines()
+        job_environment = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURM_JOB_ID": number}
+        found = []
+        for row in rows:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                process = psutil.Process(int(row.split()[0]))
+                if job_environment.items() <= process.environ().items():  # the process ID may have been reused
+                    assert os.getpgid(process.pid) != os.getpgrp(), f"{process} is in the process group of the tests"
+                    found.append(process)
+        return found
+
+    def kill(self, job: str) -> list[str]:
+        """Kill all processes of a running job at once, like a node that runs out of memory.
+
+        They are suspended first: a launcher that sees its cell die would still write a result.
+
+        Returns:
+            Their command lines.
+        """
+        processes, commands = self.processes(job), []
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+                commands.append(" ".join(process.cmdline()))
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return commands
 
     def wait_until_idle(self) -> None:
         """No job is left in the queue."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import openvino_genai as genai
 
-from pipelines.engines.openvino.asked import Asked
-from pipelines.engines.openvino.streams import News, Stream
+from pipelines.engines.openvino.generation_request import GenerationRequest
+from pipelines.engines.openvino.sequences import Sequence, StepOutput
 
 _STATUS = genai.GenerationStatus
 _STOP = genai.GenerationFinishReason.STOP
@@ -15,168 +15,168 @@ _STOP = genai.GenerationFinishReason.STOP
 TOO_SMALL = "The KV cache is too small for the request. Raise max_tokens_in_paged_kv_cache or openvino_kv_cache_bytes."
 
 
-def pipeline_config(stream: Stream) -> genai.GenerationConfig:
-    """Translate what was asked.
+def pipeline_config(sequence: Sequence) -> genai.GenerationConfig:
+    """Translate a request.
 
     Raises:
         RuntimeError: the engine refuses the combination.
     """
-    asked = stream.asked
+    request = sequence.request
     config = genai.GenerationConfig()
-    config.max_new_tokens = asked.max_tokens
+    config.max_new_tokens = request.max_tokens
     # genai always wants an end token: without one it is told to ignore the one it gets
-    config.ignore_eos = asked.end_id < 0
-    config.eos_token_id = max(0, asked.end_id)
+    config.ignore_eos = request.end_id < 0
+    config.eos_token_id = max(0, request.end_id)
     config.stop_token_ids = {config.eos_token_id}
-    config.min_new_tokens = asked.min_tokens if asked.end_id >= 0 else 0
-    config.repetition_penalty = asked.repetition_penalty
-    config.presence_penalty, config.frequency_penalty = asked.presence_penalty, asked.frequency_penalty
-    config.logprobs = int(asked.log_probs)
-    if stream.draft.per_iteration:
-        config.num_assistant_tokens = stream.draft.per_iteration
-    if asked.beam_width > 1:
-        _beams(config, asked)
+    config.min_new_tokens = request.min_tokens if request.end_id >= 0 else 0
+    config.repetition_penalty = request.repetition_penalty
+    config.presence_penalty, config.frequency_penalty = request.presence_penalty, request.frequency_penalty
+    config.logprobs = int(request.log_probs)
+    if sequence.draft.per_iteration:
+        config.num_assistant_tokens = sequence.draft.per_iteration
+    if request.beam_width > 1:
+        _beams(config, request)
     else:
-        _sampling(config, stream)
+        _sampling(config, sequence)
     return config
 
 
-def _beams(config: genai.GenerationConfig, asked: Asked) -> None:
-    config.num_beams = config.num_return_sequences = asked.beam_width
-    config.length_penalty = asked.length_penalty
-    config.stop_criteria = genai.StopCriteria.EARLY if asked.early_stopping else genai.StopCriteria.HEURISTIC
+def _beams(config: genai.GenerationConfig, request: GenerationRequest) -> None:
+    config.num_beams = config.num_return_sequences = request.beam_width
+    config.length_penalty = request.length_penalty
+    config.stop_criteria = genai.StopCriteria.EARLY if request.early_stopping else genai.StopCriteria.HEURISTIC
 
 
-def _sampling(config: genai.GenerationConfig, stream: Stream) -> None:
-    asked = stream.asked
-    config.do_sample = asked.samples
-    if asked.samples:
-        config.temperature, config.rng_seed = asked.temperature, stream.seed()
-        config.top_p = asked.top_p or 1.0
-        if asked.top_k:
-            config.top_k = asked.top_k
+def _sampling(config: genai.GenerationConfig, sequence: Sequence) -> None:
+    request = sequence.request
+    config.do_sample = request.samples
+    if request.samples:
+        config.temperature, config.rng_seed = request.temperature, sequence.seed()
+        config.top_p = request.top_p or 1.0
+        if request.top_k:
+            config.top_k = request.top_k
 
 
-def nothing_more(stream: Stream, error: str = "") -> News:
+def nothing_more(sequence: Sequence, error: str = "") -> StepOutput:
     """Return the end of a sequence without further tokens."""
-    beams = stream.asked.beam_width
-    return News([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
+    beams = sequence.request.beam_width
+    return StepOutput([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
 
 
-class Reader:
-    """Turns what a handle offers after an iteration into news."""
+class HandleReader:
+    """Turns what a handle offers after an iteration into a `StepOutput`."""
 
-    def read(self, stream: Stream, now: int) -> News | None:
+    def read(self, sequence: Sequence, now: int) -> StepOutput | None:
         """Return what is new, or None.
 
         Args:
-            stream: with a handle.
+            sequence: with a handle.
             now: when the iteration ended, ns.
         """
-        handle = stream.handle
+        handle = sequence.handle
         status = handle.get_status()
         if status == _STATUS.RUNNING:
-            return self._running(stream, now)
+            return self._running(sequence, now)
         if status == _STATUS.IGNORED:
-            return nothing_more(stream, TOO_SMALL)
-        return self._finished(stream, now)
+            return nothing_more(sequence, TOO_SMALL)
+        return self._finished(sequence, now)
 
-    def abandon(self, stream: Stream) -> News:
+    def abandon(self, sequence: Sequence) -> StepOutput:
         """Cancel a sequence; return the end with what it has. A cancelled handle can no longer be read."""
-        if stream.asked.beam_width > 1:
-            stream.handle.cancel()
-            return nothing_more(stream)
-        news = News()
+        if sequence.request.beam_width > 1:
+            sequence.handle.cancel()
+            return nothing_more(sequence)
+        step = StepOutput()
         # not read_all: of a sequence that still runs it waits for the rest, which only this thread could bring
-        while stream.handle.can_read():
-            news.add(self._news(stream, next(iter(stream.handle.read().values()))))
-        stream.handle.cancel()
-        news.ended = True
-        return self._complete(stream, news)
+        while sequence.handle.can_read():
+            step.add(self._step_output(sequence, next(iter(sequence.handle.read().values()))))
+        sequence.handle.cancel()
+        step.ended = True
+        return self._complete(sequence, step)
 
-    def _running(self, stream: Stream, now: int) -> News | None:
-        stamps, asked = stream.stamps, stream.asked
-        if asked.beam_width > 1:
+    def _running(self, sequence: Sequence, now: int) -> StepOutput | None:
+        stamps, request = sequence.stamps, sequence.request
+        if request.beam_width > 1:
             return None
-        if not asked.streaming and not asked.stop_words and not stream.draft.per_iteration:
-            if not stamps.first_token and stream.handle.can_read():
+        if not request.streaming and not request.stop_words and not sequence.draft.per_iteration:
+            if not stamps.first_token and sequence.handle.can_read():
                 stamps.first_token = now
             return None
-        return self._take(stream, now)
+        return self._take(sequence, now)
 
-    def _take(self, stream: Stream, now: int) -> News | None:
+    def _take(self, sequence: Sequence, now: int) -> StepOutput | None:
         """Read the new tokens of a single sequence and look for stop words in them."""
-        handle, stamps = stream.handle, stream.stamps
+        handle, stamps = sequence.handle, sequence.stamps
         if not handle.can_read():
             return None
         output = next(iter(handle.read().values()))
         stamps.first_token = stamps.first_token or now
         stamps.last_token = now
-        news = self._news(stream, output)
-        if self._cut_at_stop_word(stream, news):
+        step = self._step_output(sequence, output)
+        if self._cut_at_stop_word(sequence, step):
             handle.stop()
-            news.ended = True
-        if news.ended or stream.pieces:
-            return self._complete(stream, news)
+            step.ended = True
+        if step.ended or sequence.streams_tokens:
+            return self._complete(sequence, step)
         return None
 
-    def _finished(self, stream: Stream, now: int) -> News:
-        stamps = stream.stamps
+    def _finished(self, sequence: Sequence, now: int) -> StepOutput:
+        stamps = sequence.stamps
         stamps.first_token, stamps.last_token = stamps.first_token or now, now
-        if stream.asked.beam_width > 1:
-            return _best_beams(stream)
-        outputs = stream.handle.read_all()
-        news = self._news(stream, outputs[0]) if outputs else News()
-        self._cut_at_stop_word(stream, news)
-        news.ended = True
-        return self._complete(stream, news)
+        if sequence.request.beam_width > 1:
+            return _best_beams(sequence)
+        outputs = sequence.handle.read_all()
+        step = self._step_output(sequence, outputs[0]) if outputs else StepOutput()
+        self._cut_at_stop_word(sequence, step)
+        step.ended = True
+        return self._complete(sequence, step)
 
-    def _cut_at_stop_word(self, stream: Stream, news: News) -> bool:
-        """Whether a stop word ends within the news; with a draft model, more tokens may have come after it."""
-        end = stream.stop_word_end(len(news.rows[0]))
+    def _cut_at_stop_word(self, sequence: Sequence, step: StepOutput) -> bool:
+        """Whether a stop word ends within the new tokens; with a draft model, more tokens may have come after it."""
+        end = sequence.stop_word_end(len(step.rows[0]))
         if end is None:
             return False
-        too_many = len(stream.tokens) - end
+        too_many = len(sequence.tokens) - end
         if too_many:
-            del stream.tokens[-too_many:], news.rows[0][-too_many:]
-            if stream.asked.log_probs:
-                stream.cum -= sum(news.log_probs[0][-too_many:])
-                del stream.log_probs[-too_many:], news.log_probs[0][-too_many:]
-                news.cum = [stream.cum]
+            del sequence.tokens[-too_many:], step.rows[0][-too_many:]
+            if sequence.request.log_probs:
+                sequence.cum -= sum(step.log_probs[0][-too_many:])
+                del sequence.log_probs[-too_many:], step.log_probs[0][-too_many:]
+                step.cum = [sequence.cum]
         return True
 
-    def _news(self, stream: Stream, output: Any) -> News:
+    def _step_output(self, sequence: Sequence, output: Any) -> StepOutput:
         tokens = list(output.generated_ids)
-        stream.draft.iteration(len(tokens), stream.asked.max_tokens)
-        if output.finish_reason == _STOP and tokens and tokens[-1] == stream.asked.end_id:
+        sequence.draft.iteration(len(tokens), sequence.request.max_tokens)
+        if output.finish_reason == _STOP and tokens and tokens[-1] == sequence.request.end_id:
             tokens.pop()
-        news = News([tokens])
-        if stream.asked.log_probs:
-            news.log_probs = [list(output.generated_log_probs)[: len(tokens)]]
-            stream.log_probs += news.log_probs[0]
-            stream.cum += sum(news.log_probs[0])
-            news.cum = [stream.cum]
-        stream.tokens += tokens
-        return news
+        step = StepOutput([tokens])
+        if sequence.request.log_probs:
+            step.log_probs = [list(output.generated_log_probs)[: len(tokens)]]
+            sequence.log_probs += step.log_probs[0]
+            sequence.cum += sum(step.log_probs[0])
+            step.cum = [sequence.cum]
+        sequence.tokens += tokens
+        return step
 
-    def _complete(self, stream: Stream, news: News) -> News:
+    def _complete(self, sequence: Sequence, step: StepOutput) -> StepOutput:
         """Give a request that is not streamed all its tokens at once."""
-        if not stream.pieces:
-            news.rows, news.log_probs = [stream.tokens], [stream.log_probs]
-        return news
+        if not sequence.streams_tokens:
+            step.rows, step.log_probs = [sequence.tokens], [sequence.log_probs]
+        return step
 
 
-def _best_beams(stream: Stream) -> News:
+def _best_beams(sequence: Sequence) -> StepOutput:
     """Rank the beams by their score."""
-    asked = stream.asked
-    outputs = sorted(stream.handle.read_all(), key=lambda output: output.score, reverse=True)
-    news = News([], [], ended=True)
-    for output in outputs[: asked.num_return_sequences or asked.beam_width]:
+    request = sequence.request
+    outputs = sorted(sequence.handle.read_all(), key=lambda output: output.score, reverse=True)
+    step = StepOutput([], [], ended=True)
+    for output in outputs[: request.num_return_sequences or request.beam_width]:
         tokens = list(output.generated_ids)
-        if tokens and tokens[-1] == asked.end_id:
+        if tokens and tokens[-1] == request.end_id:
             tokens.pop()
-        news.rows.append(tokens)
-        news.log_probs.append(list(output.generated_log_probs)[: len(tokens)])
-        news.cum.append(sum(news.log_probs[-1]))
-    stream.tokens = news.rows[0]
-    return news
+        step.rows.append(tokens)
+        step.log_probs.append(list(output.generated_log_probs)[: len(tokens)])
+        step.cum.append(sum(step.log_probs[-1]))
+    sequence.tokens = step.rows[0]
+    return step

@@ -10,8 +10,8 @@ MIN_SHARED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One pair's wish: the scores of `targets`, the first of which is predicted at position `start`.
+class Continuation:
+    """The continuation of one pair, to be scored; its first token is predicted at position `start`.
 
     Attributes:
         pair: index of the pair.
@@ -25,58 +25,58 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Row:
-    """One sequence to run and the wishes it serves."""
+class PrefixRow:
+    """One sequence to run and the continuations it serves."""
 
     tokens: tuple[int, ...]
-    asks: list[Ask] = field(default_factory=list)
+    continuations: list[Continuation] = field(default_factory=list)
 
     @property
     def free(self) -> int:
         """Leading tokens whose logits nobody wants."""
-        return min(ask.start for ask in self.asks)
+        return min(continuation.start for continuation in self.continuations)
 
 
 @dataclass(slots=True)
-class Group:
+class PrefixGroup:
     """Rows that share their first `shared` tokens."""
 
     shared: int
-    rows: list[Row]
+    rows: list[PrefixRow]
 
 
-def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Group]:
+def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGroup]:
     """Turn (context, continuation) pairs into groups of rows with a common prefix.
 
     Pairs whose sequences are equal, or one the beginning of another, become one row: the four one-token answers of
     a question cost one row. The last token of a continuation is only predicted, never run.
     """
-    rows: dict[tuple[int, ...], Row] = {}
+    rows: dict[tuple[int, ...], PrefixRow] = {}
     for index, (context, continuation) in enumerate(pairs):
         tokens = (*context, *continuation)[:-1]
-        row = rows.setdefault(tokens, Row(tokens))
-        row.asks.append(Ask(index, len(context) - 1, tuple(continuation)))
+        row = rows.setdefault(tokens, PrefixRow(tokens))
+        row.continuations.append(Continuation(index, len(context) - 1, tuple(continuation)))
     return list(_grouped(_without_prefixes([rows[tokens] for tokens in sorted(rows)])))
 
 
-def _without_prefixes(ordered: list[Row]) -> list[Row]:
-    """Hand the wishes of a row to the next one when that only continues it."""
-    kept: list[Row] = []
+def _without_prefixes(ordered: list[PrefixRow]) -> list[PrefixRow]:
+    """Hand the continuations of a row to the next one when that only continues it."""
+    kept: list[PrefixRow] = []
     for row, following in zip(ordered, [*ordered[1:], None], strict=True):
         if following is not None and following.tokens[: len(row.tokens)] == row.tokens:
-            following.asks.extend(row.asks)
+            following.continuations.extend(row.continuations)
         else:
             kept.append(row)
     return kept
 
 
-def _grouped(ordered: list[Row]) -> Iterator[Group]:
+def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
     """Join neighbours while it saves tokens.
 
     n rows that share p tokens cost p + sum(length - p). A further row lowers p to q; it saves its own q tokens and
     loses (n - 1)(p - q) that the others no longer share.
     """
-    group: Group | None = None
+    group: PrefixGroup | None = None
     for row in ordered:
         if group is not None:
             shared = min(group.shared, row.free, _common(group.rows[-1].tokens, row.tokens))
@@ -86,7 +86,7 @@ def _grouped(ordered: list[Row]) -> Iterator[Group]:
                 group.rows.append(row)
                 continue
             yield group
-        group = Group(row.free, [row])
+        group = PrefixGroup(row.free, [row])
     if group is not None:
         yield group
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.generation_request import GenerationRequest
 
 Array = np.ndarray[Any, Any]
 
@@ -17,12 +17,12 @@ NEVER = -np.inf
 class TokenChooser:
     """Chooses the tokens of one sequence; the steps in the order of openvino_genai: penalties, temperature, cuts."""
 
-    def __init__(self, asked: Asked, seed: int) -> None:
-        """Take the limits; `seed` replaces that of `asked`."""
-        self._asked = asked
+    def __init__(self, request: GenerationRequest, seed: int) -> None:
+        """Take the limits; `seed` replaces that of `request`."""
+        self._request = request
         self._random = np.random.default_rng(seed)
         self._output: Counter[int] = Counter()
-        self._history: list[int] = asked.prompt.tolist()
+        self._history: list[int] = request.prompt.tolist()
         self._chosen = 0
 
     def choose(self, logits: Array) -> tuple[int, float]:
@@ -40,7 +40,7 @@ class TokenChooser:
             raise ValueError(
                 "no token may follow: the model gave NaN" if np.isnan(top) else "no token may follow: all are bad words"
             )
-        token = self._draw(scores) if self._asked.samples else int(scores.argmax())
+        token = self._draw(scores) if self._request.samples else int(scores.argmax())
         log_prob = float(scores[token] - top - np.log(np.exp(scores - top).sum()))
         self._output[token] += 1
         self._history.append(token)
@@ -48,31 +48,31 @@ class TokenChooser:
         return token, log_prob
 
     def _adjusted(self, scores: Array) -> Array:
-        asked = self._asked
-        if asked.bias is not None:
-            scores = scores + asked.bias
-        if asked.repetition_penalty != 1:
+        request = self._request
+        if request.bias is not None:
+            scores = scores + request.bias
+        if request.repetition_penalty != 1:
             seen = np.fromiter(set(self._history), dtype=np.int64)
-            scores[seen] *= np.where(scores[seen] > 0, 1 / asked.repetition_penalty, asked.repetition_penalty)
-        if self._output and (asked.presence_penalty or asked.frequency_penalty):
+            scores[seen] *= np.where(scores[seen] > 0, 1 / request.repetition_penalty, request.repetition_penalty)
+        if self._output and (request.presence_penalty or request.frequency_penalty):
             tokens = np.fromiter(self._output, dtype=np.int64)
             counts = np.fromiter(self._output.values(), dtype=np.float64)
-            scores[tokens] -= asked.presence_penalty + asked.frequency_penalty * counts
-        if 0 <= asked.end_id < len(scores) and self._chosen < asked.min_tokens:
-            scores[asked.end_id] = NEVER
-        for word in asked.bad_words:
+            scores[tokens] -= request.presence_penalty + request.frequency_penalty * counts
+        if 0 <= request.end_id < len(scores) and self._chosen < request.min_tokens:
+            scores[request.end_id] = NEVER
+        for word in request.bad_words:
             *before, last = word
             if last < len(scores) and self._history[len(self._history) - len(before) :] == before:
                 scores[last] = NEVER
         return scores
 
     def _draw(self, scores: Array) -> int:
-        asked = self._asked
-        order = np.argsort(-scores, kind="stable")[: asked.top_k or None]
-        ranked = scores[order] / asked.temperature
+        request = self._request
+        order = np.argsort(-scores, kind="stable")[: request.top_k or None]
+        ranked = scores[order] / request.temperature
         weights = np.exp(ranked - ranked[0])
         weights /= weights.sum()
-        if 0 < asked.top_p < 1:
-            kept = int(np.searchsorted(np.cumsum(weights), asked.top_p)) + 1
+        if 0 < request.top_p < 1:
+            kept = int(np.searchsorted(np.cumsum(weights), request.top_p)) + 1
             order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
         return int(self._random.choice(order, p=weights))

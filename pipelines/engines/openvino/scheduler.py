@@ -2,7 +2,7 @@
 
 openvino_genai's pipeline batches and pages; this adds what a server needs around it: a bounded queue with deadlines,
 stop sequences, cancellation by request id or by a vanished client, statistics, and an end that reaches every client.
-Requests that need logits the pipeline does not show go to `OwnLoop`, beside it.
+Requests that need logits the pipeline does not show go to `LogitsLoop`, beside it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.handles import Reader, nothing_more
-from pipelines.engines.openvino.lanes import Lanes
+from pipelines.engines.openvino.generation_request import GenerationRequest
+from pipelines.engines.openvino.handles import HandleReader, nothing_more
+from pipelines.engines.openvino.logits_loop import LogitsLoop
 from pipelines.engines.openvino.lora import LoraAdapter
-from pipelines.engines.openvino.outbox import Outbox
-from pipelines.engines.openvino.own_loop import OwnLoop
+from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.runtime import EngineFolder, check_request
+from pipelines.engines.openvino.sequences import Channel, Response, Sequence, StepOutput
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.serving_stats import Counters, Snapshot
-from pipelines.engines.openvino.streams import Channel, News, Reply, Stream
+from pipelines.engines.openvino.serving_stats import EngineCounters, EngineSnapshot
 
 log = logging.getLogger(__name__)
 
 STOPPED = "The engine is stopping; no new requests are taken."
-_READER = Reader()
+_READER = HandleReader()
 
 
 class QueueFullError(UserError):
@@ -66,14 +66,14 @@ class Scheduler:
         self.folder, self._options = folder, options.fitted(folder)
         options = self._options
         adapters = adapters or {}
-        self._lanes = Lanes(folder, options.engine, adapters)
-        self._counters = Counters(self._lanes.max_blocks, folder.limits.max_batch_size)
-        self._outbox = Outbox(characters, self._sent)
-        self._own = OwnLoop(folder, options.engine, adapters, self._outbox, self._ended)
-        self._waiting: deque[Stream] = deque()
-        self._running: list[Stream] = []
-        self._by_id: dict[str, set[Reply]] = {}
-        self._replies: set[Reply] = set()
+        self._pipelines = AdapterPipelines(folder, options.engine, adapters)
+        self._counters = EngineCounters(self._pipelines.max_blocks, folder.limits.max_batch_size)
+        self._sender = ResponseSender(characters, self._sent)
+        self._logits_loop = LogitsLoop(folder, options.engine, adapters, self._sender, self._ended)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._by_id: dict[str, set[Response]] = {}
+        self._responses: set[Response] = set()
         self._next_handle = 0
         self._failure = ""
         self._closing = False
@@ -85,7 +85,9 @@ class Scheduler:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, prompts: Sequence[Asked], channel: Channel, request_id: str = "", timeout_us: int = 0) -> None:
+    def submit(
+        self, prompts: list[GenerationRequest], channel: Channel, request_id: str = "", timeout_us: int = 0
+    ) -> None:
         """Queue the prompts of one request.
 
         Args:
@@ -97,23 +99,23 @@ class Scheduler:
         Raises:
             UserError: a prompt is too long, or the queue is full (`QueueFullError`); nothing was queued.
         """
-        for asked in prompts:
-            check_request(self.folder, self._options.engine, len(asked.prompt), asked.max_tokens)
-        reply = Reply(channel, request_id, len(prompts))
+        for request in prompts:
+            check_request(self.folder, self._options.engine, len(request.prompt), request.max_tokens)
+        response = Response(channel, request_id, len(prompts))
         deadline = time.monotonic_ns() + timeout_us * 1000 if timeout_us else 0
-        for index, asked in enumerate(prompts):
-            answers = asked.num_return_sequences or 1 if asked.beam_width == 1 else 1
-            for sequence in range(answers):
-                Stream(asked, reply, index, sequence, deadline)
+        for index, request in enumerate(prompts):
+            answers = request.num_return_sequences or 1 if request.beam_width == 1 else 1
+            for answer in range(answers):
+                Sequence(request, response, index, answer, deadline)
         with self._changed:
-            self._check_queue(len(reply.streams))
-            self._replies.add(reply)
+            self._check_queue(len(response.sequences))
+            self._responses.add(response)
             if request_id:
-                self._by_id.setdefault(request_id, set()).add(reply)
-            own = [stream for stream in reply.streams if stream.asked.needs_logits]
-            self._waiting.extend(stream for stream in reply.streams if not stream.asked.needs_logits)
+                self._by_id.setdefault(request_id, set()).add(response)
+            needing_logits = [sequence for sequence in response.sequences if sequence.request.needs_logits]
+            self._waiting.extend(sequence for sequence in response.sequences if not sequence.request.needs_logits)
             self._changed.notify_all()
-        self._own.submit(own)
+        self._logits_loop.submit(needing_logits)
 
     def cancel(self, request_id: str) -> bool:
         """End the requests with this id; each gets a last response with what it has.
@@ -123,18 +125,20 @@ class Scheduler:
         """
         with self._changed:
             found = self._by_id.get(request_id, set())
-            for reply in found:
-                _cancel(reply)
+            for response in found:
+                _cancel(response)
             self._changed.notify_all()
         return bool(found)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """Return the statistics of this moment."""
         with self._changed:
             waiting, running = len(self._waiting), list(self._running)
-        context = sum(1 for stream in running if not stream.stamps.first_token)
-        cache = self._lanes.cache_percent(running)
-        return self._counters.snapshot(waiting + self._own.waiting, len(running) + self._own.running, context, cache)
+        context = sum(1 for sequence in running if not sequence.stamps.first_token)
+        cache = self._pipelines.cache_percent(running)
+        return self._counters.snapshot(
+            waiting + self._logits_loop.waiting, len(running) + self._logits_loop.running, context, cache
+        )
 
     def close(self) -> None:
         """Cancel what runs, tell every client, and join the threads."""
@@ -143,7 +147,7 @@ class Scheduler:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._own.close()
+        self._logits_loop.close()
         self._fail_all(STOPPED)
 
     def _check_queue(self, new: int) -> None:
@@ -152,7 +156,7 @@ class Scheduler:
         if self._failure:
             raise UserError(f"The engine has failed: {self._failure}", todo="Load the model again.")
         limit = self._options.max_queue_size
-        if limit and len(self._waiting) + self._own.waiting + new > limit + self._free_slots():
+        if limit and len(self._waiting) + self._logits_loop.waiting + new > limit + self._free_slots():
             raise QueueFullError(limit)
 
     def _free_slots(self) -> int:
@@ -176,100 +180,100 @@ class Scheduler:
                     self._stop_handles()
                     return
                 admitted = self._admit()
-            for stream in admitted:
-                self._start(stream)
+            for sequence in admitted:
+                self._start(sequence)
             if self._running:
                 self._iterate()
 
-    def _admit(self) -> list[Stream]:
+    def _admit(self) -> list[Sequence]:
         """Take from the queue what may start now; the order is that of arrival."""
-        admitted: list[Stream] = []
+        admitted: list[Sequence] = []
         now = time.monotonic_ns()
         free = self._free_slots()
         while self._waiting:
-            stream = self._waiting[0]
-            if stream.cancelled or (stream.deadline_ns and now > stream.deadline_ns):
+            sequence = self._waiting[0]
+            if sequence.cancelled or (sequence.deadline_ns and now > sequence.deadline_ns):
                 self._waiting.popleft()
-                self._give_up(stream)
+                self._give_up(sequence)
                 continue
-            lane = self._lanes.of(stream.asked)
+            pipeline = self._pipelines.of(sequence.request)
             # under guaranteed_no_evict, a request starts only when all it may come to need is free
-            if free <= len(admitted) or (self._options.guaranteed_no_evict and not lane.fits(stream.asked)):
+            if free <= len(admitted) or (self._options.guaranteed_no_evict and not pipeline.fits(sequence.request)):
                 break
             self._waiting.popleft()
-            lane.reserve(stream.asked)
-            admitted.append(stream)
+            pipeline.reserve(sequence.request)
+            admitted.append(sequence)
         return admitted
 
-    def _give_up(self, stream: Stream) -> None:
-        error = "" if stream.cancelled else "The request waited longer than its timeout."
-        self._outbox.send(stream, nothing_more(stream, error))
+    def _give_up(self, sequence: Sequence) -> None:
+        error = "" if sequence.cancelled else "The request waited longer than its timeout."
+        self._sender.send(sequence, nothing_more(sequence, error))
 
-    def _start(self, stream: Stream) -> None:
+    def _start(self, sequence: Sequence) -> None:
         try:
-            self._lanes.of(stream.asked).start(stream, self._next_handle)
+            self._pipelines.of(sequence.request).start(sequence, self._next_handle)
         except RuntimeError as error:  # the engine judges some combinations itself, e.g. a broken grammar
-            self._lanes.of(stream.asked).forget(stream.asked)
-            self._outbox.send(stream, nothing_more(stream, f"The engine refuses the request: {error}"))
+            self._pipelines.of(sequence.request).forget(sequence.request)
+            self._sender.send(sequence, nothing_more(sequence, f"The engine refuses the request: {error}"))
             return
         self._next_handle += 1
-        stream.stamps.first_scheduled = time.monotonic_ns()
+        sequence.stamps.first_scheduled = time.monotonic_ns()
         with self._changed:
-            self._running.append(stream)
+            self._running.append(sequence)
 
     def _iterate(self) -> None:
         """One iteration of the engine, and what came of it."""
-        cancelled = [stream for stream in self._running if stream.cancelled]
+        cancelled = [sequence for sequence in self._running if sequence.cancelled]
         if cancelled:
-            self._conclude([(stream, _READER.abandon(stream)) for stream in cancelled])
+            self._conclude([(sequence, _READER.abandon(sequence)) for sequence in cancelled])
         started = time.monotonic_ns()
-        for lane in self._lanes.busy(self._running):
-            lane.step()
+        for pipeline in self._pipelines.busy(self._running):
+            pipeline.step()
         now = time.monotonic_ns()
-        ended: list[tuple[Stream, News]] = []
-        for stream in self._running:
-            first = not stream.stamps.first_token
-            happened = _READER.read(stream, now)
-            if happened is None:
+        ended: list[tuple[Sequence, StepOutput]] = []
+        for sequence in self._running:
+            first = not sequence.stamps.first_token
+            step = _READER.read(sequence, now)
+            if step is None:
                 continue
-            if happened.ended:
-                ended.append((stream, happened))
+            if step.ended:
+                ended.append((sequence, step))
             else:
-                self._outbox.put(stream, happened, urgent=first)
+                self._sender.put(sequence, step, urgent=first)
         if ended:
             self._conclude(ended)
-        self._outbox.spend((now - started) / 1e9, len(self._running))
+        self._sender.spend((now - started) / 1e9, len(self._running))
         self._counters.iteration(len(self._running))
 
-    def _conclude(self, ended: list[tuple[Stream, News]]) -> None:
+    def _conclude(self, ended: list[tuple[Sequence, StepOutput]]) -> None:
         """Free the slots first, then tell the clients."""
-        self._release([stream for stream, _ in ended])
-        for stream, happened in ended:
-            self._outbox.put(stream, happened, urgent=True)
+        self._release([sequence for sequence, _ in ended])
+        for sequence, step in ended:
+            self._sender.put(sequence, step, urgent=True)
 
-    def _release(self, ended: list[Stream]) -> None:
+    def _release(self, ended: list[Sequence]) -> None:
         gone = set(ended)
         with self._changed:
-            self._running = [stream for stream in self._running if stream not in gone]
-        for stream in ended:
-            self._lanes.of(stream.asked).release(stream)
-            self._ended(stream)
-            stream.handle = None
+            self._running = [sequence for sequence in self._running if sequence not in gone]
+        for sequence in ended:
+            self._pipelines.of(sequence.request).release(sequence)
+            self._ended(sequence)
+            sequence.handle = None
 
-    def _ended(self, stream: Stream) -> None:
-        self._counters.finished(stream)
+    def _ended(self, sequence: Sequence) -> None:
+        self._counters.finished(sequence)
 
-    def _sent(self, stream: Stream) -> None:
+    def _sent(self, sequence: Sequence) -> None:
         """Forget a request whose last response went out."""
-        reply = stream.reply
-        if reply.closed:
+        response = sequence.response
+        if response.closed:
             with self._changed:
-                self._replies.discard(reply)
-                same = self._by_id.get(reply.request_id)
+                self._responses.discard(response)
+                same = self._by_id.get(response.request_id)
                 if same is not None:
-                    same.discard(reply)
+                    same.discard(response)
                     if not same:
-                        del self._by_id[reply.request_id]
+                        del self._by_id[response.request_id]
 
     def _watch(self) -> None:
         """Look for vanished clients: asking costs a round trip to the server, so not in the engine's thread."""
@@ -278,29 +282,29 @@ class Scheduler:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing or bool(self._failure), period):
                     return
-                replies = [reply for reply in self._replies if not reply.closed]
-            for reply in replies:
-                if not reply.closed and reply.channel.is_cancelled():
+                responses = [response for response in self._responses if not response.closed]
+            for response in responses:
+                if not response.closed and response.channel.is_cancelled():
                     with self._changed:
-                        _cancel(reply)
+                        _cancel(response)
                         self._changed.notify_all()
 
     def _stop_handles(self) -> None:
-        for stream in self._running:
-            stream.handle.cancel()
-        for lane in self._lanes.busy(self._running):
-            lane.step()
+        for sequence in self._running:
+            sequence.handle.cancel()
+        for pipeline in self._pipelines.busy(self._running):
+            pipeline.step()
 
     def _fail_all(self, message: str, *, unavailable: bool = False) -> None:
         with self._changed:
-            replies, self._replies = self._replies, set()
+            responses, self._responses = self._responses, set()
             self._waiting.clear()
             self._running = []
-        for reply in replies:
-            _cancel(reply)
-            reply.fail(message, unavailable=unavailable)
+        for response in responses:
+            _cancel(response)
+            response.fail(message, unavailable=unavailable)
 
 
-def _cancel(reply: Reply) -> None:
-    for stream in reply.streams:
-        stream.cancelled = True
+def _cancel(response: Response) -> None:
+    for sequence in response.sequences:
+        sequence.cancelled = True

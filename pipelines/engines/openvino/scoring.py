@@ -10,7 +10,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.prefixes import Group, Row, plan
+from pipelines.engines.openvino.prefixes import PrefixGroup, PrefixRow, plan
 from pipelines.engines.openvino.runtime import EngineFolder, inference_precision, properties
 
 Array = np.ndarray[Any, Any]
@@ -58,7 +58,7 @@ class Scorer:
                 if saved is not None and index:
                     self._restore(saved)
                 self._score_batch(batch, group.shared, scores)
-                done(sum(len(row.asks) for row in batch))
+                done(sum(len(row.continuations) for row in batch))
         return scores
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -68,9 +68,9 @@ class Scorer:
         found = self._feed(np.array([tokens], dtype=np.int64), 0, wanted)
         return np.stack([found[position] for position in wanted])
 
-    def _batches(self, group: Group) -> list[list[Row]]:
+    def _batches(self, group: PrefixGroup) -> list[list[PrefixRow]]:
         """Cut a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
-        batches: list[list[Row]] = []
+        batches: list[list[PrefixRow]] = []
         for row in sorted(group.rows, key=lambda row: len(row.tokens)):
             rest = len(row.tokens) - group.shared
             full = not batches or len(batches[-1]) >= self._limits.max_batch_size
@@ -84,22 +84,24 @@ class Scorer:
         if prefix:
             self._feed(np.array([prefix], dtype=np.int64), 0, [])
 
-    def _score_batch(self, batch: list[Row], shared: int, scores: list[tuple[float, bool]]) -> None:
+    def _score_batch(self, batch: list[PrefixRow], shared: int, scores: list[tuple[float, bool]]) -> None:
         width = max(len(row.tokens) for row in batch) - shared
         tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so nothing looks at it
         for index, row in enumerate(batch):
             tokens[index, : len(row.tokens) - shared] = row.tokens[shared:]
         wanted = [
-            (index, ask.start - shared + offset)
+            (index, continuation.start - shared + offset)
             for index, row in enumerate(batch)
-            for ask in row.asks
-            for offset in range(len(ask.targets))
+            for continuation in row.continuations
+            for offset in range(len(continuation.targets))
         ]
         found = self._feed(tokens, shared, wanted)
         for index, row in enumerate(batch):
-            for ask in row.asks:
-                rows = np.stack([found[index, ask.start - shared + i] for i in range(len(ask.targets))])
-                scores[ask.pair] = _score(rows, np.array(ask.targets))
+            for continuation in row.continuations:
+                rows = np.stack(
+                    [found[index, continuation.start - shared + i] for i in range(len(continuation.targets))]
+                )
+                scores[continuation.pair] = _score(rows, np.array(continuation.targets))
 
     def _feed(self, tokens: Array, past: int, wanted: list[Position]) -> dict[Position, Array]:
         """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is spread over the batch.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
-from pipelines.engines.openvino.streams import Stream
+from pipelines.engines.openvino.sequences import Sequence
 
 LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 
@@ -29,7 +29,7 @@ HISTOGRAMS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_tok
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineSnapshot:
     """Values of one moment.
 
     Attributes:
@@ -41,7 +41,7 @@ class Snapshot:
     lengths: list[tuple[int, int]]
 
 
-class Counters:
+class EngineCounters:
     """Counts what the engine does; `snapshot` may be called from another thread."""
 
     def __init__(self, max_blocks: int, max_requests: int) -> None:
@@ -58,13 +58,13 @@ class Counters:
         self._iterations += 1
         self._generating = running
 
-    def finished(self, stream: Stream) -> None:
+    def finished(self, sequence: Sequence) -> None:
         """Count a sequence that has ended."""
         with self._lock:
-            self._reused += stream.kv.reused
-            self._lengths.append((len(stream.asked.prompt), len(stream.tokens)))
+            self._reused += sequence.kv.reused
+            self._lengths.append((len(sequence.request.prompt), len(sequence.tokens)))
 
-    def snapshot(self, waiting: int, running: int, context: int, cache_percent: float) -> Snapshot:
+    def snapshot(self, waiting: int, running: int, context: int, cache_percent: float) -> EngineSnapshot:
         """Return all values.
 
         Args:
@@ -101,7 +101,7 @@ class Counters:
             },
             "nv_trt_llm_general_metrics": {"timestamp": time.time(), "iteration_counter": self._iterations},
         }
-        return Snapshot(gauges, lengths)
+        return EngineSnapshot(gauges, lengths)
 
 
 def resident_bytes() -> int:
@@ -122,21 +122,21 @@ class KvLedger:
         self._max_blocks, self._reuse = max_blocks, reuse
         self._known: OrderedDict[int, None] = OrderedDict()
 
-    def start(self, stream: Stream) -> None:
+    def start(self, sequence: Sequence) -> None:
         """Note the blocks a sequence needs and how many of them are there already."""
-        prompt = stream.asked.prompt.tolist()
+        prompt = sequence.request.prompt.tolist()
         reused = 0
         for block in self._blocks(prompt[:-1]):  # the last token is always computed
             if block not in self._known:
                 break
             reused += 1
-        stream.kv.reused = reused
-        stream.kv.new = blocks_of(len(prompt)) - reused
+        sequence.kv.reused = reused
+        sequence.kv.new = blocks_of(len(prompt)) - reused
 
-    def end(self, stream: Stream) -> None:
+    def end(self, sequence: Sequence) -> None:
         """Note what an ended sequence leaves behind."""
-        everything = [*stream.asked.prompt.tolist(), *stream.tokens]
-        stream.kv.new = blocks_of(len(everything)) - stream.kv.reused
+        everything = [*sequence.request.prompt.tolist(), *sequence.tokens]
+        sequence.kv.new = blocks_of(len(everything)) - sequence.kv.reused
         for block in self._blocks(everything[:-1]):
             self._known[block] = None
             self._known.move_to_end(block)

@@ -18,7 +18,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
 from pipelines.engines.openvino.scoring import Scorer
-from pipelines.engines.port import Generation, SamplingLimits, TokenIds
+from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
 
 class OpenVinoSession:
@@ -43,7 +43,7 @@ class OpenVinoSession:
     ) -> None:
         self._pipeline, self._scorer = None, None
 
-    def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for all it may come to need.
 
         Without that, prompts which the cache cannot hold together would push one another out and be computed again,
@@ -96,7 +96,7 @@ class OpenVinoSession:
         self,
         pipeline: genai.ContinuousBatchingPipeline,
         prompts: Sequence[TokenIds],
-        limits: SamplingLimits,
+        limits: SamplingParams,
         progress: Progress,
     ) -> list[Generation]:
         """Answer the prompts in their order, those at a time whose blocks fit into the KV cache."""
@@ -121,7 +121,7 @@ class OpenVinoSession:
                 advance(len(ended))
         return [found[number] for number in range(len(prompts))]
 
-    def _blocks_at_most(self, prompt: int, limits: SamplingLimits) -> int:
+    def _blocks_at_most(self, prompt: int, limits: SamplingParams) -> int:
         eviction = self._options.eviction(self.folder.limits.max_seq_len)
         if eviction is None:
             return blocks_of(prompt + limits.max_new_tokens)
@@ -134,7 +134,7 @@ class OpenVinoSession:
             raise UserError(f"Token id {wrong} is not in the vocabulary of {vocab}; is it another model's tokenizer?")
 
 
-def generation_config(limits: SamplingLimits) -> genai.GenerationConfig:
+def generation_config(limits: SamplingParams) -> genai.GenerationConfig:
     """Translate sampling limits.
 
     genai always wants an end token: without stop tokens it is told to ignore the one it gets.
@@ -152,7 +152,7 @@ def generation_config(limits: SamplingLimits) -> genai.GenerationConfig:
     return config
 
 
-def _generation(handle: genai.GenerationHandle, limits: SamplingLimits) -> Generation:
+def _generation(handle: genai.GenerationHandle, limits: SamplingParams) -> Generation:
     if handle.get_status() == genai.GenerationStatus.IGNORED:
         raise UserError("The KV cache is too small for a request.", todo="Raise engine.openvino.kv_cache_bytes.")
     output = handle.read_all()[0]

@@ -16,7 +16,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import MIB
 from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu
-from pipelines.engines.tensorrt_llm.command import PROGRAM, Places, command
+from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn, read_back
 from pipelines.engines.tensorrt_llm.log import STEPS, BuildLog
 from pipelines.host.files import replacing
@@ -79,9 +79,9 @@ def build_engine(
     )
 
 
-def _places(checkpoint: Path, out_dir: Path, cache: Path) -> Places:
+def _places(checkpoint: Path, out_dir: Path, cache: Path) -> BuildPaths:
     """A timing cache that is not there yet is not named: trtllm-build would warn of it."""
-    return Places(str(checkpoint), str(out_dir), str(cache) if cache.is_file() else None, str(out_dir / TIMING))
+    return BuildPaths(str(checkpoint), str(out_dir), str(cache) if cache.is_file() else None, str(out_dir / TIMING))
 
 
 def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.options import FLAG, LIST, Option, options
+from pipelines.engines.tensorrt_llm.options import FLAG, LIST, BuildOption, options
 from pipelines.settings.build import DECIDED, BuildSettings
 
 PROGRAM = "trtllm-build"
@@ -24,7 +24,7 @@ Part = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BuildPaths:
     """Where a build reads and writes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Places:
     timing_out: str
 
 
-def command(build: BuildSettings, limits: BuildLimits, places: Places) -> list[Part]:
+def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> list[Part]:
     """The command as its parts, one option each; the first is the program."""
     parts: list[Part] = [(PROGRAM,), ("--checkpoint_dir", places.checkpoint), ("--output_dir", places.output)]
     if places.timing_in is not None:
@@ -64,7 +64,7 @@ def identity(build: BuildSettings) -> dict[str, Any]:
     return {key: chosen[key] for key in sorted(kept)}
 
 
-def _part(option: Option, value: Any) -> Part:
+def _part(option: BuildOption, value: Any) -> Part:
     if option.type == FLAG:
         return (option.name,)
     if option.type == LIST:

@@ -43,8 +43,8 @@ def _mib(text: str) -> int:
     return round(float(text) * MIB)
 
 
-Read = Callable[[str], float]
-NUMBERS: tuple[tuple[str, re.Pattern[str], Read], ...] = (
+ReadNumber = Callable[[str], float]
+NUMBERS: tuple[tuple[str, re.Pattern[str], ReadNumber], ...] = (
     ("weights_bytes", re.compile(r"Total Weights Memory: (\d+)"), int),
     ("activation_bytes", re.compile(r"Total Activation Memory: (\d+)"), int),
     ("weights_bytes", re.compile(r"Weights memory size: ([\d.]+) MiB"), _mib),

@@ -18,7 +18,7 @@ Value = str | int | bool | list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class BuildOption:
     """One option of trtllm-build.
 
     Attributes:
@@ -44,14 +44,14 @@ class Option:
 
 
 @cache
-def options() -> tuple[Option, ...]:
+def options() -> tuple[BuildOption, ...]:
     """All options in the order of the program's own help."""
     return tuple(_option(raw) for raw in json.loads(TABLE.read_text(encoding="utf-8"))["options"])
 
 
-def _option(raw: dict[str, Any]) -> Option:
+def _option(raw: dict[str, Any]) -> BuildOption:
     choices = raw["choices"]
-    return Option(
+    return BuildOption(
         name=raw["name"],
         type=raw["type"],
         default=raw.get("effective_default", raw["default"]),
@@ -69,7 +69,7 @@ REPORT = "Report it with the program's --help and version, see docs/gpu.md."
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class OptionInHelp:
     """An option as a program's help describes it: choices and default, empty where it says none."""
 
     choices: tuple[str, ...]
@@ -96,7 +96,7 @@ def help_differences(help_text: str) -> list[Fault]:
     return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
 
 
-def _differs(option: Option, here: Described) -> Iterator[Fault]:
+def _differs(option: BuildOption, here: OptionInHelp) -> Iterator[Fault]:
     if option.choices and here.choices and set(option.choices) != set(here.choices):
         given, wanted = ", ".join(here.choices), ", ".join(option.choices)
         yield Fault(f"trtllm-build takes {option.name} {{{given}}} here.", f"In 1.2 it takes {{{wanted}}}.", REPORT)
@@ -108,7 +108,7 @@ def _differs(option: Option, here: Described) -> Iterator[Fault]:
         )
 
 
-def described(help_text: str) -> dict[str, Described]:
+def described(help_text: str) -> dict[str, OptionInHelp]:
     """Options of an argparse help, by every spelling; empty for another text."""
     blocks: list[tuple[str, list[str]]] = []
     for line in help_text.splitlines():
@@ -116,11 +116,11 @@ def described(help_text: str) -> dict[str, Described]:
             blocks.append((match.group(1), [line]))
         elif blocks:
             blocks[-1][1].append(line.strip())
-    found: dict[str, Described] = {}
+    found: dict[str, OptionInHelp] = {}
     for invocation, lines in blocks:
         listed, default = CHOICES.search(invocation), DEFAULT.search(" ".join(lines))
         choices = tuple(word.strip() for word in listed.group(1).split(",")) if listed else ()
         for name in re.findall(r"(?:^|, )(--?[\w-]+)", CHOICES.sub("", invocation)):
             if name not in STANDARD:
-                found[name] = Described(choices, default.group(1) if default else "")
+                found[name] = OptionInHelp(choices, default.group(1) if default else "")
     return found

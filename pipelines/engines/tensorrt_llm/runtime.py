@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.limits import EngineLimits
-from pipelines.engines.port import Generation, SamplingLimits, TokenIds
+from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class TensorRtSession:
             self._llm.shutdown()
             self._llm = None
 
-    def generate(self, prompts: Sequence[TokenIds], limits: SamplingLimits, progress: Progress) -> list[Generation]:
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """See `port.Session.generate`; the runtime schedules all prompts together.
 
         Raises:
@@ -140,7 +140,7 @@ class TensorRtSession:
         return self._llm
 
 
-def sampling_params(limits: SamplingLimits) -> Any:
+def sampling_params(limits: SamplingParams) -> Any:
     """Translate sampling limits. Without a tokenizer the runtime wants an end token; it can be told to ignore it."""
     from tensorrt_llm import SamplingParams
 
@@ -168,7 +168,7 @@ def next_token_params() -> Any:
     )
 
 
-def _generation(output: Any, limits: SamplingLimits) -> Generation:
+def _generation(output: Any, limits: SamplingParams) -> Generation:
     tokens = list(output.token_ids)
     stopped = output.finish_reason == "stop"
     if stopped and tokens and tokens[-1] in limits.stop_token_ids:

@@ -34,7 +34,7 @@ KNOWN_BY = 0.7
 """A posterior deviation above this share of the prior's says that the measurement did not decide."""
 MOST_EVALUATIONS = 40
 FEW = 4
-"""Requests up to which our CPU server sends every token by itself (`Outbox.FEW`); with more it gathers them."""
+"""Requests up to which our CPU server sends every token by itself (`ResponseSender.FEW`); with more it gathers them."""
 
 SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
 SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}

@@ -9,7 +9,7 @@ from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.specs import GpuSpec, gpu_of, reported_bytes
 from pipelines.settings.compose import CONF
-from pipelines.settings.root import HardwareSettings
+from pipelines.settings.engine import HardwareSettings
 
 MEMORY_TOLERANCE = 0.12
 """GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""

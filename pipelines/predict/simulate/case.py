@@ -11,8 +11,9 @@ from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import data_sheet, resolved
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.load import LengthSettings
-from pipelines.settings.root import HardwareSettings, Settings
+from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
     from pipelines.predict.performance.modelled import Deployment

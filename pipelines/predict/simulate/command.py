@@ -14,10 +14,10 @@ from pipelines.predict.simulate.loads import Level, make_levels
 from pipelines.predict.simulate.outcome import Outcome, measure
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
 from pipelines.predict.simulator.interface import Engine, Run
-from pipelines.run.session import run_folder
 from pipelines.settings.composed import raw_config, remember
 from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings, validate
+from pipelines.store.run_folder import run_folder
 
 CLASSIC = "workload=classic"
 REQUESTS = "benchmark.num_requests=100"

@@ -11,7 +11,8 @@ from pipelines.predict.performance.hardware import data_sheet, resolved
 from pipelines.predict.performance.known_model import known_model
 from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.interface import admission_of
-from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.sizing.demand import Demand, stated_demand
+from pipelines.predict.sizing.price import Prices
 from pipelines.predict.sizing.question import Limits, Question
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
@@ -53,7 +54,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
         sparse=settings.sparsity.method != "none",
         limits=limits(settings, float(isl.mean())),
-        prices=sizing.prices.to_prices(),
+        prices=Prices.of(sizing.prices),
     )
 
 
@@ -78,7 +79,7 @@ def demand_of(settings: Settings) -> Demand:
     Raises:
         UserError: none is given.
     """
-    demand = settings.sizing.to_demand()
+    demand = stated_demand(settings.sizing)
     if demand is None:
         raise UserError(
             "There is no load to size for.",

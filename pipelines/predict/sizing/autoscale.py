@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.domain.benchmark import Slo
-from pipelines.predict.sizing.demand import HOUR
+from pipelines.domain.units import HOUR
+from pipelines.settings.sizing import AutoscalingSettings, Signal
 
-Signal = Literal["queue_time", "ttft", "kv_use"]
 BUSINESS = (15, 10, 8, 7, 8, 12, 20, 35, 60, 85, 95, 100, 90, 92, 100, 98, 90, 75, 60, 50, 42, 35, 28, 20)
 """A day of people at work, hour by hour from midnight, in percent of the busiest. Assumed, not measured."""
 
@@ -48,6 +48,21 @@ class Policy:
     least: int
     most: int
     step_s: float = 10.0
+
+    @classmethod
+    def of(cls, settings: AutoscalingSettings, most: int) -> Policy:
+        """The policy of the settings, with at most `most` instances."""
+        return cls(
+            signal=settings.signal,
+            up_at=settings.up_at,
+            down_at=settings.down_at,
+            up_after_s=settings.up_after_s,
+            down_after_s=settings.down_after_s,
+            cold_start_s=settings.cold_start_s or 0.0,
+            least=min(settings.least, most),
+            most=most,
+            step_s=settings.step_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.sizing.answer import Answer, CostOf, answer, ladder
 from pipelines.predict.sizing.ask import ask
+from pipelines.predict.sizing.autoscale import Policy
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.words import words
@@ -104,7 +105,7 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
         busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
         rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
         how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
-    policy = scaling.to_policy(best.fleet.instances)
+    policy = Policy.of(scaling, best.fleet.instances)
     fixed = replace(policy, least=policy.most)
     drawn = scaling.trace is None
     played = [replay(rates, of_one, each, question.slo, seed=seed, drawn=drawn) for each in (fixed, policy)]

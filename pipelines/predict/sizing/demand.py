@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HOUR, DAY = 3600, 24 * 3600
+from pipelines.domain.units import HOUR
+from pipelines.settings.sizing import SizingSettings
+
 USUAL_PERCENTILE = 95.0
 READING_WORDS_PER_TOKEN = 0.75
 """English, in the tokenizers of today; 500 words a minute are then 90 ms per token."""
@@ -36,6 +38,23 @@ class Demand:
         return None if self.average is None else requests_per_day(self.average, self.busy_hours)
 
 
+def stated_demand(settings: SizingSettings) -> Demand | None:
+    """The demand that the settings state; None when they give no rate."""
+    average = settings.average
+    if settings.peak_rate is not None:
+        return Demand(average, settings.peak_rate, settings.busy_hours, "peak as given")
+    if average is None:
+        return None
+    if settings.mode == "offline":
+        return Demand(average, average, settings.busy_hours, "the average: offline, requests wait")
+    if settings.peak_factor is not None:
+        how = f"{settings.peak_factor:g} x the average, as given"
+        return Demand(average, average * settings.peak_factor, settings.busy_hours, how)
+    percent = settings.peak_percentile or USUAL_PERCENTILE
+    peak = max(1, poisson_percentile(average, percent))
+    return Demand(average, float(peak), settings.busy_hours, f"P{percent:g} of Poisson arrivals in one second")
+
+
 def poisson_percentile(average: float, percent: float) -> int:
     """Requests in one second that are not exceeded in `percent` of seconds, with Poisson arrivals.
 
@@ -55,11 +74,6 @@ def poisson_percentile(average: float, percent: float) -> int:
 def requests_per_day(rate: float, hours: float = 24.0) -> float:
     """Requests of a day with a rate (per second) over some of its hours."""
     return rate * hours * HOUR
-
-
-def rate_of_users(users: float, requests_per_user_day: float, hours: float = 24.0) -> float:
-    """Average requests per second of so many daily users, spread evenly over some hours."""
-    return users * requests_per_user_day / (hours * HOUR)
 
 
 def users_of(daily_requests: float, requests_per_user_day: float) -> float:

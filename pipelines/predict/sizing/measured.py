@@ -13,7 +13,7 @@ from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
-from pipelines.predict.sizing.price import Cost, cost
+from pipelines.predict.sizing.price import Cost, Prices, cost
 from pipelines.predict.sizing.words import cost_texts, count, fleet_text, pair, wrap
 from pipelines.settings.root import Settings
 
@@ -38,7 +38,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
 
 def price_of(settings: Settings, machine: Machine, found: MeasuredAnswer) -> Cost | None:
     """Cost of the fleet; None without prices."""
-    prices = settings.sizing.prices.to_prices()
+    prices = Prices.of(settings.sizing.prices)
     if not prices.given:
         return None
     daily, best = found.demand.requests_per_day, found.best

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.predict.sizing.demand import DAY
+from pipelines.domain.units import DAY
+from pipelines.settings.sizing import PriceSettings
 
 DAYS = 365
 HOURS = DAYS * 24
@@ -43,6 +44,20 @@ class Prices:
     pue: float | None = None
     gpu_hour: float | None = None
     utilisation: float | None = None
+
+    @classmethod
+    def of(cls, settings: PriceSettings) -> Prices:
+        """The prices of the settings."""
+        return cls(
+            server=settings.server_usd,
+            years=settings.years,
+            licence=settings.licence_usd,
+            hosting=settings.hosting_usd,
+            kwh=settings.kwh_usd,
+            pue=settings.pue,
+            gpu_hour=settings.gpu_hour_usd,
+            utilisation=settings.utilisation,
+        )
 
     @property
     def given(self) -> bool:

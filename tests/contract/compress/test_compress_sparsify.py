@@ -7,9 +7,10 @@ import json
 import pytest
 
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec, quantize, sparsify
+from pipelines.compress import QuantSpec, SparsitySpec, quantize, sparsify
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.stages.quantize import check_model
 from tests.contract.compress.conftest import CALIBRATION, write_model
 
 torch = pytest.importorskip("torch")
@@ -85,7 +86,7 @@ def test_sparsegpt_leaves_a_smaller_output_error_than_magnitude(texts) -> None:
     assert _relative_error(weight, ours, hessian) < 0.2 * _relative_error(weight, magnitude, hessian)
 
 
-def test_inputs_that_are_not_groups_of_four_are_refused(tmp_path, texts) -> None:
+def test_inputs_that_are_not_groups_of_four_are_refused(tmp_path) -> None:
     folder = write_model(tmp_path / "odd", "llama", intermediate_size=250)
     with pytest.raises(UserError, match=r"mlp\.proj has 250"):
-        sparsify(folder, tmp_path / "out", SparsitySpec("sparsegpt"), texts, CalibrationSpec(size=1))
+        check_model(folder, QFormat.NONE, sparsity="sparsegpt")

@@ -18,7 +18,7 @@ from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.session import generation_config
-from pipelines.engines.port import BuildLimits, SamplingLimits
+from pipelines.engines.port import BuildLimits, SamplingParams
 from scripts.zoo.documents import make_writer, text_of
 from scripts.zoo.world import build_world
 from tests.contract.engines.conftest import LIMITS, MODELS, Workshop, transformers
@@ -91,7 +91,7 @@ def test_guesses_are_counted_as_openvino_genai_counts_them(engines, drafting, pr
     """Its own `generate` counts all iterations but the one that ends the answer; ours counts that one too."""
     options = OpenVinoOptions(inference_precision="f32", num_threads=1, draft_dir=engines[1], num_draft_tokens=GUESSES)
     pipeline = open_pipeline(EngineFolder.load(engines[0]), options)
-    config = generation_config(SamplingLimits(61))
+    config = generation_config(SamplingParams(61))
     config.num_assistant_tokens = GUESSES
     [its] = pipeline.generate([ov.Tensor(np.array([prompts[1]], dtype=np.int64))], [config])
     [ours] = answers(drafting, [asked(prompts[1], 61)])
@@ -110,9 +110,9 @@ def test_an_engine_opened_directly_answers_the_same_with_a_draft(engines, prompt
     found = []
     for engine in (plain, drafting):
         with engine.open(engines[0]) as session:
-            whole = session.generate(requests, SamplingLimits(56), SilentProgress())
+            whole = session.generate(requests, SamplingParams(56), SilentProgress())
             stop = frozenset({whole[0].token_ids[30]})
-            found.append([*whole, *session.generate(requests, SamplingLimits(56, stop), SilentProgress())])
+            found.append([*whole, *session.generate(requests, SamplingParams(56, stop), SilentProgress())])
     assert found[1] == found[0]
     assert {answer.finish_reason for answer in found[0]} == {"stop", "length"}
 
@@ -123,7 +123,7 @@ def test_an_engine_opened_directly_does_not_sample_with_a_draft(engines) -> None
         OpenVinoEngine(options).open(engines[0]) as session,
         pytest.raises(UserError, match=r"temperature=0\.7 is not possible with a draft model"),
     ):
-        session.generate([[2, 5]], SamplingLimits(4, temperature=0.7), SilentProgress())
+        session.generate([[2, 5]], SamplingParams(4, temperature=0.7), SilentProgress())
 
 
 def test_a_draft_of_another_vocabulary_or_shorter_sequences_is_refused(engines, workshop) -> None:

@@ -21,7 +21,7 @@ from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_block_bytes, kv_blocks
 from pipelines.engines.openvino.scheduler import Scheduler
 from pipelines.engines.openvino.session import generation_config
-from pipelines.engines.port import BuildLimits, SamplingLimits
+from pipelines.engines.port import BuildLimits, SamplingParams
 from tests.contract.engines.conftest import Workshop
 from tests.support.scheduled import Channel, answers, asked, scheduler
 
@@ -124,7 +124,7 @@ def test_pieces_are_as_long_as_max_num_tokens(build, text) -> None:
     options = OpenVinoOptions(inference_precision="f32", num_threads=1, enable_chunked_context=True)
     pipeline = open_pipeline(folder, options)
     prompt = ov.Tensor(np.array([text[:1800]], dtype=np.int64))
-    handle = pipeline.add_request(0, prompt, generation_config(SamplingLimits(2)))
+    handle = pipeline.add_request(0, prompt, generation_config(SamplingParams(2)))
     steps = 0
     while not handle.can_read():
         pipeline.step()
@@ -138,7 +138,7 @@ def pool(engine: Path, precision: str, prompts: list[list[int]]) -> tuple[int, l
     folder = EngineFolder.load(engine)
     options = OpenVinoOptions(inference_precision="f32", num_threads=1, kv_cache_precision=precision)
     pipeline = open_pipeline(folder, options)
-    config = generation_config(SamplingLimits(24))
+    config = generation_config(SamplingParams(24))
     handles = [
         pipeline.add_request(index, ov.Tensor(np.array([prompt], dtype=np.int64)), config)
         for index, prompt in enumerate(prompts)
@@ -181,9 +181,9 @@ def test_a_window_keeps_the_kv_cache_constant_over_1500_tokens(build) -> None:
     with scheduler(build(LONG), enable_prefix_caching=False, attention_window=128, sink_tokens=4) as running:
         channel = Channel()
         running.submit([asked([2, 388, 774], 1500)], channel)
-        lane = running._lanes.of(asked([2], 1))
+        pipeline = running._pipelines.of(asked([2], 1))
         while not channel.ended.wait(0.01):
-            blocks.append(lane.used_blocks)
+            blocks.append(pipeline.used_blocks)
         windowed = channel.wait()
     with scheduler(build(LONG)) as running:
         [full] = answers(running, [asked([2, 388, 774], 150)])

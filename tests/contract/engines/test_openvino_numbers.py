@@ -11,7 +11,7 @@ from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ def test_greedy_text_is_transformers(kind: str, workshop: Workshop) -> None:
     model = as_exported(workshop.plain(kind, torch.float32), kind)
     prompts = workshop.tokens(kind)[:20]
     with workshop.open(workshop.float32_checkpoint(kind)) as session:
-        found = session.generate(prompts, SamplingLimits(64), SilentProgress())
+        found = session.generate(prompts, SamplingParams(64), SilentProgress())
     for prompt, generation in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():

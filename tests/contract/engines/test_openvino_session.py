@@ -18,7 +18,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.session import OpenVinoSession
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from tests.contract.engines.conftest import LIMITS, Workshop
 
 Pair = tuple[list[int], list[int]]
@@ -74,7 +74,7 @@ def pairs(session: OpenVinoSession, workshop: Workshop) -> list[Pair]:
     prompts = workshop.tokens(kind)
     made = [(prompt, [answer]) for prompt in prompts[:6] for answer in (40, 41, 42, 43)]
     made += [(prompts[0][:30], prompts[0][30:50]), (prompts[0][:30], prompts[0][30:35]), ([5], [7, 8])]
-    greedy = session.generate([prompts[7]], SamplingLimits(5), SILENT)[0].token_ids
+    greedy = session.generate([prompts[7]], SamplingParams(5), SILENT)[0].token_ids
     return [*made, (prompts[7], greedy), (prompts[7], [*greedy[:4], greedy[4] + 1])]
 
 
@@ -122,7 +122,7 @@ def test_stop_tokens_end_and_are_left_out(session: OpenVinoSession, pairs: list[
     """The third greedy token is made a stop token: what came before it is returned."""
     prompt, greedy = pairs[-2]
     stop = greedy[2]
-    generation = session.generate([prompt], SamplingLimits(5, frozenset({stop})), SILENT)[0]
+    generation = session.generate([prompt], SamplingParams(5, frozenset({stop})), SILENT)[0]
     assert generation.token_ids == greedy[: greedy.index(stop)]
     assert generation.finish_reason == "stop"
 
@@ -130,7 +130,7 @@ def test_stop_tokens_end_and_are_left_out(session: OpenVinoSession, pairs: list[
 def test_sampling_follows_its_seed(session: OpenVinoSession, pairs: list[Pair]) -> None:
     prompt = pairs[0][0]
     drawn = [
-        session.generate([prompt], SamplingLimits(12, temperature=1.5, top_p=0.95, seed=seed), SILENT)[0].token_ids
+        session.generate([prompt], SamplingParams(12, temperature=1.5, top_p=0.95, seed=seed), SILENT)[0].token_ids
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -139,9 +139,9 @@ def test_sampling_follows_its_seed(session: OpenVinoSession, pairs: list[Pair]) 
 def test_more_prompts_than_the_batch_keep_their_order(session: OpenVinoSession, pairs: list[Pair]) -> None:
     """20 requests over max_batch_size = 8; each alone gives the same."""
     prompts, progress = [pairs[4 * (i % 6)][0][: 20 + i] for i in range(20)], Counting()
-    together = session.generate(prompts, SamplingLimits(8), progress)
+    together = session.generate(prompts, SamplingParams(8), progress)
     assert progress.done == 20
-    assert together[::7] == [session.generate([prompt], SamplingLimits(8), SILENT)[0] for prompt in prompts[::7]]
+    assert together[::7] == [session.generate([prompt], SamplingParams(8), SILENT)[0] for prompt in prompts[::7]]
 
 
 def test_prompts_wait_until_the_kv_cache_has_room_for_them(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +155,10 @@ def test_prompts_wait_until_the_kv_cache_has_room_for_them(workshop: Workshop, m
     prompts = [[(7 * i + j) % 1500 + 100 for i in range(400)] for j in range(9)]
     pool = {"kv_cache_bytes": 32 * LLAMA_BLOCK, "enable_prefix_caching": False}
     with workshop.open(workshop.checkpoint("llama", QFormat.NONE), **pool) as session:
-        found = session.generate(prompts, SamplingLimits(16), SILENT)
+        found = session.generate(prompts, SamplingParams(16), SILENT)
         assert [len(each.token_ids) for each in found] == [16] * 9
         assert max(started) == 2
-        assert found[::4] == [session.generate([prompt], SamplingLimits(16), SILENT)[0] for prompt in prompts[::4]]
+        assert found[::4] == [session.generate([prompt], SamplingParams(16), SILENT)[0] for prompt in prompts[::4]]
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_requests_beyond_the_limits_are_refused(
     session: OpenVinoSession, length: int, new_tokens: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        session.generate([[5] * length], SamplingLimits(new_tokens), SILENT)
+        session.generate([[5] * length], SamplingParams(new_tokens), SILENT)
 
 
 def test_foreign_token_ids_are_refused(session: OpenVinoSession) -> None:
     with pytest.raises(UserError, match="Token id 999999 is not in the vocabulary"):
-        session.generate([[5, 999999]], SamplingLimits(1), SILENT)
+        session.generate([[5, 999999]], SamplingParams(1), SILENT)
 
 
 def test_empty_continuations_are_refused(session: OpenVinoSession) -> None:
@@ -191,7 +191,7 @@ def test_a_kv_cache_too_small_for_one_request_is_refused(workshop: Workshop) -> 
         workshop.open(workshop.checkpoint("llama", QFormat.NONE), kv_cache_bytes=2**20) as session,
         pytest.raises(UserError, match=r"kv_cache_bytes=1048576 holds 256 tokens at f32.*max_seq_len=1024"),
     ):
-        session.generate([[5]], SamplingLimits(1), SILENT)
+        session.generate([[5]], SamplingParams(1), SILENT)
 
 
 @pytest.mark.parametrize("kv", [KvFormat.FP8, KvFormat.INT8])
@@ -199,5 +199,5 @@ def test_generation_with_an_8_bit_kv_cache_runs(kv: KvFormat, workshop: Workshop
     """Stored as u8 blocks; the first token comes from the prompt alone and is that of the scoring graph."""
     prompts = workshop.tokens("llama")[:4]
     with workshop.open(workshop.checkpoint("llama", QFormat.NONE, kv)) as session:
-        first = [generation.token_ids[0] for generation in session.generate(prompts, SamplingLimits(4), SILENT)]
+        first = [generation.token_ids[0] for generation in session.generate(prompts, SamplingParams(4), SILENT)]
         assert first == [int(session.logits(prompt)[-1].argmax()) for prompt in prompts]

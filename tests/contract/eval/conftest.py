@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import Generation, SamplingLimits
+from pipelines.engines.port import Generation, SamplingParams
 
 WORDS = ["river", "stone", "cloud", "maple", "tiger", "copper", "violin", "harbor", "lantern", "meadow", "falcon"]
 
@@ -48,7 +48,7 @@ class TorchSession:
         return total, logprobs.argmax(-1).tolist() == continuation
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], limits: SamplingLimits, progress: Progress
+        self, prompts: Sequence[Sequence[int]], limits: SamplingParams, progress: Progress
     ) -> list[Generation]:
         import torch
 

@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import Scheduler
+from pipelines.engines.openvino.sequences import ResponsePart
 from pipelines.engines.openvino.serving_options import ServingOptions
-from pipelines.engines.openvino.streams import Piece
 
 
 class Channel:
@@ -31,9 +31,9 @@ class Channel:
         self.cancelled = False
         self.ended = threading.Event()
 
-    def send(self, piece: Piece) -> None:
-        self.tokens += piece.rows[0]
-        if piece.last:
+    def send(self, part: ResponsePart) -> None:
+        self.tokens += part.rows[0]
+        if part.last:
             self.ended.set()
 
     def fail(self, message: str, *, unavailable: bool) -> None:
@@ -44,8 +44,8 @@ class Channel:
         return self.cancelled
 
 
-def asked(tokens: int = 900, **values: Any) -> Asked:
-    return Asked(np.array([2, 388, 774]), tokens, streaming=True, exclude_input=True, **values)
+def asked(tokens: int = 900, **values: Any) -> GenerationRequest:
+    return GenerationRequest(np.array([2, 388, 774]), tokens, streaming=True, exclude_input=True, **values)
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_a_failed_engine_reaches_every_client(scheduler: Scheduler, monkeypatch:
     channels = [Channel() for _ in range(6)]
     for channel in channels:
         scheduler.submit([asked()], channel)
-    lane = scheduler._lanes.of(asked())
-    monkeypatch.setattr(lane, "_pipeline", BrokenPipeline(lane._pipeline))
+    pipeline = scheduler._pipelines.of(asked())
+    monkeypatch.setattr(pipeline, "_pipeline", BrokenPipeline(pipeline._pipeline))
     assert all(channel.ended.wait(10) for channel in channels)
     assert all("out of memory" in channel.error for channel in channels)
     with pytest.raises(UserError, match="out of memory"):
@@ -129,7 +129,7 @@ def test_a_request_that_waits_too_long_is_told(scheduler: Scheduler) -> None:
     assert "timeout" in late.error
 
 
-def test_own_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
+def test_the_logits_loop_does_not_hold_up_the_others(scheduler: Scheduler) -> None:
     """Requests with a bias run beside the batch and choose the same tokens when the bias changes nothing."""
     bias = np.zeros(1920, dtype=np.float32)
     bias[5] = -1e3

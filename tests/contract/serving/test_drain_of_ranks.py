@@ -72,7 +72,11 @@ def test_requests_that_run_may_finish(which: str, tmp_path: Path) -> None:
 
 
 def test_the_leader_of_several_nodes_is_drained_before_it_ends(tmp_path: Path) -> None:
-    """drain.sh finds rank 0 among the servers of its pod and waits for its end."""
+    """drain.sh finds rank 0 among the servers of its pod and waits for its end.
+
+    It sees only this test's processes, as it would in a pod; with the /proc of the whole machine it would end any other
+    server that runs here.
+    """
     server = tmp_path / "tritonserver"
     server.write_text(f"#!{sys.executable}\n{RANK}")
     server.chmod(0o755)
@@ -82,7 +86,12 @@ def test_the_leader_of_several_nodes_is_drained_before_it_ends(tmp_path: Path) -
     try:
         wait_for(tmp_path / "started0")
         wait_for(tmp_path / "started1")
-        waiting = subprocess.Popen(["bash", FILES / "drain.sh", "1", "20"])
+        pod = tmp_path / "proc"
+        pod.mkdir()
+        for rank in ranks:
+            (pod / str(rank.pid)).symlink_to(f"/proc/{rank.pid}")
+        script = (FILES / "drain.sh").read_text().replace("/proc/", f"{pod}/")
+        waiting = subprocess.Popen(["bash", "-c", script, "drain.sh", "1", "20"])
         wait_for(tmp_path / "drained")
         assert [rank.wait(10) for rank in ranks] == [0, 0]
         assert waiting.wait(10) == 0

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pipelines.engines.tensorrt_llm.options import options
 from pipelines.settings.build import DECIDED, BuildSettings
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 
 OPTIONS = {option.key: option for option in options()}
 FIELDS = {field.alias or name: field for name, field in BuildSettings.model_fields.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import Places, command, identity
+from pipelines.engines.tensorrt_llm.command import BuildPaths, command, identity
 from pipelines.engines.tensorrt_llm.folder import read_back
 from pipelines.engines.tensorrt_llm.options import options
 from pipelines.settings.build import DECIDED, BuildSettings
@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory):
 
 
 def words(build, checkpoint, out):
-    parts = command(build, LIMITS, Places(str(checkpoint), str(out), None, str(out / "model.cache")))
+    parts = command(build, LIMITS, BuildPaths(str(checkpoint), str(out), None, str(out / "model.cache")))
     return [word for part in parts[1:] for word in part]
 
 
@@ -68,7 +68,7 @@ def test_defaults_are_left_out_and_limits_are_said(checkpoint, tmp_path):
 
 def test_flags_and_lists_are_written_as_argparse_takes_them(checkpoint, tmp_path):
     build = BuildSettings(weight_sparsity=True, lora_plugin="auto", lora_target_modules=("attn_q", "attn_v"))
-    parts = command(build, LIMITS, Places("c", "o", "in", "out"))
+    parts = command(build, LIMITS, BuildPaths("c", "o", "in", "out"))
     assert ("--weight_sparsity",) in parts
     assert ("--lora_target_modules", "attn_q", "attn_v") in parts
     assert ("--input_timing_cache", "in") in parts
@@ -157,7 +157,7 @@ def test_blackwell_refuses_int8_weights(trtllm_build, tmp_path):
 )
 def test_what_the_builder_adjusts_is_no_difference(trtllm_build, checkpoint, tmp_path, build, limits):
     settings = BuildSettings(**build)
-    parts = command(settings, limits, Places(str(checkpoint), str(tmp_path), None, str(tmp_path / "model.cache")))
+    parts = command(settings, limits, BuildPaths(str(checkpoint), str(tmp_path), None, str(tmp_path / "model.cache")))
     assert trtllm_build(*(word for part in parts[1:] for word in part)).returncode == 0
     assert read_back(tmp_path, settings, limits, CheckpointConfig.load(checkpoint)) == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.engines.port import SamplingLimits
+from pipelines.engines.port import SamplingParams
 from pipelines.engines.registry import open_engine
 from pipelines.engines.tensorrt_llm import fits
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
@@ -90,4 +90,4 @@ def test_a_package_that_cannot_be_imported_is_named(engine, on):
         open_engine("tensorrt_llm").open(engine) as session,
         pytest.raises(UserError, match=r"tensorrt_llm cannot be imported: tensorrt_llm is emulated\..*make shell"),
     ):
-        session.generate([[1, 2]], SamplingLimits(1), SilentProgress())
+        session.generate([[1, 2]], SamplingParams(1), SilentProgress())

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from pipelines.domain.errors import UserError  # noqa: E402
 from pipelines.domain.progress import SilentProgress  # noqa: E402
-from pipelines.engines.port import SamplingLimits  # noqa: E402
+from pipelines.engines.port import SamplingParams  # noqa: E402
 from pipelines.engines.tensorrt_llm.runtime import TensorRtSession  # noqa: E402
 from tests.support.engine_folders import write_engine  # noqa: E402
 
@@ -84,7 +84,7 @@ def session(table, tmp_path):
 
 
 def test_the_engine_is_loaded_on_its_ranks_without_a_tokenizer(session, table):
-    session.generate([[1, 2]], SamplingLimits(1), SilentProgress())
+    session.generate([[1, 2]], SamplingParams(1), SilentProgress())
     llm = table.llm
     assert (llm.tensor_parallel_size, llm.pipeline_parallel_size) == (2, 1)
     assert (llm.skip_tokenizer_init, llm.gather_generation_logits) == (True, True)
@@ -95,7 +95,7 @@ def test_the_engine_is_loaded_on_its_ranks_without_a_tokenizer(session, table):
 
 def test_generation_ends_by_length_or_stop(session):
     """1 + 2 = 3 comes out; as a stop token it is not returned."""
-    run = lambda **limits: session.generate([[1, 2]], SamplingLimits(3, **limits), SilentProgress())[0]  # noqa: E731
+    run = lambda **limits: session.generate([[1, 2]], SamplingParams(3, **limits), SilentProgress())[0]  # noqa: E731
     assert (run().token_ids, run().finish_reason) == ([3, 3, 3], "length")
     stopped = run(stop_token_ids=frozenset({3, 9}))
     assert (stopped.token_ids, stopped.finish_reason) == ([], "stop")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.verify import verify
-from pipelines.engines.tensorrt_llm.options import Option, options
+from pipelines.engines.tensorrt_llm.options import BuildOption, options
 from tests.support.emulated_trtllm.engine_folder import write_config, write_rank
 from tests.support.emulated_trtllm.nvidia_smi import gpus
 from tests.support.emulated_trtllm.plan import Refused, planned, read_checkpoint
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _argument(option: Option) -> dict[str, Any]:
+def _argument(option: BuildOption) -> dict[str, Any]:
     if option.type == "flag":
         return {"action": "store_true", "default": False, "help": "See the table."}
     given: dict[str, Any] = {"default": option.default, "help": "See the table."}
@@ -48,7 +48,7 @@ def _argument(option: Option) -> dict[str, Any]:
     return given | {"type": int if option.type == "int" else str}
 
 
-def _kv_cache_type(option: Option) -> Any:
+def _kv_cache_type(option: BuildOption) -> Any:
     def parse(value: str) -> str:
         if value.lower() not in (option.choices or ()):
             raise argparse.ArgumentTypeError(f"Invalid value '{value}'. Expected one of {list(option.choices or ())}")

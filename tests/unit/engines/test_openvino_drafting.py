@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Bounds
-from pipelines.engines.openvino.requests import read_requests
-from pipelines.engines.openvino.streams import DraftUse
+from pipelines.engines.openvino.generation_request import ModelLimits
+from pipelines.engines.openvino.request_inputs import read_requests
+from pipelines.engines.openvino.sequences import DraftUse
 
-BOUNDS = Bounds(vocab_size=1920, max_beam_width=3, draft_model=True, lora_tasks=frozenset({1, 7}))
+BOUNDS = ModelLimits(vocab_size=1920, max_beam_width=3, draft_model=True, lora_tasks=frozenset({1, 7}))
 
 
 def inputs(**values: Any) -> dict[str, np.ndarray]:
@@ -57,7 +57,7 @@ def test_an_unknown_adapter_is_refused_in_tensorrt_llms_words() -> None:
     with pytest.raises(UserError, match=r"LoRA task 3 not found in cache\. This server has 1, 7\."):
         read_requests(inputs(lora_task_id=3), BOUNDS)
     with pytest.raises(UserError, match=r"LoRA task 1 not found in cache\. This server has no LoRA adapters"):
-        read_requests(inputs(lora_task_id=1), Bounds(vocab_size=1920))
+        read_requests(inputs(lora_task_id=1), ModelLimits(vocab_size=1920))
 
 
 def test_uploaded_adapters_are_refused() -> None:

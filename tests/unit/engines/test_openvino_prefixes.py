@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.engines.openvino.prefixes import Ask, plan
+from pipelines.engines.openvino.prefixes import Continuation, plan
 
 SHOTS = tuple(range(100, 140))  # 40 tokens that many prompts begin with
 
@@ -12,7 +12,7 @@ def test_four_answers_to_one_question_are_one_row() -> None:
     (group,) = plan([([1, 2, 3], [answer]) for answer in (7, 8, 9, 10)])
     (row,) = group.rows
     assert row.tokens == (1, 2, 3)
-    assert row.asks == [Ask(pair, 2, (answer,)) for pair, answer in enumerate((7, 8, 9, 10))]
+    assert row.continuations == [Continuation(pair, 2, (answer,)) for pair, answer in enumerate((7, 8, 9, 10))]
 
 
 def test_a_sequence_inside_another_is_not_run_again() -> None:
@@ -20,7 +20,7 @@ def test_a_sequence_inside_another_is_not_run_again() -> None:
     (group,) = plan([([1, 2], [3]), ([1, 2], [3, 4, 5])])
     (row,) = group.rows
     assert row.tokens == (1, 2, 3, 4)
-    assert {ask.pair for ask in row.asks} == {0, 1}
+    assert {continuation.pair for continuation in row.continuations} == {0, 1}
     assert group.shared == 1  # position 1 must be run: its logits predict 3
 
 
@@ -57,7 +57,7 @@ def test_wanted_positions_are_never_in_the_shared_part() -> None:
 
 def test_every_pair_is_asked_once() -> None:
     pairs = [([*SHOTS[: i % 7 + 1], i % 3], [i % 5, i % 2]) for i in range(50)]
-    asked = [ask.pair for group in plan(pairs) for row in group.rows for ask in row.asks]
+    asked = [continuation.pair for group in plan(pairs) for row in group.rows for continuation in row.continuations]
     assert sorted(asked) == list(range(50))
 
 

@@ -24,7 +24,7 @@ from pipelines.engines.openvino.runtime import (
     properties,
 )
 from pipelines.engines.openvino.session import generation_config
-from pipelines.engines.port import BuildLimits, SamplingLimits
+from pipelines.engines.port import BuildLimits, SamplingParams
 
 GEMMA_2B = {
     "architecture": "GemmaForCausalLM", "dtype": "bfloat16", "num_hidden_layers": 18, "hidden_size": 2048,
@@ -97,9 +97,9 @@ def test_a_prompt_longer_than_one_iteration_needs_chunking() -> None:
 
 def test_sampling_limits_are_translated() -> None:
     """top_k = 0 leaves genai's own default, which is all; seeds and stop tokens go through."""
-    greedy = generation_config(SamplingLimits(5))
+    greedy = generation_config(SamplingParams(5))
     assert (greedy.do_sample, greedy.ignore_eos, greedy.max_new_tokens) == (False, True, 5)
-    sampled = generation_config(SamplingLimits(5, frozenset({3, 2}), temperature=0.5, top_k=7, top_p=0.9, seed=11))
+    sampled = generation_config(SamplingParams(5, frozenset({3, 2}), temperature=0.5, top_k=7, top_p=0.9, seed=11))
     assert (sampled.do_sample, sampled.top_k, sampled.rng_seed) == (True, 7, 11)
     assert (sampled.ignore_eos, sampled.stop_token_ids, sampled.eos_token_id) == (False, {2, 3}, 2)
 

@@ -11,23 +11,23 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked, Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
-from pipelines.engines.openvino.outbox import Outbox
-from pipelines.engines.openvino.requests import read_requests
+from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits
+from pipelines.engines.openvino.request_inputs import read_requests
+from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.sequences import Response, ResponsePart, Sequence, StepOutput
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import KvLedger
-from pipelines.engines.openvino.streams import News, Piece, Reply, Stream
 from pipelines.settings.model import BUNDLED
 
 MODELS = BUNDLED / "models"
-BOUNDS = Bounds(vocab_size=10)
+BOUNDS = ModelLimits(vocab_size=10)
 SNOWMAN = {7: b"\xe2", 8: b"\x98", 9: b"\x83"}
 
 
-def asked(**values: Any) -> Asked:
-    return Asked(**{"prompt": np.array([1, 2]), "max_tokens": 4, **values})
+def request(**values: Any) -> GenerationRequest:
+    return GenerationRequest(**{"prompt": np.array([1, 2]), "max_tokens": 4, **values})
 
 
 class Channel:
@@ -37,8 +37,8 @@ class Channel:
         self.sent: list[tuple[list[int], bool]] = []
         self.errors: list[str] = []
 
-    def send(self, piece: Piece) -> None:
-        self.sent.append((piece.rows[0], piece.last))
+    def send(self, part: ResponsePart) -> None:
+        self.sent.append((part.rows[0], part.last))
 
     def fail(self, message: str, *, unavailable: bool) -> None:
         self.errors.append(message)
@@ -47,9 +47,9 @@ class Channel:
         return False
 
 
-def streamed(channel: Channel, count: int = 1, **values: Any) -> list[Stream]:
-    reply = Reply(channel, "", 1)
-    return [Stream(asked(streaming=True, **values), reply, 0, index) for index in range(count)]
+def streamed(channel: Channel, count: int = 1, **values: Any) -> list[Sequence]:
+    response = Response(channel, "", 1)
+    return [Sequence(request(streaming=True, **values), response, 0, index) for index in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -68,44 +68,44 @@ def test_only_bytes_beyond_ascii_are_partial(kind: str, count: int) -> None:
 
 def test_a_sequence_is_sent_in_whole_characters() -> None:
     channel = Channel()
-    stream = streamed(channel)[0]
-    outbox = Outbox(PartialCharacters(SNOWMAN), lambda _: None)
+    sequence = streamed(channel)[0]
+    sender = ResponseSender(PartialCharacters(SNOWMAN), lambda _: None)
     for tokens in ([1, 7], [8], [9, 2]):
-        outbox.send(stream, News([tokens]))
-    outbox.send(stream, News([[7]], ended=True))
+        sender.send(sequence, StepOutput([tokens]))
+    sender.send(sequence, StepOutput([[7]], ended=True))
     assert channel.sent == [([1], False), ([7, 8, 9, 2], False), ([7], True)]
 
 
 def test_the_last_of_several_sequences_closes_the_request() -> None:
     channel = Channel()
     first, second = streamed(channel, 2)
-    outbox = Outbox(PartialCharacters.none(), lambda _: None)
-    outbox.send(second, News([[1]], ended=True))
-    outbox.send(first, News([[2]], ended=True))
-    outbox.send(first, News([[3]], ended=True))
+    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
+    sender.send(second, StepOutput([[1]], ended=True))
+    sender.send(first, StepOutput([[2]], ended=True))
+    sender.send(first, StepOutput([[3]], ended=True))
     assert channel.sent == [([1], False), ([2], True)]
 
 
 def test_tokens_that_may_not_leave_yet_travel_together() -> None:
-    """Without a budget only urgent news leave, with everything before them."""
+    """Without a budget only urgent steps leave, with everything before them."""
     channel = Channel()
-    stream = streamed(channel)[0]
-    outbox = Outbox(PartialCharacters.none(), lambda _: None)
-    outbox.put(stream, News([[1]]), urgent=False)
-    outbox.put(stream, News([[2]]), urgent=False)
-    outbox.spend(0.0, running=32)
+    sequence = streamed(channel)[0]
+    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
+    sender.put(sequence, StepOutput([[1]]), urgent=False)
+    sender.put(sequence, StepOutput([[2]]), urgent=False)
+    sender.spend(0.0, running=32)
     assert channel.sent == []
-    outbox.put(stream, News([[3]], ended=True), urgent=True)
+    sender.put(sequence, StepOutput([[3]], ended=True), urgent=True)
     assert channel.sent == [([1, 2, 3], True)]
 
 
 def test_a_time_budget_lets_every_token_travel_alone() -> None:
     channel = Channel()
-    stream = streamed(channel)[0]
-    outbox = Outbox(PartialCharacters.none(), lambda _: None)
+    sequence = streamed(channel)[0]
+    sender = ResponseSender(PartialCharacters.none(), lambda _: None)
     for token in (1, 2):
-        outbox.put(stream, News([[token]]), urgent=False)
-        outbox.spend(0.1, running=32)
+        sender.put(sequence, StepOutput([[token]]), urgent=False)
+        sender.spend(0.1, running=32)
     assert channel.sent == [([1], False), ([2], False)]
 
 
@@ -160,56 +160,56 @@ def test_neutral_values_change_nothing() -> None:
 
 
 def test_random_ids_of_load_generators_can_be_folded() -> None:
-    found = read_requests(inputs(input_ids=np.array([[1, 25]])), Bounds(vocab_size=10, fold_ids=True))[0]
+    found = read_requests(inputs(input_ids=np.array([[1, 25]])), ModelLimits(vocab_size=10, fold_ids=True))[0]
     assert found.prompt.tolist() == [1, 5]
 
 
 def test_batches_and_streams_need_a_decoupled_model() -> None:
-    bounds = Bounds(vocab_size=10, decoupled=False)
+    limits = ModelLimits(vocab_size=10, decoupled=False)
     with pytest.raises(UserError, match="streaming needs several responses"):
-        read_requests(inputs(streaming=np.array([True])), bounds)
+        read_requests(inputs(streaming=np.array([True])), limits)
     with pytest.raises(UserError, match="batch of 2 prompts"):
-        read_requests(inputs(input_ids=np.ones((2, 3))), bounds)
+        read_requests(inputs(input_ids=np.ones((2, 3))), limits)
 
 
 def test_penalties_bias_and_bans_act_on_the_logits() -> None:
     """Logits 5 4 3 2: the ban takes 0; presence takes 2 from 1 after its first time; the bias lifts 3 to 3.5."""
     bias = np.array([0, 0, 0, 1.5], dtype=np.float32)
-    chooser = TokenChooser(asked(bias=bias, bad_words=((0,),), presence_penalty=2.0), 0)
+    chooser = TokenChooser(request(bias=bias, bad_words=((0,),), presence_penalty=2.0), 0)
     logits = np.array([5.0, 4.0, 3.0, 2.0], dtype=np.float32)
     assert [chooser.choose(logits)[0] for _ in range(3)] == [1, 3, 2]
 
 
 def test_a_word_of_two_tokens_is_banned_only_after_its_first() -> None:
-    chooser = TokenChooser(asked(bad_words=((2, 0),)), 0)  # the prompt ends with 2
+    chooser = TokenChooser(request(bad_words=((2, 0),)), 0)  # the prompt ends with 2
     logits = np.array([5.0, 4.0, 1.0], dtype=np.float32)
     assert [chooser.choose(logits)[0] for _ in range(2)] == [1, 0]
 
 
 def test_log_probability_is_that_of_the_softmax() -> None:
-    token, log_prob = TokenChooser(asked(), 0).choose(np.log(np.array([0.25, 0.75], dtype=np.float32)))
+    token, log_prob = TokenChooser(request(), 0).choose(np.log(np.array([0.25, 0.75], dtype=np.float32)))
     assert (token, log_prob) == (1, pytest.approx(np.log(0.75), abs=1e-6))
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     """0.6 alone reaches 0.5, so nothing else is ever drawn."""
-    chooser = TokenChooser(asked(top_p=0.5), 3)
+    chooser = TokenChooser(request(top_p=0.5), 3)
     logits = np.log(np.array([0.3, 0.6, 0.1], dtype=np.float32))
     assert {chooser.choose(logits)[0] for _ in range(20)} == {1}
 
 
 def test_nan_is_an_error() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        TokenChooser(asked(), 0).choose(np.array([np.nan, 1.0], dtype=np.float32))
+        TokenChooser(request(), 0).choose(np.array([np.nan, 1.0], dtype=np.float32))
 
 
 def test_the_ledger_knows_full_blocks_of_ended_sequences() -> None:
     """70 tokens: two full blocks; the same prompt reuses both, another start none."""
     ledger = KvLedger(100, reuse=True)
-    reply = Reply(Channel(), "", 1)
-    first = Stream(asked(prompt=np.arange(70)), reply, 0, 0)
-    again = Stream(asked(prompt=np.arange(70)), reply, 0, 0)
-    other = Stream(asked(prompt=np.arange(1, 71)), reply, 0, 0)
+    response = Response(Channel(), "", 1)
+    first = Sequence(request(prompt=np.arange(70)), response, 0, 0)
+    again = Sequence(request(prompt=np.arange(70)), response, 0, 0)
+    other = Sequence(request(prompt=np.arange(1, 71)), response, 0, 0)
     ledger.start(first)
     ledger.end(first)
     ledger.start(again)

@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
 from pipelines.document.markdown import escape
-from pipelines.document.write import write_report
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
+from pipelines.report.command import write_report
 from pipelines.store.store import Store
 from tests.support.report_store import VARIANTS, add_benchmark, add_format, full_store
 

@@ -6,10 +6,11 @@ import pytest
 
 from pipelines.document.blocks import Column, Table
 from pipelines.document.labels import apart
-from pipelines.document.show import flat, lengths, loads, ms, number, settings_text, when
+from pipelines.document.show import flat, ms, number, settings_text, when
 from pipelines.domain.benchmark import Distribution
 from pipelines.report.collect import collect
 from pipelines.report.plots_requests import MAX_STEPS, steps
+from pipelines.report.six import lengths, loads
 from pipelines.report.tables import build_memory_table
 from pipelines.report.tables_load import levels_table
 from pipelines.settings.report import ReportSettings

@@ -9,8 +9,8 @@ import pytest
 from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import Deployment, Severity
-from pipelines.rules.speculation import lookahead_draft_len
 from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
+from pipelines.settings.features import lookahead_draft_len
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 
 BY_NAME = {rule.name: rule for rule in RULES}

@@ -11,13 +11,14 @@ from pipelines.cli.commands import COMMANDS, load
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known, with_models
+from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known
 from pipelines.predict.performance.fitted import load_calibration
 from pipelines.predict.performance.known_model import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.specs import gpu_named
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
+from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
 from pipelines.settings.sizing import CALIBRATIONS

@@ -5,11 +5,11 @@ import json
 import pytest
 from scipy.stats import poisson
 
+from pipelines.domain.units import rate_of_users
 from pipelines.predict.sizing.demand import (
     Demand,
     equivalent_tokens,
     poisson_percentile,
-    rate_of_users,
     reading_ms_per_token,
     requests_per_day,
     users_of,

@@ -5,6 +5,7 @@ import pytest
 from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
+from pipelines.predict.sizing.demand import stated_demand
 
 
 def sizing(*overrides):
@@ -25,13 +26,13 @@ def sizing(*overrides):
     ],
 )
 def test_the_peak_that_is_sized_for(given, peak, how):
-    demand = sizing(*given).to_demand()
+    demand = stated_demand(sizing(*given))
     assert demand.peak == peak
     assert how in demand.how
 
 
 def test_without_a_rate_there_is_no_demand():
-    assert sizing().to_demand() is None
+    assert stated_demand(sizing()) is None
 
 
 def test_daily_users_are_an_average():

@@ -3,7 +3,7 @@
 import pytest
 import submitit
 
-from pipelines.settings.root import PROJECT_ROOT
+from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep import queue
 from pipelines.sweep.launch import expand
 from pipelines.sweep.queue import Job

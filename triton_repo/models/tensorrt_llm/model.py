@@ -1,6 +1,6 @@
 """Triton model `tensorrt_llm` of the CPU repository: the OpenVINO engine behind TensorRT-LLM's interface.
 
-Thin: it turns Triton's requests into the scheduler's and the scheduler's pieces into Triton's responses.
+Thin: it turns Triton's requests into the scheduler's and the scheduler's response parts into Triton's responses.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Bounds
 from pipelines.engines.openvino.characters import PartialCharacters
+from pipelines.engines.openvino.generation_request import ModelLimits
 from pipelines.engines.openvino.lora import read_adapters
-from pipelines.engines.openvino.requests import read_requests
+from pipelines.engines.openvino.request_inputs import read_requests
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.scheduler import QueueFullError, Scheduler
+from pipelines.engines.openvino.sequences import ResponsePart
 from pipelines.engines.openvino.serving_options import ServingOptions
 from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_BUCKETS
-from pipelines.engines.openvino.streams import Piece
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
@@ -43,7 +43,7 @@ class TritonPythonModel:
             options = ServingOptions.from_model_config(config, Path(args["model_repository"]).parent)
             folder = EngineFolder.load(options.engine_dir)
             adapters = read_adapters(options.lora_dir) if options.lora_dir is not None else {}
-            self._bounds = _bounds(options, folder, adapters)
+            self._limits = _limits(options, folder, adapters)
             self._scheduler = Scheduler(folder, options, _characters(options), adapters)
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
@@ -77,7 +77,7 @@ class TritonPythonModel:
             self._scheduler.cancel(request.request_id())
             channel.close()
             return
-        prompts = read_requests(inputs, self._bounds)
+        prompts = read_requests(inputs, self._limits)
         self._scheduler.submit(prompts, channel, request.request_id(), request.timeout())
 
 
@@ -94,13 +94,13 @@ class TritonChannel:
         self._lock = threading.Lock()
         self._closed = False
 
-    def send(self, piece: Piece) -> None:
+    def send(self, part: ResponsePart) -> None:
         """Send a response."""
         # The list lives until they are sent: of outputs that nobody asked for, python backend before 24.12 would else
         # drop the last reference without the interpreter's lock (its pull request 390).
-        tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(piece)]
+        tensors = [pb_utils.Tensor(*entry) for entry in self._tensors(part)]
         response = pb_utils.InferenceResponse(tensors)
-        if piece.last:
+        if part.last:
             self._finish(response)
         else:
             self._sender.send(response)
@@ -125,27 +125,27 @@ class TritonChannel:
                 self._closed = True
                 self._sender.send(response, flags=FINAL)
 
-    def _tensors(self, piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    def _tensors(self, part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:
         """Name the parts of a response; clients count on output_ids being the first."""
-        asked, reply = piece.stream.asked, piece.stream.reply
-        lengths = [len(row) for row in piece.rows]
+        request, response = part.sequence.request, part.sequence.response
+        lengths = [len(row) for row in part.rows]
         tensors = [
-            ("output_ids", _padded(piece.rows, max(lengths), asked.pad_id, np.int32)),
+            ("output_ids", _padded(part.rows, max(lengths), request.pad_id, np.int32)),
             ("sequence_length", np.array([lengths], dtype=np.int32)),
         ]
-        if reply.batch > 1:
-            tensors.append(("batch_index", np.array([[piece.stream.batch_index]], dtype=np.int32)))
-        if asked.num_return_sequences > 1:
-            tensors.append(("sequence_index", np.array([[piece.stream.sequence_index]], dtype=np.int32)))
-        if piece.log_probs is not None:
-            longest = max(len(row) for row in piece.log_probs)
-            tensors.append(("cum_log_probs", np.array([piece.cum_log_probs], dtype=np.float32)))
-            tensors.append(("output_log_probs", _padded(piece.log_probs, longest, 0, np.float32)))
-        if piece.context_logits is not None:
-            tensors.append(("context_logits", piece.context_logits[None].astype(self._logits_type)))
-        if piece.generation_logits is not None:
-            tensors.append(("generation_logits", piece.generation_logits[None].astype(self._logits_type)))
-        return tensors + _extras(piece)
+        if response.batch > 1:
+            tensors.append(("batch_index", np.array([[part.sequence.batch_index]], dtype=np.int32)))
+        if request.num_return_sequences > 1:
+            tensors.append(("sequence_index", np.array([[part.sequence.sequence_index]], dtype=np.int32)))
+        if part.log_probs is not None:
+            longest = max(len(row) for row in part.log_probs)
+            tensors.append(("cum_log_probs", np.array([part.cum_log_probs], dtype=np.float32)))
+            tensors.append(("output_log_probs", _padded(part.log_probs, longest, 0, np.float32)))
+        if part.context_logits is not None:
+            tensors.append(("context_logits", part.context_logits[None].astype(self._logits_type)))
+        if part.generation_logits is not None:
+            tensors.append(("generation_logits", part.generation_logits[None].astype(self._logits_type)))
+        return tensors + _extras(part)
 
 
 class Metrics:
@@ -202,17 +202,17 @@ class Metrics:
         return self._gauges[family, kind]
 
 
-def _extras(piece: Piece) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    stream, asked = piece.stream, piece.stream.asked
+def _extras(part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    sequence, request = part.sequence, part.sequence.request
     extras: list[tuple[str, Any, Any]] = []
-    if asked.num_input_tokens:
-        extras.append(("num_input_tokens", len(asked.prompt), np.int32))
-    if asked.num_output_tokens:
+    if request.num_input_tokens:
+        extras.append(("num_input_tokens", len(request.prompt), np.int32))
+    if request.num_output_tokens:
         # Of this response, as TensorRT-LLM's backend counts (model_instance_state.cc): clients add them up.
-        new = sum(len(row) for row in piece.rows) if asked.streaming else len(stream.tokens)
+        new = sum(len(row) for row in part.rows) if request.streaming else len(sequence.tokens)
         extras.append(("num_output_tokens", new, np.int32))
-    if asked.perf_metrics:
-        stamps, kv, draft = stream.stamps, stream.kv, stream.draft
+    if request.perf_metrics:
+        stamps, kv, draft = sequence.stamps, sequence.kv, sequence.draft
         extras += [
             ("kv_cache_alloc_new_blocks", kv.new, np.int32),
             ("kv_cache_reused_blocks", kv.reused, np.int32),
@@ -235,14 +235,14 @@ def _padded(rows: list[list[Any]], longest: int, fill: int, kind: Any) -> np.nda
     return np.array([[row + [fill] * (longest - len(row)) for row in rows]], dtype=kind)
 
 
-def _bounds(options: ServingOptions, folder: EngineFolder, lora_tasks: Iterable[int]) -> Bounds:
+def _limits(options: ServingOptions, folder: EngineFolder, lora_tasks: Iterable[int]) -> ModelLimits:
     width = folder.limits.max_beam_width
     if options.max_beam_width is not None and options.max_beam_width > width:
         raise UserError(
             f"Parameter max_beam_width={options.max_beam_width} is more than the engine's {width}.",
             todo=f"Build the engine with max_beam_width={options.max_beam_width} or more.",
         )
-    return Bounds(
+    return ModelLimits(
         vocab_size=folder.config.vocab_size,
         max_beam_width=options.max_beam_width or width,
         exclude_input=options.exclude_input,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Tensors = dict[str, Array]
-Ask = Callable[[Tensors], Tensors]
+TensorsByName = dict[str, Array]
+Infer = Callable[[TensorsByName], TensorsByName]
 """Inputs of a model -> its one response; empty when the request was stopped."""
 
 NOT_FOR_THE_DRAFT = (
@@ -46,16 +46,16 @@ class Speculation:
         accepted: those that the target took.
     """
 
-    inputs: Tensors
+    inputs: TensorsByName
     num_draft_tokens: int
     use_draft_logits: bool = False
     made: list[int] = field(default_factory=list)
     guessed: int = 0
     accepted: int = 0
-    first: Tensors = field(default_factory=dict)
-    last: Tensors = field(default_factory=dict)
+    first: TensorsByName = field(default_factory=dict)
+    last: TensorsByName = field(default_factory=dict)
 
-    def rounds(self, draft: Ask, target: Ask, stopped: Callable[[], bool]) -> Iterator[list[int]]:
+    def rounds(self, draft: Infer, target: Infer, stopped: Callable[[], bool]) -> Iterator[list[int]]:
         """Yield the new tokens of each round until the answer is whole.
 
         Args:
@@ -79,7 +79,7 @@ class Speculation:
             if (guess and agreed == len(new)) or self._has_ended(new):
                 return
 
-    def _guess(self, draft: Ask, count: int) -> tuple[list[int], Array | None]:
+    def _guess(self, draft: Infer, count: int) -> tuple[list[int], Array | None]:
         if count < 1:
             return [], None
         inputs = {name: values for name, values in self._so_far().items() if name not in NOT_FOR_THE_DRAFT}
@@ -92,7 +92,7 @@ class Speculation:
             return guess, None
         return guess, outputs["generation_logits"][:, 0, -len(guess) :]  # [1, beams, n, vocab] -> [1, n, vocab]
 
-    def _check(self, target: Ask, guess: list[int], logits: Array | None) -> list[int]:
+    def _check(self, target: Infer, guess: list[int], logits: Array | None) -> list[int]:
         inputs = self._so_far()
         inputs["request_output_len"] = _scalar(len(guess) + 1)
         if "min_tokens" in inputs:
@@ -106,7 +106,7 @@ class Speculation:
         self.first = self.first or self.last
         return _tokens(self.last)
 
-    def _so_far(self) -> Tensors:
+    def _so_far(self) -> TensorsByName:
         """The inputs with what was made appended to the prompt; nothing of it comes back."""
         ids = np.concatenate([self.inputs["input_ids"][0], np.array(self.made, dtype=np.int32)])
         return {
@@ -122,7 +122,7 @@ class Speculation:
             return True
         return any(self.made[-len(word) :] == word for word in _words(self.inputs.get("stop_words_list")))
 
-    def statistics(self) -> Tensors:
+    def statistics(self) -> TensorsByName:
         """What the outputs say besides tokens: of the first round, of the last where that is meant, and our counts."""
         found = {name: values for name, values in self.first.items() if name not in ("output_ids", "sequence_length")}
         found |= {name: self.last[name] for name in FROM_THE_LAST if name in self.last}
@@ -136,12 +136,12 @@ class Speculation:
         return found
 
 
-def as_output(tokens: list[int]) -> Tensors:
+def as_output(tokens: list[int]) -> TensorsByName:
     """Tokens in the shape that the engine's model gives them: ids [1, 1, n], lengths [1, 1]."""
     return {"output_ids": np.array([[tokens]], dtype=np.int32), "sequence_length": _scalar(len(tokens))}
 
 
-def _tokens(outputs: Tensors) -> list[int]:
+def _tokens(outputs: TensorsByName) -> list[int]:
     if "output_ids" not in outputs:
         return []
     tokens: list[int] = outputs["output_ids"][0, 0, : _number(outputs["sequence_length"])].tolist()

@@ -1,4 +1,4 @@
-"""What a client may ask of the CPU engine: tensors named as TensorRT-LLM's backend names them -> `Asked`.
+"""Read a client's request: tensors named as TensorRT-LLM's backend names them -> `GenerationRequest`.
 
 Nothing is ignored silently: an input the engine cannot honour, or a value that makes no sense, is refused by name.
 Defaults are those of TensorRT-LLM's sampling configuration; notably temperature alone does not sample, because neither
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.errors import UserError
-from pipelines.engines.openvino.asked import Asked, Bounds, Words
-from pipelines.engines.openvino.refused import refuse_inputs
+from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits, TokenSequences
+from pipelines.engines.openvino.unsupported_inputs import refuse_inputs
 
 Array = np.ndarray[Any, Any]
 
@@ -23,15 +23,15 @@ MAX_RETURN_SEQUENCES = 64
 MAX_LENGTH_PENALTY = 1000
 
 
-def read_requests(inputs: Mapping[str, Array], bounds: Bounds) -> list[Asked]:
+def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[GenerationRequest]:
     """Read the prompts of one request.
 
     Args:
         inputs: tensors by name; the first dimension is the batch.
-        bounds: what is allowed.
+        limits: what is allowed.
 
     Returns:
-        one `Asked` per prompt.
+        one `GenerationRequest` per prompt.
 
     Raises:
         UserError: naming the input, the value and what is allowed.
@@ -42,7 +42,7 @@ def read_requests(inputs: Mapping[str, Array], bounds: Bounds) -> list[Asked]:
     if ids is None:
         raise UserError("input_ids is missing or empty.", allowed="A prompt needs at least one token.")
     ids = ids.reshape(1, -1) if ids.ndim == 1 else ids
-    if not bounds.decoupled and len(ids) > 1:
+    if not limits.decoupled and len(ids) > 1:
         raise UserError(
             f"A batch of {len(ids)} prompts was sent to a model that gives one response per request.",
             todo="Send one prompt per request, or make the repository with decoupled_mode=true.",
@@ -50,7 +50,7 @@ def read_requests(inputs: Mapping[str, Array], bounds: Bounds) -> list[Asked]:
     if "request_output_len" not in given:
         raise UserError("request_output_len (max_tokens) is missing.")
     rows = [_Row(given, row, len(ids)) for row in range(len(ids))]
-    return [_asked(row, ids[row.index], bounds) for row in rows]
+    return [_request(row, ids[row.index], limits) for row in rows]
 
 
 class _Row:
@@ -81,9 +81,9 @@ class _Row:
         return found
 
 
-def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
-    asked = Asked(
-        prompt=_prompt(row, ids, bounds),
+def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
+    request = GenerationRequest(
+        prompt=_prompt(row, ids, limits),
         max_tokens=row.number(
             "request_output_len", 0, "at least 1 (it is max_tokens of the ensemble)", lambda n: n > 0
         ),
@@ -99,16 +99,16 @@ def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
         repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 is none)", lambda p: p > 0),
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
-        beam_width=_beam_width(row, bounds),
+        beam_width=_beam_width(row, limits),
         length_penalty=row.number("len_penalty", 0.0, "between -1000 and 1000", lambda p: abs(p) < MAX_LENGTH_PENALTY),
         early_stopping=bool(row.value("early_stopping", True)),
         num_return_sequences=row.number(
             "num_return_sequences", 0, f"from 1 to {MAX_RETURN_SEQUENCES}", lambda n: 1 <= n <= MAX_RETURN_SEQUENCES
         ),
-        bias=_bias(row, bounds.vocab_size),
+        bias=_bias(row, limits.vocab_size),
         streaming=bool(row.value("streaming", False)),
-        exclude_input=bool(row.value("exclude_input_in_output", bounds.exclude_input)),
-        lora_task_id=_lora_task(row, bounds),
+        exclude_input=bool(row.value("exclude_input_in_output", limits.exclude_input)),
+        lora_task_id=_lora_task(row, limits),
         log_probs=bool(row.value("return_log_probs", False)),
         context_logits=bool(row.value("return_context_logits", False)),
         generation_logits=bool(row.value("return_generation_logits", False)),
@@ -116,40 +116,40 @@ def _asked(row: _Row, ids: Array, bounds: Bounds) -> Asked:
         num_input_tokens=bool(row.value("return_num_input_tokens", False)),
         num_output_tokens=bool(row.value("return_num_output_tokens", False)),
     )
-    _check_together(asked, bounds)
-    return asked
+    _check_together(request, limits)
+    return request
 
 
-def _check_together(asked: Asked, bounds: Bounds) -> None:
-    if not bounds.decoupled and (asked.streaming or (asked.num_return_sequences > 1 and asked.beam_width == 1)):
-        what = "streaming" if asked.streaming else f"num_return_sequences={asked.num_return_sequences}"
+def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
+    if not limits.decoupled and (request.streaming or (request.num_return_sequences > 1 and request.beam_width == 1)):
+        what = "streaming" if request.streaming else f"num_return_sequences={request.num_return_sequences}"
         raise UserError(
             f"{what} needs several responses to one request; this model gives one.",
             todo="Make the repository with decoupled_mode=true.",
         )
-    if bounds.draft_model and asked.lora_task_id is None and not asked.needs_logits:
-        _check_speculation(asked)
-    if asked.beam_width > 1 and asked.needs_logits:
+    if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
+        _check_speculation(request)
+    if request.beam_width > 1 and request.needs_logits:
         raise UserError(
-            f"beam_width={asked.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
+            f"beam_width={request.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
             " possible on the CPU engine.",
             todo="Leave one of the two out.",
         )
-    if asked.beam_width > 1 and asked.num_return_sequences > asked.beam_width:
+    if request.beam_width > 1 and request.num_return_sequences > request.beam_width:
         raise UserError(
-            f"num_return_sequences={asked.num_return_sequences} is more than beam_width={asked.beam_width}.",
+            f"num_return_sequences={request.num_return_sequences} is more than beam_width={request.beam_width}.",
         )
-    if asked.min_tokens > asked.max_tokens:
-        raise UserError(f"min_tokens={asked.min_tokens} is more than request_output_len={asked.max_tokens}.")
+    if request.min_tokens > request.max_tokens:
+        raise UserError(f"min_tokens={request.min_tokens} is more than request_output_len={request.max_tokens}.")
 
 
-def _check_speculation(asked: Asked) -> None:
+def _check_speculation(request: GenerationRequest) -> None:
     """Refuse what would stop openvino_genai 2026.4 for every client when a draft model guesses."""
     what = ""
-    if asked.beam_width > 1:
-        what = f"beam_width={asked.beam_width}"
-    elif asked.samples:
-        what = f"sampling (runtime_top_k={asked.top_k}, runtime_top_p={asked.top_p})"
+    if request.beam_width > 1:
+        what = f"beam_width={request.beam_width}"
+    elif request.samples:
+        what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
     if what:
         raise UserError(
             f"{what} is not possible here: this model runs with a draft model, and its guesses are checked greedily.",
@@ -157,11 +157,11 @@ def _check_speculation(asked: Asked) -> None:
         )
 
 
-def _lora_task(row: _Row, bounds: Bounds) -> int | None:
+def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
     """Read the adapter's id; the first sentence of the refusal is that of TensorRT-LLM (peftCacheManager.cpp)."""
     task = row.value("lora_task_id", None)
-    if task is not None and task not in bounds.lora_tasks:
-        known = ", ".join(map(str, sorted(bounds.lora_tasks)))
+    if task is not None and task not in limits.lora_tasks:
+        known = ", ".join(map(str, sorted(limits.lora_tasks)))
         raise UserError(
             f"LoRA task {task} not found in cache.",
             allowed=f"This server has {known}." if known else "This server has no LoRA adapters.",
@@ -170,24 +170,24 @@ def _lora_task(row: _Row, bounds: Bounds) -> int | None:
     return None if task is None else int(task)
 
 
-def _prompt(row: _Row, ids: Array, bounds: Bounds) -> Array:
+def _prompt(row: _Row, ids: Array, limits: ModelLimits) -> Array:
     length = row.value("input_lengths", len(ids))
     if not 1 <= length <= len(ids):
         raise UserError(f"input_lengths={length} does not fit input_ids of {len(ids)} tokens.")
     prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
-    if bounds.fold_ids:
-        return np.asarray(prompt % bounds.vocab_size)
+    if limits.fold_ids:
+        return np.asarray(prompt % limits.vocab_size)
     low, high = int(prompt.min()), int(prompt.max())
-    if low < 0 or high >= bounds.vocab_size:
+    if low < 0 or high >= limits.vocab_size:
         raise UserError(
             f"input_ids holds the token id {low if low < 0 else high}.",
-            allowed=f"Ids of this model are 0 to {bounds.vocab_size - 1}.",
+            allowed=f"Ids of this model are 0 to {limits.vocab_size - 1}.",
             todo="Is it another model's tokenizer?",
         )
     return prompt
 
 
-def _words(row: _Row, name: str) -> Words:
+def _words(row: _Row, name: str) -> TokenSequences:
     """Read [2, L]: ids of all words in a row, and where each word ends, filled up with -1."""
     flat = row.vector(name)
     if flat is None:
@@ -208,12 +208,12 @@ def _words(row: _Row, name: str) -> Words:
     return tuple(words)
 
 
-def _beam_width(row: _Row, bounds: Bounds) -> int:
+def _beam_width(row: _Row, limits: ModelLimits) -> int:
     width = int(row.value("beam_width", 1))
-    if not 1 <= width <= bounds.max_beam_width:
+    if not 1 <= width <= limits.max_beam_width:
         raise UserError(
             f"beam_width={width} is not possible.",
-            allowed=f"This engine was built with max_beam_width={bounds.max_beam_width}.",
+            allowed=f"This engine was built with max_beam_width={limits.max_beam_width}.",
             todo="" if width < 1 else f"Build with max_beam_width={width} or more.",
         )
     return width

@@ -1,4 +1,4 @@
-"""Answers on their way to clients: one `Stream` per sequence, one `Reply` per request."""
+"""Answers on their way to clients: one `Sequence` per answer, one `Response` per request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.engines.openvino.asked import Asked
+from pipelines.engines.openvino.generation_request import GenerationRequest
 
 Array = np.ndarray[Any, Any]
 
@@ -73,11 +73,11 @@ class DraftUse:
 
 
 @dataclass(slots=True)
-class Piece:
+class ResponsePart:
     """What one response carries.
 
     Attributes:
-        stream: the sequence it belongs to.
+        sequence: whose tokens these are.
         rows: token ids per beam.
         log_probs: per beam and new token; None when not asked for.
         cum_log_probs: per beam, of everything generated so far.
@@ -86,7 +86,7 @@ class Piece:
         last: no more responses to this request follow.
     """
 
-    stream: Stream
+    sequence: Sequence
     rows: list[list[int]]
     log_probs: list[list[float]] | None = None
     cum_log_probs: list[float] | None = None
@@ -98,8 +98,8 @@ class Piece:
 class Channel(Protocol):
     """The way back to one client."""
 
-    def send(self, piece: Piece) -> None:
-        """Send a response; `piece.last` closes the channel."""
+    def send(self, part: ResponsePart) -> None:
+        """Send a response; `part.last` closes the channel."""
         ...
 
     def fail(self, message: str, *, unavailable: bool) -> None:
@@ -111,12 +111,12 @@ class Channel(Protocol):
         ...
 
 
-class Reply:
-    """One request: its sequences share a channel, which closes when all of them have ended."""
+class Response:
+    """The answer to one request: its sequences share a channel, which closes when all of them have ended."""
 
     def __init__(self, channel: Channel, request_id: str, batch: int) -> None:
         self.channel, self.request_id, self.batch = channel, request_id, batch
-        self.streams: list[Stream] = []
+        self.sequences: list[Sequence] = []
         self.open = 0
         self.closed = False
 
@@ -128,8 +128,8 @@ class Reply:
 
 
 @dataclass(slots=True)
-class News:
-    """What happened to a sequence since the last response.
+class StepOutput:
+    """What one or more engine steps brought to a sequence since its last response.
 
     Attributes:
         rows: new token ids per beam.
@@ -151,7 +151,7 @@ class News:
     error: str = ""
     unavailable: bool = False
 
-    def add(self, later: News) -> None:
+    def add(self, later: StepOutput) -> None:
         """Append what happened afterwards."""
         for row, more in zip(self.rows, later.rows, strict=True):
             row.extend(more)
@@ -164,12 +164,12 @@ class News:
         self.ended, self.error, self.unavailable = later.ended, later.error, later.unavailable
 
 
-class Stream:
+class Sequence:
     """One sequence (or one beam search) being generated.
 
     Attributes:
-        asked: the prompt and its limits.
-        reply: the request it belongs to.
+        request: the prompt and its limits.
+        response: what answers it.
         batch_index: which prompt of the request.
         sequence_index: which answer to the prompt.
         deadline_ns: give up waiting for a slot then (`time.monotonic_ns`); 0 is never.
@@ -184,7 +184,6 @@ class Stream:
     """
 
     __slots__ = (
-        "asked",
         "batch_index",
         "cancelled",
         "cum",
@@ -194,14 +193,22 @@ class Stream:
         "held",
         "kv",
         "log_probs",
-        "reply",
+        "request",
+        "response",
         "sequence_index",
         "stamps",
         "tokens",
     )
 
-    def __init__(self, asked: Asked, reply: Reply, batch_index: int, sequence_index: int, deadline_ns: int = 0) -> None:
-        self.asked, self.reply = asked, reply
+    def __init__(
+        self,
+        request: GenerationRequest,
+        response: Response,
+        batch_index: int,
+        sequence_index: int,
+        deadline_ns: int = 0,
+    ) -> None:
+        self.request, self.response = request, response
         self.batch_index, self.sequence_index = batch_index, sequence_index
         self.deadline_ns = deadline_ns
         self.tokens: list[int] = []
@@ -210,18 +217,18 @@ class Stream:
         self.cancelled = False
         self.stamps, self.kv, self.draft = Stamps(arrival=time.monotonic_ns()), KvUse(), DraftUse()
         self.handle: Any = None
-        self.held: News | None = None
-        reply.streams.append(self)
-        reply.open += 1
+        self.held: StepOutput | None = None
+        response.sequences.append(self)
+        response.open += 1
 
     @property
-    def pieces(self) -> bool:
+    def streams_tokens(self) -> bool:
         """Whether every new token is to be sent at once."""
-        return self.asked.streaming and self.asked.beam_width == 1
+        return self.request.streaming and self.request.beam_width == 1
 
     def stop_word_end(self, new: int) -> int | None:
         """Return how many tokens there are up to the first stop word that ends within the last `new` ones."""
-        words, tokens = self.asked.stop_words, self.tokens
+        words, tokens = self.request.stop_words, self.tokens
         if not words:
             return None
         ends = range(len(tokens) - new + 1, len(tokens) + 1)
@@ -230,4 +237,4 @@ class Stream:
 
     def seed(self) -> int:
         """Return the seed of this answer: further answers to a prompt count up."""
-        return self.asked.seed + self.sequence_index
+        return self.request.seed + self.sequence_index

@@ -1,4 +1,4 @@
-"""One prompt with everything that was asked for it, and what may be asked."""
+"""A request for one prompt, and what the model allows in it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Words = tuple[tuple[int, ...], ...]
+TokenSequences = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One prompt with everything that was asked for it.
+class GenerationRequest:
+    """One prompt and how to continue it.
 
     Attributes:
         prompt: token ids, int64 [T].
@@ -35,7 +35,7 @@ class Asked:
         early_stopping: beam search ends with beam_width finished candidates.
         num_return_sequences: answers to the prompt; 0 is not given, which is one, or all beams.
         bias: added to the logits, float32 [V]; None is none.
-        streaming: a response for every piece of the answer.
+        streaming: a response for every new part of the answer.
         exclude_input: leave the prompt out of the answer.
         lora_task_id: which adapter changes the model; None is none.
         log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
@@ -46,8 +46,8 @@ class Asked:
     min_tokens: int = 0
     end_id: int = -1
     pad_id: int = 0
-    stop_words: Words = ()
-    bad_words: Words = ()
+    stop_words: TokenSequences = ()
+    bad_words: TokenSequences = ()
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 0.0
@@ -82,7 +82,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ModelLimits:
     """What the model and its configuration allow.
 
     Attributes:

@@ -10,17 +10,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
-from pipelines.engines.openvino.outbox import Outbox
+from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.engines.openvino.runtime import EngineFolder
 from pipelines.engines.openvino.sampling import TokenChooser
+from pipelines.engines.openvino.sequences import Sequence, StepOutput
 from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
-from pipelines.engines.openvino.streams import News, Stream
 
 log = logging.getLogger(__name__)
 
@@ -31,57 +31,57 @@ MAX_LOGITS_BYTES = GIB
 """Logits one request may ask back."""
 
 
-class _Run:
+class _RunningSequence:
     """One sequence under way."""
 
-    def __init__(self, stream: Stream, model: StatefulModel) -> None:
-        self.stream = stream
-        self._sequence = StatefulSequence(model)
-        self._chooser = TokenChooser(stream.asked, stream.seed())
-        self._next: Sequence[int] = stream.asked.prompt.tolist()
-        self._gathered = News()
+    def __init__(self, sequence: Sequence, model: StatefulModel) -> None:
+        self.sequence = sequence
+        self._state = StatefulSequence(model)
+        self._chooser = TokenChooser(sequence.request, sequence.seed())
+        self._next: list[int] = sequence.request.prompt.tolist()
+        self._gathered = StepOutput()
 
-    def advance(self) -> News | None:
+    def advance(self) -> StepOutput | None:
         """Generate one token; return what is to be sent."""
-        stream, asked = self.stream, self.stream.asked
-        stream.stamps.first_scheduled = stream.stamps.first_scheduled or time.monotonic_ns()
-        first = not stream.stamps.first_token
-        logits = self._sequence.feed(self._next, all_logits=first and asked.context_logits)
+        sequence, request = self.sequence, self.sequence.request
+        sequence.stamps.first_scheduled = sequence.stamps.first_scheduled or time.monotonic_ns()
+        first = not sequence.stamps.first_token
+        logits = self._state.feed(self._next, all_logits=first and request.context_logits)
         token, log_prob = self._chooser.choose(logits[-1])
         self._next = [token]
-        stream.stamps.last_token = time.monotonic_ns()
-        stream.stamps.first_token = stream.stamps.first_token or stream.stamps.last_token
-        news = self._gathered
-        if first and asked.context_logits:
-            news.context_logits = logits
-        self._take(news, token, log_prob, logits[-1] if asked.generation_logits else None)
-        if news.ended or stream.pieces:
-            self._gathered = News()
-            return news
+        sequence.stamps.last_token = time.monotonic_ns()
+        sequence.stamps.first_token = sequence.stamps.first_token or sequence.stamps.last_token
+        step = self._gathered
+        if first and request.context_logits:
+            step.context_logits = logits
+        self._take(step, token, log_prob, logits[-1] if request.generation_logits else None)
+        if step.ended or sequence.streams_tokens:
+            self._gathered = StepOutput()
+            return step
         return None
 
-    def stop(self) -> News:
+    def stop(self) -> StepOutput:
         """End it with what there is."""
         self._gathered.ended = True
         return self._gathered
 
-    def _take(self, news: News, token: int, log_prob: float, logits: object) -> None:
-        stream, asked = self.stream, self.stream.asked
-        if token == asked.end_id:
-            news.ended = True
+    def _take(self, step: StepOutput, token: int, log_prob: float, logits: object) -> None:
+        sequence, request = self.sequence, self.sequence.request
+        if token == request.end_id:
+            step.ended = True
             return
-        stream.tokens.append(token)
-        stream.cum += log_prob
-        news.rows[0].append(token)
-        if asked.log_probs:
-            news.log_probs[0].append(log_prob)
-            news.cum = [stream.cum]
+        sequence.tokens.append(token)
+        sequence.cum += log_prob
+        step.rows[0].append(token)
+        if request.log_probs:
+            step.log_probs[0].append(log_prob)
+            step.cum = [sequence.cum]
         if logits is not None:
-            news.logits.append(logits)  # type: ignore[arg-type]
-        news.ended = len(stream.tokens) >= asked.max_tokens or stream.stop_word_end(1) is not None
+            step.logits.append(logits)  # type: ignore[arg-type]
+        step.ended = len(sequence.tokens) >= request.max_tokens or sequence.stop_word_end(1) is not None
 
 
-class OwnLoop:
+class LogitsLoop:
     """A thread that runs such requests; it starts, and the graph is compiled, with the first of them."""
 
     def __init__(
@@ -89,8 +89,8 @@ class OwnLoop:
         folder: EngineFolder,
         options: OpenVinoOptions,
         adapters: Mapping[int, LoraAdapter],
-        outbox: Outbox,
-        ended: Callable[[Stream], None],
+        sender: ResponseSender,
+        ended: Callable[[Sequence], None],
     ) -> None:
         """Take what it works with.
 
@@ -98,13 +98,13 @@ class OwnLoop:
             folder: the engine.
             options: as for the pipeline.
             adapters: LoRA task id -> adapter.
-            outbox: takes the news.
-            ended: called with every stream that has ended.
+            sender: takes what each step brought.
+            ended: called with every sequence that has ended.
         """
-        self._folder, self._options, self._outbox, self._finished = folder, options, outbox, ended
+        self._folder, self._options, self._sender, self._finished = folder, options, sender, ended
         self._adapters = adapters
-        self._queue: deque[Stream] = deque()
-        self._runs: list[_Run] = []
+        self._queue: deque[Sequence] = deque()
+        self._runs: list[_RunningSequence] = []
         self._models: dict[int | None, StatefulModel] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -120,14 +120,14 @@ class OwnLoop:
         """Sequences under way."""
         return len(self._runs)
 
-    def submit(self, streams: Sequence[Stream]) -> None:
+    def submit(self, sequences: list[Sequence]) -> None:
         """Queue sequences."""
-        if not streams:
+        if not sequences:
             return
         with self._changed:
-            self._queue.extend(streams)
+            self._queue.extend(sequences)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="own loop", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="logits loop", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
@@ -146,22 +146,24 @@ class OwnLoop:
                 if self._closing:
                     return
                 starting = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_TOGETHER - len(self._runs)))]
-            for stream in starting:
-                self._start(stream)
+            for sequence in starting:
+                self._start(sequence)
             self._runs = [run for run in self._runs if self._advance(run)]
 
-    def _start(self, stream: Stream) -> None:
-        error = self._too_much(stream)
-        if stream.deadline_ns and time.monotonic_ns() > stream.deadline_ns:
+    def _start(self, sequence: Sequence) -> None:
+        error = self._too_much(sequence)
+        if sequence.deadline_ns and time.monotonic_ns() > sequence.deadline_ns:
             error = "The request waited longer than its timeout."
         if error:
-            self._send(stream, News(ended=True, error=error))
+            self._send(sequence, StepOutput(ended=True, error=error))
             return
         try:
-            self._runs.append(_Run(stream, self._model_for(stream.asked.lora_task_id)))
+            self._runs.append(_RunningSequence(sequence, self._model_for(sequence.request.lora_task_id)))
         except RuntimeError as error_of_engine:
             log.exception("a sequence could not be started")
-            self._send(stream, News(ended=True, error=f"The engine has failed: {error_of_engine}", unavailable=True))
+            self._send(
+                sequence, StepOutput(ended=True, error=f"The engine has failed: {error_of_engine}", unavailable=True)
+            )
 
     def _model_for(self, task: int | None) -> StatefulModel:
         if task not in self._models:
@@ -169,25 +171,25 @@ class OwnLoop:
             self._models[task] = StatefulModel(replace(self._folder, adapter=adapter), self._options)
         return self._models[task]
 
-    def _advance(self, run: _Run) -> bool:
+    def _advance(self, run: _RunningSequence) -> bool:
         """Run one token; return whether the sequence goes on."""
         try:
-            news = run.stop() if run.stream.cancelled else run.advance()
+            step = run.stop() if run.sequence.cancelled else run.advance()
         except (RuntimeError, ValueError) as error:  # of this sequence only
-            news = News(ended=True, error=f"The request failed: {error}")
-        if news is not None:
-            self._send(run.stream, news)
-        return news is None or not news.ended
+            step = StepOutput(ended=True, error=f"The request failed: {error}")
+        if step is not None:
+            self._send(run.sequence, step)
+        return step is None or not step.ended
 
-    def _send(self, stream: Stream, news: News) -> None:
-        if news.ended:
-            self._finished(stream)
-        self._outbox.send(stream, news)
+    def _send(self, sequence: Sequence, step: StepOutput) -> None:
+        if step.ended:
+            self._finished(sequence)
+        self._sender.send(sequence, step)
 
-    def _too_much(self, stream: Stream) -> str:
+    def _too_much(self, sequence: Sequence) -> str:
         """Return an error for a request whose logits would not fit into a response."""
-        asked = stream.asked
-        rows = len(asked.prompt) * asked.context_logits + asked.max_tokens * asked.generation_logits
+        request = sequence.request
+        rows = len(request.prompt) * request.context_logits + request.max_tokens * request.generation_logits
         size = rows * self._folder.config.vocab_size * 4
         if size <= MAX_LOGITS_BYTES:
             return ""

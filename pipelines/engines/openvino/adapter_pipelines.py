@@ -12,19 +12,19 @@ from dataclasses import replace
 
 import openvino as ov
 
-from pipelines.engines.openvino.asked import Asked
 from pipelines.engines.openvino.blocks import blocks_of
+from pipelines.engines.openvino.generation_request import GenerationRequest
 from pipelines.engines.openvino.handles import pipeline_config
 from pipelines.engines.openvino.lora import LoraAdapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, kv_blocks
+from pipelines.engines.openvino.sequences import Sequence
 from pipelines.engines.openvino.serving_stats import KvLedger
-from pipelines.engines.openvino.streams import Stream
 
 
-class Lane:
-    """A pipeline and the KV blocks it has promised."""
+class AdapterPipeline:
+    """The pipeline of the model, or of the model with one LoRA adapter, and the KV blocks it has promised."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
         """Load the model."""
@@ -36,50 +36,50 @@ class Lane:
         self._guesses = options.num_draft_tokens if options.draft_dir is not None else 0
         self._reserved = 0
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, request: GenerationRequest) -> bool:
         """Whether all blocks a request may come to need are free; one always fits into an empty cache."""
-        return not self._reserved or self._reserved + self._blocks_at_most(asked) <= self.max_blocks
+        return not self._reserved or self._reserved + self._blocks_at_most(request) <= self.max_blocks
 
-    def reserve(self, asked: Asked) -> None:
+    def reserve(self, request: GenerationRequest) -> None:
         """Promise the blocks."""
-        self._reserved += self._blocks_at_most(asked)
+        self._reserved += self._blocks_at_most(request)
 
-    def start(self, stream: Stream, number: int) -> None:
+    def start(self, sequence: Sequence, number: int) -> None:
         """Hand a sequence over.
 
         Raises:
             RuntimeError: the engine refuses the combination.
         """
-        stream.draft.per_iteration = self._guesses
-        prompt = ov.Tensor(stream.asked.prompt.reshape(1, -1))
-        stream.handle = self._pipeline.add_request(number, prompt, pipeline_config(stream))
-        self._ledger.start(stream)
+        sequence.draft.per_iteration = self._guesses
+        prompt = ov.Tensor(sequence.request.prompt.reshape(1, -1))
+        sequence.handle = self._pipeline.add_request(number, prompt, pipeline_config(sequence))
+        self._ledger.start(sequence)
 
     def step(self) -> None:
         """Run one iteration."""
         self._pipeline.step()
 
-    def release(self, stream: Stream) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Take back what was promised to a sequence that ran."""
-        self.forget(stream.asked)
-        self._ledger.end(stream)
+        self.forget(sequence.request)
+        self._ledger.end(sequence)
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, request: GenerationRequest) -> None:
         """Take back what was promised to a sequence that did not start."""
-        self._reserved -= self._blocks_at_most(asked)
+        self._reserved -= self._blocks_at_most(request)
 
     @property
     def used_blocks(self) -> float:
         """Blocks in use at the last iteration."""
         return float(self._pipeline.get_metrics().cache_usage) / 100 * self.max_blocks
 
-    def _blocks_at_most(self, asked: Asked) -> int:
-        prompt, new = len(asked.prompt), asked.max_tokens
+    def _blocks_at_most(self, request: GenerationRequest) -> int:
+        prompt, new = len(request.prompt), request.max_tokens
         per_beam = self._eviction.blocks_at_most(prompt, new) if self._eviction else blocks_of(prompt + new)
-        return per_beam * asked.beam_width
+        return per_beam * request.beam_width
 
 
-class Lanes:
+class AdapterPipelines:
     """All pipelines of a server."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions, adapters: Mapping[int, LoraAdapter]) -> None:
@@ -88,25 +88,25 @@ class Lanes:
         Raises:
             UserError: see `pipeline.open_pipeline` and `lora.apply_adapter`.
         """
-        self._by_task: dict[int | None, Lane] = {None: Lane(folder, options)}
+        self._by_task: dict[int | None, AdapterPipeline] = {None: AdapterPipeline(folder, options)}
         plain = replace(options, draft_dir=None)  # the draft guesses what the model says without an adapter
         for task, adapter in adapters.items():
-            self._by_task[task] = Lane(replace(folder, adapter=adapter), plain)
+            self._by_task[task] = AdapterPipeline(replace(folder, adapter=adapter), plain)
 
-    def of(self, asked: Asked) -> Lane:
+    def of(self, request: GenerationRequest) -> AdapterPipeline:
         """Return where a request runs."""
-        return self._by_task[asked.lora_task_id]
+        return self._by_task[request.lora_task_id]
 
-    def busy(self, running: Iterable[Stream]) -> list[Lane]:
+    def busy(self, running: Iterable[Sequence]) -> list[AdapterPipeline]:
         """Return those that have something to do."""
-        tasks = {stream.asked.lora_task_id for stream in running}
-        return [lane for task, lane in self._by_task.items() if task in tasks]
+        tasks = {sequence.request.lora_task_id for sequence in running}
+        return [pipeline for task, pipeline in self._by_task.items() if task in tasks]
 
     @property
     def max_blocks(self) -> int:
         """KV blocks of all together."""
-        return sum(lane.max_blocks for lane in self._by_task.values())
+        return sum(pipeline.max_blocks for pipeline in self._by_task.values())
 
-    def cache_percent(self, running: Iterable[Stream]) -> float:
+    def cache_percent(self, running: Iterable[Sequence]) -> float:
         """Return how much of all blocks what runs uses; what an idle pipeline reports is of its last iteration."""
-        return 100 * sum(lane.used_blocks for lane in self.busy(running)) / self.max_blocks
+        return 100 * sum(pipeline.used_blocks for pipeline in self.busy(running)) / self.max_blocks

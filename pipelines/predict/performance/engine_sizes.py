@@ -1,0 +1,43 @@
+"""Settings put in the words of the memory model."""
+
+from __future__ import annotations
+
+from pipelines.predict.performance.memory import EngineSizes, Shape
+from pipelines.settings.load import LengthSettings, WorkloadSettings
+from pipelines.settings.root import Settings
+
+
+def engine_sizes(settings: Settings, shape: Shape) -> EngineSizes:
+    """What the settings mean for memory."""
+    build, triton = settings.build, settings.triton
+    return EngineSizes(
+        shape=shape,
+        qformat=settings.quant.qformat,
+        kv_format=settings.kv_cache.dtype,
+        tp_size=build.tp_size,
+        pp_size=build.pp_size,
+        max_batch_size=build.max_batch_size,
+        max_beam_width=build.max_beam_width,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len or shape.max_position_embeddings,
+        tokens_per_block=build.tokens_per_block,
+        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
+        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
+        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
+        windows=tuple(triton.max_attention_window_size or ()),
+    )
+
+
+def request_tokens(workload: WorkloadSettings) -> int | None:
+    """Mean prompt + output of the workload in tokens; None when it stands in a file."""
+    isl, osl = _mean(workload.isl), _mean(workload.osl)
+    return None if isl is None or osl is None or workload.trace else round(workload.turns * (isl + osl))
+
+
+def _mean(length: LengthSettings) -> float | None:
+    if length.mean is not None:
+        return length.mean
+    if length.values:
+        return sum(length.values) / len(length.values)
+    return None if length.min is None or length.max is None else (length.min + length.max) / 2

@@ -1,0 +1,69 @@
+"""The groups `engine`, `runtime`, `hardware` and `eval`: what is built, for which GPU, and how it is run and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipelines.settings.base import Group, Positive
+
+
+class OpenVinoSettings(Group):
+    """Options of the CPU engine."""
+
+    inference_precision: Literal["auto", "f32", "bf16"]
+    num_threads: Positive | None
+    kv_cache_bytes: Positive | None
+    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"]
+
+
+class EngineSettings(Group):
+    """Which engine flavour, and the options of each; `path` takes an engine that is already built."""
+
+    name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
+    path: Path | None
+    openvino: OpenVinoSettings
+
+
+class RuntimeSettings(Group):
+    """How an engine is run."""
+
+    enable_chunked_context: bool
+
+
+class HardwareSettings(Group):
+    """The GPU the engine is meant for, as data sheets give it; `auto` knows only its name.
+
+    `reported_gb` is its memory as the driver counts it; None derives it from the data sheet's `memory_gb`.
+    """
+
+    name: str
+    gpu: str | None = None
+    nvidia_smi: tuple[str, ...] = ()
+    arch: str | None = None
+    sm: float | None = None
+    memory_gb: float | None = None
+    reported_gb: float | None = None
+    mem_bw_gb_s: float | None = None
+    fp16_dense_tflops: float | None = None
+    fp8_dense_tflops: float | None = None
+    int8_dense_tops: float | None = None
+    fp4_dense_tflops: float | None = None
+    sparse_multiplier: float | None = None
+    nvlink_gb_s_bidir: float | None = None
+    pcie_gb_s_per_dir: float | None = None
+    gpus_per_server: Positive | None = None
+    tdp_w: float | None = None
+
+
+class EvalSettings(Group):
+    """What the accuracy is measured on."""
+
+    task: Literal["mini_mmlu", "mmlu"]
+    num_fewshot: Annotated[int, Field(ge=0, le=5)]
+    limit: Positive | None
+    dataset: str | None
+    revision: str | None
+    dataset_path: Path | None
