@@ -87,7 +87,7 @@ zoo: $(READY) ## Make the bundled models and questions again (about an hour)
 	$(PYTHON) -m eval.tasks.generate
 
 clean: ## Remove caches and logs of runs; never the artifacts
-	rm -rf runs .composed .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find pipelines eval triton_repo tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This text

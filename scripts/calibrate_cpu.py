@@ -21,7 +21,6 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.commands import load
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json, write_text
@@ -35,6 +34,7 @@ from pipelines.predict.performance.measured import Measured, from_result, joined
 from pipelines.predict.performance.modelled import Deployment, run_trial, trial
 from pipelines.run.session import run_target
 from pipelines.serving.process import TritonServer
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 

@@ -12,11 +12,11 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.limits import EngineLimits
 from triton_repo.consistency import config_faults, parameter, tensor_faults
 from triton_repo.draft import engine_faults
+from triton_repo.files import DESCRIPTION, VOCABULARIES
 from triton_repo.generate import parse
 from triton_repo.llmapi import MODEL_YAML, llmapi_faults
 from triton_repo.start import OF_NVIDIA
 from triton_repo.tensors import DRAFT, ENCODERS, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
-from triton_repo.write import DESCRIPTION, VOCABULARIES
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb

@@ -12,12 +12,12 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.settings.triton import TritonSettings
+from triton_repo.files import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model
 from triton_repo.generate import llmapi_configs, to_text
 from triton_repo.llm_args import CHECKPOINT, DRAFT, OPTIONS, LlmArgs
 from triton_repo.parameters import changed
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import TENSORRT_LLM
-from triton_repo.write import OF_THE_STORE, VOCABULARIES, describe, link_files, write_model
 
 CHECKPOINT_DIR, DRAFT_DIR = f"{TENSORRT_LLM}/1/{CHECKPOINT}", f"{TENSORRT_LLM}/1/{DRAFT}"
 MODEL_YAML = "model.yaml"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.plan.targets import Target, farthest
-from pipelines.settings.compose import compose_config, to_raw
-from pipelines.settings.composed import raw_config, remember
+from pipelines.settings.compose import compose_config, load, to_raw
 from pipelines.settings.root import Settings, validate
 from pipelines.settings.sizing import calibration_files
 from pipelines.store.store import Store
@@ -30,11 +29,6 @@ class Command:
     run: Callable[[Sequence[str]], int]
 
 
-def load(overrides: Sequence[str]) -> Settings:
-    """Overrides -> judged settings."""
-    return validate(raw_config(overrides))
-
-
 def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
     from pipelines.plan.plan import make_plan  # imports every stage, which `size` and `simulate` do not need
 
@@ -45,11 +39,8 @@ def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
     from pipelines.run.session import run_target
 
-    raw = raw_config(overrides)
-    plan, store = _plan_for(validate(raw), target)
-    outcomes = run_target(plan, store, overrides)
-    remember(overrides, raw)
-    return plan, store, outcomes
+    plan, store = _plan_for(load(overrides), target)
+    return plan, store, run_target(plan, store, overrides)
 
 
 def build(overrides: Sequence[str]) -> int:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
+__all__ = ["Axes", "Drawing"]
+"""Handed on to whoever draws, as only this module imports matplotlib."""
+
 ROLES = ("ink", "muted", "grid", "paper", "wait", "work", "bad")
 LIGHT = {
     "ink": "#1c2024", "muted": "#5b6470", "grid": "#e3e6ea", "paper": "#ffffff",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from pipelines.document.canvas import Axes
 
 End = tuple[tuple[float, float], str, str]
 """(x, y) in data, name, colour."""

@@ -23,8 +23,7 @@ from pipelines.host.machine import gather
 from pipelines.nightly import facts
 from pipelines.plan.plan import make_plan
 from pipelines.run.session import run_target
-from pipelines.settings.composed import raw_config
-from pipelines.settings.root import validate
+from pipelines.settings.compose import load
 from pipelines.store.store import Store
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
-    settings = validate(raw_config(overrides))
+    settings = load(overrides)
     store = Store(settings.paths.store)
     try:
         plan = make_plan(settings, "all", store, gather())

@@ -29,8 +29,8 @@ from pipelines.nightly.matrix import Cell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
 from pipelines.run.runner import git_commit
-from pipelines.settings.composed import raw_config
-from pipelines.settings.root import Settings, validate
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
 from pipelines.store.store import fingerprint
 
 GRACE_S = 90
@@ -102,7 +102,7 @@ def _configured(cells: Sequence[Cell]) -> list[Settings]:
     found = []
     for cell in cells:
         with collecting(faults):
-            found.append(validate(raw_config(cell.overrides)))
+            found.append(load(cell.overrides))
     if faults:
         raise UserError.of(list(dict.fromkeys(faults)))
     return found

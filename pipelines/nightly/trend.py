@@ -19,9 +19,9 @@ from pipelines.document.blocks import (
     Text,
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
-from pipelines.nightly.command import finding_text, headline
 from pipelines.nightly.history import History, Read
 from pipelines.nightly.record import Record
+from pipelines.nightly.sentences import finding_text, headline
 from pipelines.nightly.shown import shown
 from pipelines.nightly.trend_plots import cell_trend
 from pipelines.nightly.verdict import Series, Verdict, metrics_of

@@ -12,8 +12,7 @@ from pipelines.nightly.shown import scale, shown, title
 from pipelines.nightly.verdict import Series, metrics_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
+    from pipelines.document.canvas import Axes, Drawing
 
 PANELS = ("output_tokens_per_s", "ttft_p50_s", "itl_p50_s", "accuracy")
 SHOWN_NIGHTS = 60

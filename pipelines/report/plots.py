@@ -15,9 +15,7 @@ from pipelines.report.data import FormatReport, Run, Workload
 from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
-
+    from pipelines.document.canvas import Axes, Drawing
     from pipelines.predict.performance.modelled import Modelled
 
 Point = tuple[float, float, Level]

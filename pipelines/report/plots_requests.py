@@ -13,8 +13,7 @@ from pipelines.report.data import Run
 from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
+    from pipelines.document.canvas import Axes, Drawing
 
 MAX_STEPS = 250
 """Points of a distribution's curve at most: more cannot be seen and make the page heavy."""

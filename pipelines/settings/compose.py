@@ -10,8 +10,18 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.features import lookahead_draft_len
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
+from pipelines.settings.root import Settings, validate
 
 CONF = PROJECT_ROOT / "conf"
+
+
+def load(overrides: Sequence[str]) -> Settings:
+    """Compose conf/ with a user's overrides and validate the result.
+
+    Raises:
+        UserError: every fault of the overrides or of the values, all at once.
+    """
+    return validate(to_raw(compose_config(overrides)))
 
 
 def compose_config(overrides: Sequence[str]) -> Any:

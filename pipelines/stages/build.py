@@ -41,7 +41,7 @@ class Build:
     longest: int | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
     name = "build"
-    version = "1"
+    version = "2"
     measures = False
 
     def identity(self) -> dict[str, Any]:

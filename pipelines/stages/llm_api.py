@@ -91,8 +91,8 @@ class ConfigureLlm:
         """Verify the checkpoint, link it, write the arguments and read them back."""
         from pipelines.checkpoint.unified import describe_unified, same_vocabulary, verify_unified
         from pipelines.domain.errors import UserError
+        from triton_repo.files import link_files, tokenizer_files
         from triton_repo.llmapi import checkpoint_files
-        from triton_repo.write import link_files, tokenizer_files
 
         source, tokenizer, draft = inputs["checkpoint"], inputs["model"], inputs.get("draft")
         faults = [*verify_unified(source), *(verify_unified(draft) if draft else ())]

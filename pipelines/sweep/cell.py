@@ -15,8 +15,7 @@ from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED
-from pipelines.settings.composed import raw_config
-from pipelines.settings.root import validate
+from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import Cell, read
 
@@ -77,7 +76,7 @@ def _run(cell: Cell, machine: Machine) -> Cell:
     """
     from pipelines.run.session import run_target
 
-    settings = validate(raw_config(cell.overrides))
+    settings = load(cell.overrides)
     cell = replace(cell, model=settings.model.label, variant=settings.variant)
     store = Store(settings.paths.store)
     outcomes = run_target(make_plan(settings, cell.target, store, machine), store, cell.overrides)

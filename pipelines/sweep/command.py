@@ -9,8 +9,7 @@ from pipelines.host.files import write_json
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.run.console import columns, comparison
-from pipelines.settings.compose import compose_config, to_raw
-from pipelines.settings.root import validate
+from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import Cell
 from pipelines.sweep.launch import run_cells
@@ -43,7 +42,7 @@ def compare(overrides: Sequence[str]) -> int:
     from pipelines.store.measurements import recover
 
     folder, cells = run_cells("all", overrides)
-    settings = validate(to_raw(compose_config(_single(overrides))))
+    settings = load(_single(overrides))
     store = Store(settings.paths.store)
     recover(store)
     measured = [cell for cell in cells if "evaluate" in cell.artifacts]

@@ -20,8 +20,7 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target
-from pipelines.settings.compose import CONF, compose_config, diagnose
-from pipelines.settings.composed import raw_config
+from pipelines.settings.compose import CONF, compose_config, diagnose, to_raw
 from pipelines.settings.root import validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
@@ -142,7 +141,7 @@ def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | No
     judged = []
     for cell in cells:
         with collecting(faults):
-            raw = raw_config(cell.overrides)
+            raw = to_raw(compose_config(cell.overrides))
             judged.append(_judged(cell, raw, store, machine, here))
     if faults:
         raise UserError.of(list(dict.fromkeys(faults)))

@@ -20,7 +20,9 @@ from tests.conftest import ROOT
 GOLDEN = Path(__file__).parent / "stage_versions.json"
 READER = ["pipelines/checkpoint/config.py", "pipelines/checkpoint/read.py", "pipelines/checkpoint/tensors.py"]
 OPENVINO = "pipelines/engines/openvino"
-BUILDER = [f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "rope", "rounding", "weights")]
+BUILDER = [
+    f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "names", "rope", "rounding", "weights")
+]
 SCORER = [f"{OPENVINO}/{name}.py" for name in ("engine", "options", "prefixes", "runtime", "scoring", "session")]
 CODE = {
     Download: ["pipelines/hub", "pipelines/stages/download.py"],

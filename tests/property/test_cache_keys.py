@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.cli.commands import load
 from pipelines.engines.choose import choose
 from pipelines.engines.tensorrt_llm.command import NO_BYTES
 from pipelines.engines.tensorrt_llm.options import options
@@ -16,6 +15,7 @@ from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
 from pipelines.settings.base import Group
 from pipelines.settings.build import DECIDED
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import Source

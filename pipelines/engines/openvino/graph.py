@@ -5,7 +5,8 @@ Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of t
 head size]; `beam_idx` gathers their batch rows, so a state of batch 1 can be spread over a batch.
 
 openvino_genai turns exactly this pattern (ReadValue, Gather, Concat, broadcast to query heads, SDPA, Assign) into
-paged attention. Linears carry Hugging Face module names, which LoRA adapters are matched by.
+paged attention. Linears carry Hugging Face module names, which LoRA adapters are matched by; every other node is named
+after the part of the model that it belongs to.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.engines.openvino.activations import quantized_input, same_input
+from pipelines.engines.openvino.names import named
 from pipelines.engines.openvino.rope import inverse_frequencies
 from pipelines.engines.openvino.rounding import to_fp8, to_int8
 from pipelines.engines.openvino.weights import WeightStore
@@ -84,14 +86,15 @@ class GraphBuilder:
         position_ids = _input("position_ids", [-1, -1], ov.Type.i64)
         beam_idx = _input("beam_idx", [-1], ov.Type.i32)
         cos, sin = self._rotary(position_ids)
-        shared = _Inputs(beam_idx, _dims(ids, 0), _causal_mask(ids, attention_mask), cos, sin)
-        embedding = self._store.stored("transformer.vocab_embedding.weight")
+        batch, mask = named(_dims(ids, 0), "batch"), named(_causal_mask(ids, attention_mask), "causal_mask")
+        shared = _Inputs(beam_idx, batch, mask, cos, sin)
+        embedding = named(self._store.stored("transformer.vocab_embedding.weight"), "model.embed_tokens.weight")
         hidden = self._embed(embedding, ids)
         for layer in range(self._config.num_hidden_layers):
             hidden = self._decoder_layer(layer, hidden, shared)
             self._layer_done(1)
-        hidden = self._norm("transformer.ln_f", hidden)
-        logits = op.result(self._head(embedding, hidden))
+        hidden = self._norm("transformer.ln_f", "model.norm", hidden)
+        logits = named(op.result(self._head(embedding, hidden)), "logits")
         logits.get_output_tensor(0).set_names({"logits"})
         inputs = [ids, attention_mask, position_ids, beam_idx]
         return ov.Model([logits], self._sinks, inputs, self._variables, "language_model")
@@ -102,88 +105,106 @@ class GraphBuilder:
             # Gemma scales by sqrt(hidden) rounded to the model's own type
             normalizer = np.array(self._config.hidden_size**0.5).astype(_model_dtype(self._config.dtype))
             hidden = op.multiply(hidden, normalizer.astype(np.float32))
-        return hidden
+        return named(hidden, "model.embed_tokens")
 
     def _head(self, embedding: ov.Node, hidden: ov.Node) -> ov.Node:
         if "lm_head.weight" in self._checkpoint:
-            return self._linear("lm_head", "lm_head", quantized_input(self._store, "lm_head", hidden))
+            return self._linear("lm_head", "lm_head", self._quantized("lm_head", "lm_head", hidden))
         product = op.matmul(hidden, op.convert(embedding, "f32"), transpose_a=False, transpose_b=True)
-        return _named(product, "lm_head")
+        return named(product, "lm_head")
 
     def _decoder_layer(self, layer: int, hidden: ov.Node, shared: _Inputs) -> ov.Node:
         ours, theirs = f"transformer.layers.{layer}", f"model.layers.{layer}"
-        normed = self._norm(f"{ours}.input_layernorm", hidden)
-        hidden = op.add(hidden, self._attention(layer, normed, shared))
-        normed = self._norm(f"{ours}.post_layernorm", hidden)
-        gate_in = quantized_input(self._store, f"{ours}.mlp.fc", normed)
+        normed = self._norm(f"{ours}.input_layernorm", f"{theirs}.input_layernorm", hidden)
+        hidden = named(op.add(hidden, self._attention(layer, normed, shared)), f"{theirs}.attention_residual")
+        normed = self._norm(f"{ours}.post_layernorm", f"{theirs}.post_attention_layernorm", hidden)
+        gate_in = self._quantized(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", normed)
         shares = same_input(self._store, f"{ours}.mlp.fc", f"{ours}.mlp.gate")
-        up_in = gate_in if shares else quantized_input(self._store, f"{ours}.mlp.gate", normed)
+        up_in = gate_in if shares else self._quantized(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", normed)
         gate = self._linear(f"{ours}.mlp.fc", f"{theirs}.mlp.gate_proj", gate_in)
         up = self._linear(f"{ours}.mlp.gate", f"{theirs}.mlp.up_proj", up_in)
-        product = op.multiply(_ACTS[self._config.hidden_act](gate), up)
-        down_in = quantized_input(self._store, f"{ours}.mlp.proj", product)
-        return op.add(hidden, self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in))
+        product = named(op.multiply(_ACTS[self._config.hidden_act](gate), up), f"{theirs}.mlp.product")
+        down_in = self._quantized(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", product)
+        down = self._linear(f"{ours}.mlp.proj", f"{theirs}.mlp.down_proj", down_in)
+        return named(op.add(hidden, down), f"{theirs}.mlp_residual")
 
     def _attention(self, layer: int, x: ov.Node, shared: _Inputs) -> ov.Node:
         config, ours = self._config, f"transformer.layers.{layer}.attention"
         theirs = f"model.layers.{layer}.self_attn"
-        x = quantized_input(self._store, f"{ours}.qkv", x)
+        x = self._quantized(f"{ours}.qkv", f"{theirs}.qkv_proj", x)
         q_rows, kv_rows = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
         q, k, v = (
-            self._heads(self._linear(f"{ours}.qkv", f"{theirs}.{part}_proj", x, slice(start, start + size)))
+            self._heads(
+                f"{theirs}.{part}_proj",
+                self._linear(f"{ours}.qkv", f"{theirs}.{part}_proj", x, slice(start, start + size)),
+            )
             for part, start, size in (("q", 0, q_rows), ("k", q_rows, kv_rows), ("v", q_rows + kv_rows, kv_rows))
         )
-        q, k = _rotate(q, shared), _rotate(k, shared)
-        k = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", self._kv_rounded(ours, k), shared)
-        v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", self._kv_rounded(ours, v), shared)
+        q = named(_rotate(q, shared), f"{theirs}.q_rotated")
+        k = self._kv_rounded(ours, f"{theirs}.k_rounded", named(_rotate(k, shared), f"{theirs}.k_rotated"))
+        v = self._kv_rounded(ours, f"{theirs}.v_rounded", v)
+        k = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", f"{theirs}.k", k, shared)
+        v = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", f"{theirs}.v", v, shared)
+        k, v = named(self._repeated(k), f"{theirs}.k_repeated"), named(self._repeated(v), f"{theirs}.v_repeated")
         scale = op.constant(np.float32(config.head_size**-0.5))
-        attended = op.scaled_dot_product_attention(q, self._repeated(k), self._repeated(v), shared.mask, scale)
+        attended = named(op.scaled_dot_product_attention(q, k, v, shared.mask, scale), f"{theirs}.attention")
         merged = op.transpose(attended, np.array([0, 2, 1, 3], dtype=np.int64))
         merged = op.reshape(merged, np.array([0, 0, q_rows], dtype=np.int64), special_zero=True)
-        return self._linear(f"{ours}.dense", f"{theirs}.o_proj", quantized_input(self._store, f"{ours}.dense", merged))
+        merged = named(merged, f"{theirs}.merged_heads")
+        dense_in = self._quantized(f"{ours}.dense", f"{theirs}.o_proj", merged)
+        return self._linear(f"{ours}.dense", f"{theirs}.o_proj", dense_in)
+
+    def _quantized(self, module: str, name: str, x: ov.Node) -> ov.Node:
+        return named(quantized_input(self._store, module, x), f"{name}.input")
 
     def _linear(self, module: str, name: str, x: ov.Node, rows: slice = slice(None)) -> ov.Node:
-        product = op.matmul(x, self._store.weight(module, rows), transpose_a=False, transpose_b=True)
-        product = _named(product, name)
+        weight = named(self._store.weight(module, rows), f"{name}.weight")
+        product = named(op.matmul(x, weight, transpose_a=False, transpose_b=True), name)
         if f"{module}.bias" in self._checkpoint:
-            product = op.add(product, self._store.float32(f"{module}.bias")[rows])
+            product = named(op.add(product, self._store.float32(f"{module}.bias")[rows]), f"{name}.biased")
         return product
 
-    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+    def _norm(self, module: str, name: str, x: ov.Node) -> ov.Node:
         """RMSNorm; the checkpoint holds Gemma's weight as 1 + w already."""
         squares = op.reduce_mean(op.power(x, np.float32(2)), np.array([-1], dtype=np.int64), keep_dims=True)
         root = op.sqrt(op.add(squares, np.float32(self._config.norm_epsilon)))
         normed = op.multiply(x, op.divide(np.float32(1), root))
-        return op.multiply(normed, self._store.float32(f"{name}.weight"))
+        return named(op.multiply(normed, self._store.float32(f"{module}.weight")), name)
 
     def _rotary(self, position_ids: ov.Node) -> tuple[ov.Node, ov.Node]:
         frequencies = op.constant(inverse_frequencies(self._config).reshape(1, 1, -1))
         positions = op.convert(op.unsqueeze(position_ids, np.int64(2)), "f32")
         angles = op.unsqueeze(op.matmul(positions, frequencies, False, False), np.int64(1))
-        both = op.concat([angles, angles], -1)
-        return op.cos(both), op.sin(both)
+        both = named(op.concat([angles, angles], -1), "rotary.angles")
+        return named(op.cos(both), "rotary.cos"), named(op.sin(both), "rotary.sin")
 
-    def _heads(self, x: ov.Node) -> ov.Node:
+    def _heads(self, name: str, x: ov.Node) -> ov.Node:
         """[B, T, heads * head size] -> [B, heads, T, head size]."""
         split = op.reshape(x, np.array([0, 0, -1, self._config.head_size], dtype=np.int64), special_zero=True)
-        return op.transpose(split, np.array([0, 2, 1, 3], dtype=np.int64))
+        return named(op.transpose(split, np.array([0, 2, 1, 3], dtype=np.int64)), f"{name}.heads")
 
-    def _kv_rounded(self, attention: str, x: ov.Node) -> ov.Node:
+    def _kv_rounded(self, attention: str, name: str, x: ov.Node) -> ov.Node:
         """Round K or V to the 8-bit cache's values: the one scale the GPU engine uses for both."""
         quantizers = {KvFormat.FP8: to_fp8, KvFormat.INT8: to_int8}
         quantize = quantizers.get(self._config.kv_format)
-        return quantize(x, self._store.scalar(f"{attention}.kv_cache_scaling_factor")) if quantize else x
+        if quantize is None:
+            return x
+        return named(quantize(x, self._store.scalar(f"{attention}.kv_cache_scaling_factor")), name)
 
-    def _cached(self, name: str, new: ov.Node, shared: _Inputs) -> ov.Node:
+    def _cached(self, variable_id: str, name: str, new: ov.Node, shared: _Inputs) -> ov.Node:
         """Append to a Variable and return past + new, [B, KV heads, P + T, head size]."""
         kv_heads, size = self._config.num_key_value_heads, self._config.head_size
         info = VariableInfo()
-        info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, kv_heads, -1, size]), ov.Type.f32, name
+        info.data_shape, info.data_type, info.variable_id = (
+            ov.PartialShape([-1, kv_heads, -1, size]),
+            ov.Type.f32,
+            variable_id,
+        )
         variable = Variable(info)
         empty_shape = op.concat([shared.batch, np.array([kv_heads, 0, size], dtype=np.int64)], 0)
-        past = op.read_value(op.broadcast(np.float32(0), empty_shape), variable)
-        joined = op.concat([op.gather(past, shared.beam_idx, np.int64(0)), new], 2)
-        self._sinks.append(op.assign(joined, variable))
+        past = named(op.read_value(op.broadcast(np.float32(0), empty_shape), variable), f"{name}_past")
+        joined = named(op.concat([op.gather(past, shared.beam_idx, np.int64(0)), new], 2), f"{name}_all")
+        self._sinks.append(named(op.assign(joined, variable), f"{name}_kept"))
         self._variables.append(variable)
         return joined
 
@@ -234,14 +255,9 @@ def check_supported(checkpoint: Checkpoint) -> None:
 
 def _input(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
     parameter = op.parameter(ov.PartialShape(shape), element_type)
-    parameter.set_friendly_name(name)  # paged attention finds inputs by friendly name, not by tensor name
+    named(parameter, name)  # paged attention finds inputs by friendly name, not by tensor name
     parameter.get_output_tensor(0).set_names({name})
     return parameter
-
-
-def _named(node: ov.Node, name: str) -> ov.Node:
-    node.set_friendly_name(name)
-    return node
 
 
 def _dims(node: ov.Node, axis: int) -> ov.Node:

@@ -23,6 +23,7 @@ from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.engines.openvino.names import named
 
 Array = np.ndarray[Any, Any]
 
@@ -159,7 +160,9 @@ def _add_branch(node: ov.Node, a: Array, b: Array, where: str) -> None:
     if (b.shape[0], a.shape[1]) != wanted:
         raise UserError(f"{where} is for [{b.shape[0]}, {a.shape[1]}]; the engine's weight is {list(wanted)}.")
     consumers = node.output(0).get_target_inputs()
-    low = op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True)
-    total = op.add(node, op.matmul(low, op.constant(b), transpose_a=False, transpose_b=True))
+    name = node.get_friendly_name()
+    low = named(op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True), f"{name}.lora_A")
+    high = named(op.matmul(low, op.constant(b), transpose_a=False, transpose_b=True), f"{name}.lora_B")
+    total = named(op.add(node, high), f"{name}.lora")
     for consumer in consumers:
         consumer.replace_source_output(total.output(0))

@@ -14,9 +14,9 @@ from pipelines.predict.simulate.loads import Level, make_levels
 from pipelines.predict.simulate.outcome import Outcome, measure
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
 from pipelines.predict.simulator.interface import Engine, Run
-from pipelines.settings.composed import raw_config, remember
+from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
-from pipelines.settings.root import Settings, validate
+from pipelines.settings.root import Settings
 from pipelines.store.run_folder import run_folder
 
 CLASSIC = "workload=classic"
@@ -58,14 +58,9 @@ def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
     In ticks, where no workload is chosen, answers are as short as the classic drawing has them; where no load is said
     either, 100 requests come at once.
     """
-    raw = raw_config(overrides)
-    settings = validate(raw)
+    settings = load(overrides)
     words = [*_beginning(settings, overrides), *overrides]
-    if len(words) > len(overrides):
-        raw = raw_config(words)
-        settings = validate(raw)
-    remember(words, raw)
-    return words, settings
+    return words, load(words) if len(words) > len(overrides) else settings
 
 
 def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:

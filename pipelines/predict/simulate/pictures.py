@@ -13,9 +13,7 @@ from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, p
 from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Box, boxes, with_gaps
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
-
+    from pipelines.document.canvas import Axes, Drawing
     from pipelines.predict.simulator.interface import Run
 
 MAX_SLOTS = 12

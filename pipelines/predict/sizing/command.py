@@ -19,8 +19,8 @@ from pipelines.predict.sizing.autoscale import Policy
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.words import words
-from pipelines.settings.composed import raw_config, remember
-from pipelines.settings.root import Settings, validate
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
 
 SHOWN_CURVES = 6
 """Options that are drawn; the rest is in the table."""
@@ -28,8 +28,7 @@ SHOWN_CURVES = 6
 
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    raw = raw_config(overrides)
-    settings = validate(raw)
+    settings = load(overrides)
     if settings.sizing.measured is not None and settings.sizing.calibration is None:
         return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
@@ -37,7 +36,6 @@ def size(overrides: Sequence[str]) -> int:
     folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
     say("\n".join(words(result)))
     say()
-    remember(overrides, raw)
     for path in write(result, folder):
         say(f"written: {relative_to_cwd(path.absolute())}")
     return 0

@@ -15,8 +15,7 @@ from pipelines.predict.sizing.pareto import front
 from pipelines.predict.sizing.result import Day, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
+    from pipelines.document.canvas import Axes, Drawing
 
 Point = tuple[float, float]
 XOf = Callable[[Seen], float]

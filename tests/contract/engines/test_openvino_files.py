@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits
@@ -42,6 +45,49 @@ def test_every_linear_is_packed_in_the_saved_file(qformat: QFormat, element: str
         if node.get_type_name() == "Constant" and node.get_output_element_type(0).get_type_name() == element
     )
     assert packed == LINEAR_WEIGHTS
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.port import BuildLimits
+limits = BuildLimits(*map(int, sys.argv[3:]))
+OpenVinoEngine().build(Path(sys.argv[1]), limits, Path(sys.argv[2]), SilentProgress())
+"""
+
+
+@pytest.mark.parametrize(("kind", "qformat"), [("gemma", QFormat.INT4_AWQ), ("llama", QFormat.NVFP4)])
+def test_equal_checkpoints_give_equal_bytes(kind: str, qformat: QFormat, workshop: Workshop, tmp_path: Path) -> None:
+    """Whatever was built before in the process: twice here, with others before, and once in a process of its own."""
+    checkpoint = workshop.checkpoint(kind, qformat)
+    first, second, fresh = tmp_path / "first", tmp_path / "second", tmp_path / "fresh"
+    OpenVinoEngine().build(checkpoint, LIMITS, first, SilentProgress())
+    OpenVinoEngine().build(checkpoint, LIMITS, second, SilentProgress())
+    limits = (LIMITS.max_batch_size, LIMITS.max_input_len, LIMITS.max_seq_len, LIMITS.max_num_tokens)
+    subprocess.run([sys.executable, "-c", BUILD, checkpoint, fresh, *map(str, limits)], check=True)
+    files = sorted(file.name for file in first.iterdir())
+    assert files == ["config.json", "openvino_model.bin", "openvino_model.xml"]
+    for name in files:
+        assert (second / name).read_bytes() == (first / name).read_bytes(), name
+        assert (fresh / name).read_bytes() == (first / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "qformat", "kv"),
+    [
+        *(("llama", qformat, KvFormat.AUTO) for qformat in QFormat),
+        ("gemma", QFormat.W4A8_AWQ, KvFormat.AUTO),
+        ("gemma", QFormat.NONE, KvFormat.FP8),
+    ],
+)
+def test_every_node_has_a_name_of_its_own(kind: str, qformat: QFormat, kv: KvFormat, workshop: Workshop) -> None:
+    """None is numbered by OpenVINO ("Multiply_1042"), which counts what the process made before."""
+    model = ov.Core().read_model(workshop.engine(workshop.checkpoint(kind, qformat, kv)) / "openvino_model.xml")
+    names = [node.get_friendly_name() for node in model.get_ops()]
+    assert [name for name in names if re.fullmatch(r"[A-Za-z]\w*_\d+", name)] == []
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("kind", ["gemma", "llama"])

@@ -15,7 +15,8 @@ import jsonschema
 import pytest
 import yaml
 
-from pipelines.cli.commands import COMMANDS, load
+from pipelines.cli.commands import COMMANDS
+from pipelines.settings.compose import load
 from tests.conftest import ROOT
 
 FOLDER = ROOT / ".github" / "workflows"

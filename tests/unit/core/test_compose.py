@@ -4,11 +4,10 @@ import csv
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.specs import MODELS
-from pipelines.settings.compose import CONF, choices, compose_config, groups
+from pipelines.settings.compose import CONF, choices, compose_config, groups, load
 from tests.conftest import REFERENCE
 
 FILES = [(group, name) for group in groups() for name in choices(group)]

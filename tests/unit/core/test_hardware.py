@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.host.machine import GpuFacts
 from pipelines.predict.performance.hardware import describe, resolved, row_of, rows, usable_bytes
+from pipelines.settings.compose import load
 from tests.unit.core.test_machine import H100, MACHINE, with_gpu
 
 MIB = 2**20

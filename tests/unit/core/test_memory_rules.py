@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.formats import QFormat
 from pipelines.plan.memory_checks import check, cpu_predicted, cpu_reached, gpu_predicted, request_tokens
+from pipelines.settings.compose import load
 
 
 def fit(*overrides, formats=(QFormat.NONE, QFormat.INT8_SQ, QFormat.INT4_AWQ)):

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
 from pipelines.run.console import plan_text
 from pipelines.run.session import run_target
+from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE, with_gpu
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.choose import choose
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, _resolve, explain
 from pipelines.run.runner import run
+from pipelines.settings.compose import load
 from pipelines.store.sources import Source
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.deploy.cluster import write_scripts
 from pipelines.deploy.scripts import script_files
 from pipelines.domain.errors import UserError
@@ -18,6 +17,7 @@ from pipelines.host.machine import Machine
 from pipelines.run import console
 from pipelines.serving.command import Ranks, server_command
 from pipelines.settings.cluster import ClusterSettings
+from pipelines.settings.compose import load
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 from tests.support.cluster_targets import CONTAINER, MPI, SLURM, target
 from tests.support.deployments import repository

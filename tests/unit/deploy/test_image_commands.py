@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipelines import __version__
-from pipelines.cli.commands import load
 from pipelines.deploy import containers
 from pipelines.deploy.containers import build_image, checkout, find_tool, open_shell
 from pipelines.deploy.image import Places, Source, build_command, flavour_of, reference, shell_command
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
+from pipelines.settings.compose import load
 from pipelines.settings.image import ImageSettings
 from tests.conftest import ROOT
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.deploy import output
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.manifests import write_manifests
 from pipelines.deploy.output import INDEX, write_folder
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
+from pipelines.settings.compose import load
 from tests.support.deployments import repository
 
 CPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from pipelines.cli.commands import doctor, load
+from pipelines.cli.commands import doctor
 from pipelines.doctor.examine import examine
 from pipelines.doctor.record import Diagnosis, Finding, Verdict
 from pipelines.doctor.text import render
 from pipelines.doctor.verdicts import look
+from pipelines.settings.compose import load
 from tests.unit.core.test_machine import MACHINE, with_gpu
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}

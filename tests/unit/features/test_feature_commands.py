@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import COMMANDS, load
-from pipelines.settings.compose import CONF
+from pipelines.cli.commands import COMMANDS
+from pipelines.settings.compose import CONF, load
 from tests.conftest import ROOT
 
 GROUPS = (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan, make_plan
 from pipelines.plan.user_inputs import look, same_vocabulary
 from pipelines.run.gpu_commands import gpu_commands
+from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
 from pipelines.store.adapters import adapter_source
 from pipelines.store.sources import files_source, model_source

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.run.console import plan_text
+from pipelines.settings.compose import load
 from pipelines.stages.script import Script, build_vision, convert_heads
 from tests.unit.features.test_feature_inputs import plan
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Distribution
 from pipelines.predict.performance.fit import Row
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.performance.modelled import Modelled
+from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
 from scripts.calibrate_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.commands import COMMANDS, load
+from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
@@ -21,6 +21,7 @@ from pipelines.report.collect import collect
 from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
+from pipelines.settings.compose import load
 from pipelines.settings.sizing import CALIBRATIONS
 from pipelines.store.store import Store
 from tests.support.report_store import benchmark, full_store

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.host.machine import gather
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.known_model import known_model
@@ -11,6 +10,7 @@ from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.instance import instance
+from pipelines.settings.compose import load
 
 WORDS = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200")
 

@@ -23,7 +23,7 @@ NO_GPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=F
 
 
 def load(*overrides) -> Settings:
-    from pipelines.cli.commands import load as composed
+    from pipelines.settings.compose import load as composed
 
     return composed(list(overrides))
 
@@ -170,7 +170,7 @@ def test_a_trace_without_lengths_is_refused(tmp_path):
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from pipelines.cli.commands import load
+from pipelines.settings.compose import load
 from pipelines.host.machine import gather
 from pipelines.predict.sizing.ask import ask
 from pipelines.predict.performance.step_cost import costs

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipelines.cli.commands import load
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.predict.sizing.demand import stated_demand
+from pipelines.settings.compose import load
 
 
 def sizing(*overrides):

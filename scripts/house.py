@@ -1,0 +1,132 @@
+"""Measure the structure of a checkout: packages, import depth, circles, imports against the floors, files per recipe.
+
+    python -m scripts.house                  # this checkout
+    python -m scripts.house --tree FOLDER    # another one, an older commit for example
+
+Counts come from the code's own imports, those inside functions included. A room is a module at the root of `pipelines`,
+one of its packages, `eval` or `triton_repo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("pipelines", "eval", "triton_repo")
+RECIPE = re.compile(r"^## To add (?P<what>.+)$")
+STEP = re.compile(r"^\d+\. .*`[\w./]+`")
+
+
+def room_of(module: str) -> str:
+    """The room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.paired."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
+
+
+def room_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
+    """The rooms that each room imports."""
+    arrows: dict[str, set[str]] = {room_of(module): set() for module in graph.modules if module != "pipelines"}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            ends = room_of(module), room_of(imported)
+            if ends[0] != ends[1] and "pipelines" not in ends:
+                arrows[ends[0]].add(ends[1])
+    return arrows
+
+
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Sets of nodes that reach one another, each with two or more."""
+
+    @cache
+    def reached(start: str) -> frozenset[str]:
+        seen, todo = set(), [start]
+        while todo:
+            fresh = set(arrows.get(todo.pop(), ())) - seen
+            seen |= fresh
+            todo += fresh
+        return frozenset(seen)
+
+    found = {frozenset(n for n in reached(node) if node in reached(n)) for node in arrows if node in reached(node)}
+    return sorted((set(circle) for circle in found if len(circle) > 1), key=sorted)
+
+
+def depth(arrows: Mapping[str, set[str]]) -> int:
+    """Floors that the rooms stand on: a room is above all that it imports; rooms of a circle count as one."""
+    together = {room: frozenset(circle) for circle in circles(arrows) for room in circle}
+
+    @cache
+    def floor(block: frozenset[str]) -> int:
+        below = {together.get(b, frozenset({b})) for room in block for b in arrows[room]} - {block}
+        return 1 + max(map(floor, below), default=0)
+
+    return max(floor(together.get(room, frozenset({room}))) for room in arrows)
+
+
+def floors(pyproject: Path) -> dict[str, int]:
+    """Floor of each room as the layers contract has it, the lowest first; empty where there is no such contract."""
+    contracts = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next((each["layers"] for each in contracts if each["type"] == "layers"), [])
+    return {room.strip(): number for number, layer in enumerate(reversed(layers), 1) for room in layer.split("|")}
+
+
+def recipe_files(page: Path) -> dict[str, int]:
+    """Files that each recipe of docs/develop.md lists."""
+    counts: dict[str, int] = {}
+    what = ""
+    for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else ():
+        if match := RECIPE.match(line):
+            what = match["what"]
+            counts[what] = 0
+        elif line.startswith("## "):
+            what = ""
+        elif what and STEP.match(line):
+            counts[what] += 1
+    return counts
+
+
+def measure(tree: Path) -> list[tuple[str, str]]:
+    """What is measured, and the figure."""
+    sys.path.insert(0, str(tree))
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    arrows = room_arrows(graph)
+    at_root = [path for path in (tree / "pipelines").glob("*.py") if path.stem not in ("__init__", "__main__")]
+    packages = [path for path in (tree / "pipelines").iterdir() if (path / "__init__.py").is_file()]
+    modules = {name: set(graph.find_modules_directly_imported_by(name)) for name in graph.modules}
+    breakers = {(room_of(a), room_of(b)) for a, b in graph.nominate_cycle_breakers("pipelines")}
+    tied = set().union(*circles(arrows))
+    level = floors(tree / "pyproject.toml")
+    up = [(a, b) for a, targets in arrows.items() for b in targets if level and level.get(a, 0) <= level.get(b, 0)]
+    rows = [
+        ("modules at the root of pipelines/, beside __init__ and __main__", str(len(at_root))),
+        ("packages in pipelines/", str(len(packages))),
+        ("rooms", str(len(arrows))),
+        ("rooms that are part of a circle of rooms", str(len(tied))),
+        ("floors (import depth; rooms of one circle count as one)", str(depth(arrows))),
+        ("imports between rooms", str(sum(map(len, arrows.values())))),
+        ("imports against the floors", str(len(up)) if level else "no floors are stated"),
+        ("import circles between modules", str(len(circles(modules)))),
+        ("imports between rooms to remove for no circle of rooms", str(len(breakers))),
+    ]
+    files = recipe_files(tree / "docs" / "develop.md")
+    return rows + [(f"files to add {what}", str(count)) for what, count in files.items()]
+
+
+def main() -> None:
+    """Print the table, as Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout of the project")
+    rows = measure(parser.parse_args().tree.resolve())
+    print("| | |\n|---|---:|")  # noqa: T201
+    print("\n".join(f"| {what} | {figure} |" for what, figure in rows))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

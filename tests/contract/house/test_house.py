@@ -1,0 +1,49 @@
+"""The layout that import contracts cannot see: where files stand, and code that runs inside tritonserver."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+
+from tests.conftest import ROOT
+
+PIPELINES = ROOT / "pipelines"
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+LAYERS = next(each["layers"] for each in CONTRACTS if each["type"] == "layers")
+DATA = {"bundled"}
+"""Folders of pipelines/ without code."""
+
+
+def test_the_root_of_pipelines_has_packages_only():
+    assert {path.name for path in PIPELINES.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_every_package_stands_on_a_floor():
+    """So that no new package escapes the contract."""
+    named = {room.strip() for layer in LAYERS for room in layer.split("|")}
+    folders = {path.parent.name for path in PIPELINES.glob("*/*.py")} - DATA
+    assert {f"pipelines.{name}" for name in (*folders, "__main__")} | {"eval", "triton_repo"} == named
+
+
+def test_folders_of_data_have_no_code():
+    assert not [path for name in DATA for path in (PIPELINES / name).rglob("*.py")]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "triton_repo/models").rglob("*.py")), ids=lambda file: file.parent.name)
+def test_code_inside_tritonserver_imports_from_floors_below_the_repository(file):
+    """These files are copied into repositories and are no package, so the contracts do not see them."""
+    below = [i for i, layer in enumerate(LAYERS) if "triton_repo" in layer][0]
+    allowed = {room.strip() for layer in LAYERS[below + 1 :] for room in layer.split("|")}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipelines."):
+            assert ".".join(str(node.module).split(".")[:2]) in allowed, node.module
+
+
+def test_files_that_recipes_name_exist():
+    """docs/develop.md: a path in backticks that has no placeholder in capitals."""
+    text = (ROOT / "docs/develop.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:pipelines|conf|eval|triton_repo|scripts|tests|docs)/[\w./-]+)`", text)
+    assert not [path for path in paths if not re.search(r"[A-Z]{2,}|NAME", path) and not (ROOT / path).exists()]
