@@ -21,7 +21,7 @@ from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
 from pipelines.plan.user_inputs import Found
-from pipelines.rules.record import Deployment, EngineName, Finding, Rule, Severity
+from pipelines.rules.record import BrokenRule, DeploymentFacts, EngineName, Rule, Severity
 from pipelines.rules.table import RULES, check
 from pipelines.settings.compose import CONF, compose_config, to_raw
 from pipelines.settings.paths import PROJECT_ROOT
@@ -127,7 +127,7 @@ class Composer:
         last = [dict(feature.values) for feature in features if feature.files]
         return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
 
-    def deployment(self, features: Sequence[Feature]) -> Deployment:
+    def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
         """The same in the rulebook's words."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
@@ -168,16 +168,19 @@ def _formats() -> Iterator[str]:
     yield "## Formats and GPUs"
     yield "Compute capability of the GPU; the engine is built with TensorRT-LLM 1.2."
     rows = [
-        [f"`quant={q}`", *(_cell(check(Deployment(qformat=q, sm=sm))) for sm in GENERATIONS.values())] for q in QFormat
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, sm=sm))) for sm in GENERATIONS.values())]
+        for q in QFormat
     ]
     rows += [
-        [f"`kv_cache={k}`", *(_cell(check(Deployment(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
+        [f"`kv_cache={k}`", *(_cell(check(DeploymentFacts(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
         for k in KvFormat
     ]
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
     shapes = [_shape(architecture) for architecture in ARCHITECTURES]
-    rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
+    rows = [
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
+    ]
     yield _table(["", *ARCHITECTURES], rows)
 
 
@@ -208,7 +211,7 @@ def _together() -> Iterator[str]:
         yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
 
 
-def _new(found: Mapping[tuple[int, int], list[Finding]], row: int, column: int) -> str:
+def _new(found: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
     """What is said of two features and of neither alone; "–" where both answer one question."""
     if column > row:
         return ""
@@ -229,7 +232,7 @@ def _same_question(one: Feature, other: Feature) -> bool:
     return bool(keys[0] & keys[1])
 
 
-def _cell(findings: Iterable[Finding]) -> str:
+def _cell(findings: Iterable[BrokenRule]) -> str:
     """`no 3, 7`, `warn 5` or `yes`."""
     for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
         names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)

@@ -21,7 +21,7 @@ Kind = Literal["cpu", "gpu", "multinode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RepositoryFacts:
     """One model repository as its own files describe it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Served:
         return self.world_size // self.num_nodes if self.gpu else 0
 
 
-def read_served(path: Path) -> Served:
+def read_served(path: Path) -> RepositoryFacts:
     """Look at a repository.
 
     Raises:
@@ -84,7 +84,7 @@ def read_served(path: Path) -> Served:
         )
     engine = path / "tensorrt_llm" / "1"
     gpu = flavour == "tensorrt_llm"
-    return Served(
+    return RepositoryFacts(
         folder=path.resolve().name,
         label=described["label"],
         variant=described["variant"],

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.deploy.deployment import Deployment, deployment
-from pipelines.deploy.facts import Served, read_served
+from pipelines.deploy.deployment import ClusterDeployment, deployment
+from pipelines.deploy.facts import RepositoryFacts, read_served
 from pipelines.deploy.kustomize import files
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.storage import claim_name
@@ -63,7 +63,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-def _faults(settings: Settings, served: Served) -> list[Fault]:
+def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
     """What works on one machine but not in a pod."""
     serving, faults = settings.serving, []
     if serving.chat_template is not None:
@@ -94,7 +94,7 @@ def _faults(settings: Settings, served: Served) -> list[Fault]:
     return faults
 
 
-def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
+def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     """What was decided, and the commands that follow."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
@@ -117,7 +117,7 @@ def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
 
 
-def _secrets(deployed: Deployment) -> dict[str, str]:
+def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
     """Secrets that must exist, and what is in them."""
     settings = deployed.settings
     found = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-from pipelines.doctor.record import Verdict
+from pipelines.doctor.record import CombinationVerdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -20,7 +20,7 @@ from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 
 
-def look(settings: Settings, machine: Machine) -> list[Verdict]:
+def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all of them with the rest of the configuration as it is."""
     engines = [name for name in get_args(EngineSettings.model_fields["name"].annotation) if name != "auto"]
     models = [(model, _shape(model)) for model in _models()]
@@ -40,22 +40,22 @@ def _judge(
     model: ModelSettings,
     shape: ModelShape | None,
     quant: QuantSettings,
-) -> Verdict:
+) -> CombinationVerdict:
     asked = settings.model_copy(
         update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine})}
     )
     name = quant.qformat.value
     if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
-        return Verdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
+        return CombinationVerdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
         faults = checks.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:
-        return Verdict(engine, model.name, name, works=True)
+        return CombinationVerdict(engine, model.name, name, works=True)
     first = faults[0]
     todo = f"{first.allowed} {first.todo}".strip()
-    return Verdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
+    return CombinationVerdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
 
 
 def _missing(engine: str, machine: Machine, ranks: int) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.rules.record import LLM_API, Cases, Deployment, Rule, listed, shape, sm
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, listed, shape, sm
 from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
 
@@ -37,7 +37,7 @@ def _works() -> Cases:
     return ({"works": listed(FORMATS)},)
 
 
-def _options(d: Deployment) -> Cases:
+def _options(d: DeploymentFacts) -> Cases:
     """Options of trtllm-build that were set by hand."""
     spared = {*READ, *HOW_BUILT}
     spared |= {*SPECULATION} if d.speculation != "none" else set()

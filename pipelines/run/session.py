@@ -14,7 +14,7 @@ from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
 
-def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
     """Run a plan inside a run folder of its own and print the result.
 
     Returns:
