@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import (
+    FLOAT_WEIGHTS,
+    FORMATS,
+    FP8_WEIGHTS,
+    INT4_AS_FP8_WEIGHTS,
+    INT4_WEIGHTS,
+    INT8_WEIGHTS,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,37 +95,26 @@ def dequantize(checkpoint: Checkpoint, module: str) -> Array:
     """
     import numpy as np
 
-    weight = checkpoint.tensor(f"{module}.weight")
-    qformat = checkpoint.config.qformat
-    if qformat is QFormat.NONE or checkpoint.config.quantization.excludes(module):
+    weight, kind = checkpoint.tensor(f"{module}.weight"), FORMATS[checkpoint.config.qformat].weights
+    if kind is FLOAT_WEIGHTS or checkpoint.config.quantization.excludes(module):
         return weight.astype(np.float32)
-    bits = {QFormat.INT8_WO: 8, QFormat.INT4_WO: 4}.get(qformat)
-    if bits:
-        codes, scale = quantize_weight_only(weight, bits)
+    if kind.at_build:
+        codes, scale = quantize_weight_only(weight, kind.bits)
         return codes.astype(np.float32) * scale.astype(np.float32)[:, None]
     check_weight_dtype(checkpoint, module)
     scale = checkpoint.tensor(f"{module}.weights_scaling_factor")
-    if qformat is QFormat.FP8:
+    if kind is FP8_WEIGHTS:
         return weight.astype(np.float32) * scale.astype(np.float32)
-    if qformat is QFormat.INT8_SQ:
+    if kind is INT8_WEIGHTS:
         return weight.astype(np.float32) * scale.astype(np.float32)[:, None]
-    if qformat is QFormat.INT4_AWQ:
+    if kind is INT4_WEIGHTS:
         return scale_groups(unpack_int4(weight), scale)
     second = checkpoint.tensor(f"{module}.weights_scaling_factor_2").astype(np.float32)
-    if qformat is QFormat.W4A8_AWQ:
+    if kind is INT4_AS_FP8_WEIGHTS:
         # the kernel widens INT4 to FP8 with scale / scale_2 and multiplies scale_2 after the product
         widened = scale_groups(unpack_int4(weight), scale / second)
         return widened.astype(numpy_dtype("F8_E4M3")).astype(np.float32) * second
     return scale_groups(unpack_e2m1(weight), scale.astype(np.float32) * second)
-
-
-_STORED = {
-    QFormat.FP8: "F8_E4M3",
-    QFormat.INT8_SQ: "I8",
-    QFormat.INT4_AWQ: "I8",
-    QFormat.W4A8_AWQ: "I8",
-    QFormat.NVFP4: "U8",
-}
 
 
 def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
@@ -128,7 +124,7 @@ def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
         UserError: naming the tensor, the dtype found and the one expected.
     """
     name = f"{module}.weight"
-    found, expected = checkpoint.spec(name).dtype, _STORED[checkpoint.config.qformat]
+    found, expected = checkpoint.spec(name).dtype, FORMATS[checkpoint.config.qformat].weights.stored
     if found != expected:
         raise UserError(
             f"{checkpoint.folder}: '{name}' is {found},"

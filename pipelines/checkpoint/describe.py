@@ -63,7 +63,7 @@ def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
         "quant_algo": config.quantization.quant_algo,
         "kv_cache": str(config.kv_format),
         "dtype": config.dtype,
-        "group_size": config.quantization.group_size if FORMATS[config.qformat].grouped else None,
+        "group_size": config.quantization.group_size if FORMATS[config.qformat].weights.group else None,
         "num_hidden_layers": config.num_hidden_layers,
         "tp_size": config.tp_size,
         "pp_size": config.pp_size,

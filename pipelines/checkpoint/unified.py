@@ -16,7 +16,16 @@ from typing import Any
 from pipelines.checkpoint.tensors import TensorFile, TensorInfo
 from pipelines.checkpoint.verify import Expected, Tensors, value_faults
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.formats import (
+    BY_QUANT_ALGO,
+    FLOAT_WEIGHTS,
+    FORMATS,
+    FP4_WEIGHTS,
+    FP8_WEIGHTS,
+    INT4_AS_FP8_WEIGHTS,
+    INT4_WEIGHTS,
+    WeightKind,
+)
 from pipelines.domain.model_shape import ModelShape
 
 QUANT_CONFIG = "hf_quant_config.json"
@@ -35,32 +44,33 @@ def _float(out: int, width: int, _group: int, dtype: str) -> Tensors:
 
 
 def _fp8(out: int, width: int, _group: int, _dtype: str) -> Tensors:
-    return {"weight": Expected("F8_E4M3", (out, width)), "weight_scale": _ONE, "input_scale": _ONE}
+    return {"weight": Expected("F8_E4M3", (out, width)), "weight_scale": _ONE}
 
 
-def _int4_awq(out: int, width: int, group: int, _dtype: str) -> Tensors:
+def _int4(out: int, width: int, group: int, _dtype: str) -> Tensors:
     # two neighbouring output channels share a byte
     return {"weight": Expected("U8", (out // 2, width)), "weight_scale": Expected("F32", (out, width // group))}
 
 
-def _w4a8_awq(out: int, width: int, group: int, dtype: str) -> Tensors:
-    return _int4_awq(out, width, group, dtype) | {"weight_scale_2": _ONE, "input_scale": _ONE}
+def _int4_as_fp8(out: int, width: int, group: int, dtype: str) -> Tensors:
+    return _int4(out, width, group, dtype) | {"weight_scale_2": _ONE}
 
 
-def _nvfp4(out: int, width: int, group: int, _dtype: str) -> Tensors:
+def _fp4(out: int, width: int, group: int, _dtype: str) -> Tensors:
     # two neighbouring inputs share a byte
     weight, scale = Expected("U8", (out, width // 2)), Expected("F8_E4M3", (out, width // group))
-    return {"weight": weight, "weight_scale": scale, "weight_scale_2": _ONE, "input_scale": _ONE}
+    return {"weight": weight, "weight_scale": scale, "weight_scale_2": _ONE}
 
 
-LINEAR_RULES: dict[str | None, _LinearRule] = {
-    None: _float,
-    "FP8": _fp8,
-    "W4A16_AWQ": _int4_awq,
-    "W4A8_AWQ": _w4a8_awq,
-    "NVFP4": _nvfp4,
+_WEIGHTS: dict[WeightKind, _LinearRule] = {
+    FLOAT_WEIGHTS: _float,
+    FP8_WEIGHTS: _fp8,
+    INT4_WEIGHTS: _int4,
+    INT4_AS_FP8_WEIGHTS: _int4_as_fp8,
+    FP4_WEIGHTS: _fp4,
 }
-"""quant_algo -> the tensors of one linear; the algorithms that the PyTorch backend takes of ModelOpt."""
+ALGORITHMS = tuple(form.quant_algo for form in FORMATS.values() if form.llm_api)
+"""`quant_algo` of the formats that the PyTorch backend takes of ModelOpt."""
 
 
 def verify_unified(folder: Path) -> list[Fault]:
@@ -71,8 +81,8 @@ def verify_unified(folder: Path) -> list[Fault]:
     except UserError as error:
         return list(error.faults)
     algo = block.get("quant_algo")
-    if algo not in LINEAR_RULES:
-        known = ", ".join(str(name) for name in LINEAR_RULES)
+    if algo not in ALGORITHMS:
+        known = ", ".join(str(name) for name in ALGORITHMS)
         return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend takes {known}.")]
     found = {name: info for file in files for name, info in file.header.items()}
     faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(found)), found)
@@ -172,7 +182,10 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
 
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:
-    tensors = LINEAR_RULES[block.get("quant_algo")](out, width, int(block.get("group_size", 128)), dtype)
+    form = FORMATS[BY_QUANT_ALGO[block.get("quant_algo")]]
+    tensors = _WEIGHTS[form.weights](out, width, int(block.get("group_size", 128)), dtype)
+    if form.activation != "16bit":
+        tensors["input_scale"] = _ONE
     if block.get("pre_quant_scale"):
         tensors[_PRE_QUANT] = Expected(dtype, (width,))
     return tensors

@@ -15,6 +15,21 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.formats import (
+    BY_QUANT_ALGO,
+    FLOAT_WEIGHTS,
+    FORMATS,
+    FP4_WEIGHTS,
+    FP8_WEIGHTS,
+    INT4_AS_FP8_WEIGHTS,
+    INT4_AT_BUILD,
+    INT4_WEIGHTS,
+    INT8_AT_BUILD,
+    INT8_WEIGHTS,
+    Activation,
+    FormatSpec,
+    WeightKind,
+)
 from pipelines.domain.model_shape import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -50,7 +65,7 @@ class _Linear:
 
 
 _LinearRule = Callable[[_Linear], Tensors]
-_ONE = Expected("F32", (1,))
+_ONE, _SCALAR = Expected("F32", (1,)), Expected("F32", ())
 
 
 def _float(of: _Linear) -> Tensors:
@@ -58,56 +73,61 @@ def _float(of: _Linear) -> Tensors:
 
 
 def _fp8(of: _Linear) -> Tensors:
-    weight = Expected("F8_E4M3", (of.out, of.width))
-    return {"weight": weight, "activation_scaling_factor": _ONE, "weights_scaling_factor": _ONE}
+    return {"weight": Expected("F8_E4M3", (of.out, of.width)), "weights_scaling_factor": _ONE}
 
 
 def _fp8_rowwise(of: _Linear) -> Tensors:
     return {"weight": Expected("F8_E4M3", (of.out, of.width)), "per_channel_scale": Expected("F32", (of.out,))}
 
 
-def _int8_sq(of: _Linear) -> Tensors:
-    return {
-        "weight": Expected("I8", (of.out, of.width)),
-        "prequant_scaling_factor": Expected(of.dtype, (of.width,)),
-        "weights_scaling_factor": Expected("F32", (of.out,)),
-        "activation_scaling_factor": _ONE,
-    }
+def _int8(of: _Linear) -> Tensors:
+    return {"weight": Expected("I8", (of.out, of.width)), "weights_scaling_factor": Expected("F32", (of.out,))}
 
 
-def _int4_awq(of: _Linear) -> Tensors:
+def _int4(of: _Linear) -> Tensors:
     # two neighbouring output channels share a byte
-    return {
-        "weight": Expected("I8", (of.out // 2, of.width)),
-        "weights_scaling_factor": Expected("F32", (of.out, of.width // of.group)),
-        "prequant_scaling_factor": Expected(of.dtype, (of.width,)),
-    }
+    scales = Expected("F32", (of.out, of.width // of.group))
+    return {"weight": Expected("I8", (of.out // 2, of.width)), "weights_scaling_factor": scales}
 
 
-def _w4a8_awq(of: _Linear) -> Tensors:
-    return _int4_awq(of) | {"activation_scaling_factor": _ONE, "weights_scaling_factor_2": _ONE}
-
-
-def _nvfp4(of: _Linear) -> Tensors:
+def _fp4(of: _Linear) -> Tensors:
     # two neighbouring inputs share a byte
-    return {
-        "weight": Expected("U8", (of.out, of.width // 2)),
-        "weights_scaling_factor": Expected("F8_E4M3", (of.out, of.width // of.group)),
-        "weights_scaling_factor_2": Expected("F32", ()),
-        "activation_scaling_factor": Expected("F32", ()),
-    }
+    scales = Expected("F8_E4M3", (of.out, of.width // of.group))
+    weight = Expected("U8", (of.out, of.width // 2))
+    return {"weight": weight, "weights_scaling_factor": scales, "weights_scaling_factor_2": _SCALAR}
+
+
+_WEIGHTS: dict[WeightKind, _LinearRule] = {
+    FLOAT_WEIGHTS: _float,
+    INT8_AT_BUILD: _float,
+    INT4_AT_BUILD: _float,
+    FP8_WEIGHTS: _fp8,
+    INT8_WEIGHTS: _int8,
+    INT4_WEIGHTS: _int4,
+    INT4_AS_FP8_WEIGHTS: lambda of: _int4(of) | {"weights_scaling_factor_2": _ONE},
+    FP4_WEIGHTS: _fp4,
+}
+_ACTIVATIONS: dict[Activation, Tensors] = {
+    "16bit": {},
+    "fp8": {"activation_scaling_factor": _ONE},
+    "int8": {"activation_scaling_factor": _ONE},
+    "fp4": {"activation_scaling_factor": _SCALAR},
+}
+
+
+def _rule(form: FormatSpec) -> _LinearRule:
+    """The tensors of one linear in this format."""
+
+    def tensors(of: _Linear) -> Tensors:
+        found = _WEIGHTS[form.weights](of) | _ACTIVATIONS[form.activation]
+        return found | ({"prequant_scaling_factor": Expected(of.dtype, (of.width,))} if form.tuning else {})
+
+    return tensors
 
 
 LINEAR_RULES: dict[str | None, _LinearRule] = {
-    None: _float,
-    "W8A16": _float,  # quantized by the engine build
-    "W4A16": _float,
-    "FP8": _fp8,
-    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,
-    "W8A8_SQ_PER_CHANNEL": _int8_sq,
-    "W4A16_AWQ": _int4_awq,
-    "W4A8_AWQ": _w4a8_awq,
-    "NVFP4": _nvfp4,
+    **{form.quant_algo: _rule(form) for form in FORMATS.values()},
+    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,  # TensorRT-LLM's own script writes it; no format here makes it
 }
 """quant_algo -> the tensors of one linear."""
 
@@ -151,14 +171,18 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
         yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
     if config.intermediate_size % config.tp_size:
         yield Fault(f"tp_size={config.tp_size} does not divide intermediate_size={config.intermediate_size}.")
-    if block.quant_algo in ("W4A16_AWQ", "W4A8_AWQ") and (block.has_zero_point or not block.pre_quant_scale):
+    form = FORMATS[BY_QUANT_ALGO[block.quant_algo]] if block.quant_algo in BY_QUANT_ALGO else None
+    if form is None:
+        return
+    if form.tuning == "awq" and (block.has_zero_point or not block.pre_quant_scale):
         yield Fault(
             f"quantization of {block.quant_algo} has has_zero_point={block.has_zero_point},"
             f" pre_quant_scale={block.pre_quant_scale}.",
             "AWQ has no zero points and does have pre-quantization scales.",
         )
-    if block.quant_algo == "NVFP4" and block.group_size != 16:
-        yield Fault(f"quantization of NVFP4 has group_size={block.group_size}.", "It is always 16.")
+    group = form.weights.group_size(block.group_size)
+    if group not in (0, block.group_size):
+        yield Fault(f"quantization of {block.quant_algo} has group_size={block.group_size}.", f"It is always {group}.")
 
 
 def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:

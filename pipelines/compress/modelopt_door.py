@@ -20,7 +20,7 @@ from modelopt.torch.export import (
 
 from pipelines.compress.recipes import Config
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, QFormat
 
 VERSION: str = modelopt.__version__
 
@@ -34,12 +34,13 @@ def check_format(qformat: QFormat, device: str) -> None:
     """Refuse what this ModelOpt cannot do on this device, before anything is calibrated.
 
     Raises:
-        UserError: NVFP4 without a CUDA device and with a ModelOpt that has no CPU path for it (0.37).
+        UserError: there is no CUDA device, and this ModelOpt has no CPU path for the format (NVFP4 in 0.37).
     """
-    if qformat is QFormat.NVFP4 and device == "cpu" and _version_tuple() < (0, 47):
+    oldest = FORMATS[qformat].modelopt_on_cpu
+    if device == "cpu" and _version_tuple() < oldest:
         raise UserError(
-            f"quant=nvfp4 with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
-            allowed="On a CPU, nvfp4 works from nvidia-modelopt 0.47.0 on.",
+            f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
+            allowed=f"On a CPU, {qformat} works from nvidia-modelopt {oldest[0]}.{oldest[1]}.0 on.",
             todo="Install a newer nvidia-modelopt, or choose another qformat (fp8, int4_awq, ...).",
         )
 

@@ -86,7 +86,7 @@ def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
 def _quantization(exported: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Return the block with known keys only; TensorRT-LLM's dataclass refuses any other."""
     block = {key: value for key, value in exported.items() if key in _KNOWN_QUANTIZATION_KEYS}
-    if FORMATS[spec.qformat].at_build:
+    if FORMATS[spec.qformat].weights.at_build:
         block["quant_algo"] = FORMATS[spec.qformat].quant_algo
     if spec.kv_cache is KvFormat.AUTO:
         block["kv_cache_quant_algo"] = None

@@ -14,19 +14,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.compress.specs import AWQ_FORMATS, QuantSpec
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.compress.specs import QuantSpec
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 
 Config = dict[str, Any]
 
-PRESETS: dict[QFormat, str] = {
-    QFormat.FP8: "FP8_DEFAULT_CFG",
-    QFormat.INT8_SQ: "INT8_SMOOTHQUANT_CFG",
-    QFormat.INT4_AWQ: "INT4_AWQ_CFG",
-    QFormat.W4A8_AWQ: "W4A8_AWQ_BETA_CFG",
-    QFormat.NVFP4: "NVFP4_DEFAULT_CFG",
-}
-"""Our format -> attribute of `modelopt.torch.quantization`; formats that are not here are exported as floats."""
+_ANY_PRESET = "FP8_DEFAULT_CFG"
+"""Only the style of its configuration matters."""
 
 # Exports read the KV scales from the bmm quantizers. The older "*output_quantizer" patterns calibrate
 # something else, and the checkpoint then has no KV format at all, without a word.
@@ -47,13 +41,14 @@ def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config
     Args:
         spec: what the user wants.
         family: "gemma" or "llama"; Gemma has exceptions of its own.
-        preset: gives ModelOpt's configuration of a name from `PRESETS`.
+        preset: gives ModelOpt's configuration of a name from `pipelines.domain.formats.FORMATS`.
     """
-    if spec.qformat not in PRESETS and spec.kv_cache is KvFormat.AUTO:
+    form = FORMATS[spec.qformat]
+    if form.preset is None and spec.kv_cache is KvFormat.AUTO:
         return None
-    config = copy.deepcopy(preset(PRESETS[spec.qformat])) if spec.qformat in PRESETS else _all_off(preset)
-    if spec.qformat in AWQ_FORMATS:
-        _set_group_size(config, spec.group_size)
+    config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
+    if group := form.weights.group_size(spec.group_size):
+        _set_group_size(config, group)
     if spec.quantize_lm_head:
         _set(config, "*lm_head*weight_quantizer", _FP8_TENSOR)
         _set(config, "*lm_head*input_quantizer", _FP8_TENSOR)
@@ -65,7 +60,7 @@ def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config
 
 def _all_off(preset: Callable[[str], Config]) -> Config:
     """Start from a preset with weights and inputs switched off, for a quantized KV cache alone."""
-    config = copy.deepcopy(preset(PRESETS[QFormat.FP8]))
+    config = copy.deepcopy(preset(_ANY_PRESET))
     if isinstance(config["quant_cfg"], dict):
         config["quant_cfg"] = {"default": {"enable": False}}
     else:
@@ -97,10 +92,11 @@ def _set_group_size(config: Config, group_size: int) -> None:
 def _algorithm(spec: QuantSpec, family: str, default: Any) -> Any:
     """Return ModelOpt's calibration algorithm, with the parameters given or those Gemma needs."""
     gemma = family.startswith("gemma")
-    if spec.qformat is QFormat.INT8_SQ:
+    tuning = FORMATS[spec.qformat].tuning
+    if tuning == "smoothquant":
         alpha = spec.smoothquant_alpha if spec.smoothquant_alpha is not None else (0.5 if gemma else None)
         return default if alpha is None else {"method": "smoothquant", "alpha": alpha}
-    if spec.qformat in AWQ_FORMATS:
+    if tuning == "awq":
         step = spec.awq_alpha_step
         if step is None and gemma and spec.qformat is QFormat.W4A8_AWQ:
             step = 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 
 Dtype = Literal["auto", "bfloat16", "float16"]
 """Element type of everything that is not quantized; `auto` is the model's own 16-bit type."""
@@ -16,11 +16,8 @@ Layout = Literal["tensorrt_llm", "hugging_face"]
 
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
-AWQ_FORMATS = frozenset({QFormat.INT4_AWQ, QFormat.W4A8_AWQ})
 AWQ_CALIB_CAP = 32
 """AWQ searches a scale per channel and gains nothing from more; TensorRT-LLM's quantize.py caps it too."""
-
-NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class QuantSpec:
     Attributes:
         qformat: format of the linears of every layer.
         kv_cache: element type of the KV cache.
-        group_size: input channels per scale, for the AWQ formats (NVFP4 always has 16).
+        group_size: input channels per scale, where the format leaves the choice (NVFP4 always has 16).
         smoothquant_alpha: share of the outliers moved from activations to weights, 0..1, for int8_sq;
             None is ModelOpt's 1.0, and 0.5 for Gemma as in TensorRT-LLM's quantize.py.
         awq_alpha_step: step of AWQ's search over 0..1; None is ModelOpt's 0.1, and 1.0 for Gemma with
@@ -54,24 +51,17 @@ class QuantSpec:
         if faults := _quant_faults(self):
             raise UserError.of(faults)
 
-    @property
-    def scale_group(self) -> int | None:
-        """Input channels that share a weight scale in this format; None where there are no groups."""
-        if self.qformat is QFormat.NVFP4:
-            return NVFP4_GROUP
-        return self.group_size if self.qformat in AWQ_FORMATS else None
-
 
 def _quant_faults(spec: QuantSpec) -> list[Fault]:
     faults = []
-    alpha, step = spec.smoothquant_alpha, spec.awq_alpha_step
+    alpha, step, tuning = spec.smoothquant_alpha, spec.awq_alpha_step, FORMATS[spec.qformat].tuning
     if spec.group_size < 1:
         faults.append(Fault(f"group_size={spec.group_size} is not a group.", "Usual: 128, or 64."))
-    if alpha is not None and spec.qformat is not QFormat.INT8_SQ:
+    if alpha is not None and tuning != "smoothquant":
         faults.append(Fault(f"smoothquant_alpha={alpha} has no meaning for {spec.qformat}.", todo="Leave it out."))
     elif alpha is not None and not 0 <= alpha <= 1:
         faults.append(Fault(f"smoothquant_alpha={alpha} is out of range.", "Allowed: 0 to 1."))
-    if step is not None and spec.qformat not in AWQ_FORMATS:
+    if step is not None and tuning != "awq":
         faults.append(Fault(f"awq_alpha_step={step} has no meaning for {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
@@ -114,7 +104,7 @@ class CalibrationSpec:
 
     def sequences_for(self, qformat: QFormat) -> int:
         """Return how many texts this format is calibrated with."""
-        return min(self.size, AWQ_CALIB_CAP) if qformat in AWQ_FORMATS else self.size
+        return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,11 @@ from itertools import groupby
 from string import ascii_lowercase
 
 from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
+from pipelines.domain.formats import FORMATS
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
-SHORT = {
-    "none": ("16", "bit"),
-    "fp8": ("fp8", ""),
-    "int8_sq": ("int8", "sq"),
-    "int4_awq": ("int4", "awq"),
-    "w4a8_awq": ("w4a8", "awq"),
-    "nvfp4": ("nv", "fp4"),
-    "int8_wo": ("int8", "wo"),
-    "int4_wo": ("int4", "wo"),
-}
-"""Heads of the table's columns, in two lines."""
+HEADINGS = {qformat.value: spec.heading for qformat, spec in FORMATS.items()}
 WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
 """Words of a reason, a size with its unit being one, and what stands between them."""
 
@@ -61,7 +52,7 @@ def _verdicts(verdicts: list[CombinationVerdict], width: int) -> list[str]:
     quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
     column = max(len(verdict.model) for verdict in verdicts)
     lines = [
-        f"  {'':<{column}} " + " ".join(f"{SHORT.get(quant, (quant, ''))[line]:>4}" for quant in quants).rstrip()
+        f"  {'':<{column}} " + " ".join(f"{HEADINGS.get(quant, (quant, ''))[line]:>4}" for quant in quants).rstrip()
         for line in (0, 1)
     ]
     for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):

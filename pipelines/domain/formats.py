@@ -1,12 +1,19 @@
-"""Quantization formats: ONE table says what each is called, holds and needs.
+"""Quantization formats: one row says everything that is known of a format, and all other code reads the row.
 
-Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, support matrix; ModelOpt 0.37/0.47 exports.
+A format combines a kind of weights with a kind of activations. Code that must be code (how a tensor is packed, read
+back and multiplied) is chosen by these kinds, so a format made of kinds that exist needs no code of its own.
+
+Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_modelopt.py`, support matrix; ModelOpt
+0.37/0.47 exports. What the CPU engine costs is measured: docs/decisions/0015-knowing-the-machine.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+from pipelines.domain.units import MIB
 
 
 class QFormat(StrEnum):
@@ -30,50 +37,267 @@ class KvFormat(StrEnum):
     INT8 = "int8"
 
 
+Activation = Literal["16bit", "fp8", "int8", "fp4"]
+"""What the matrix product is fed; "fp4" has a scale for each 16 neighbours, the others one per tensor."""
+
+Tuning = Literal["awq", "smoothquant"]
+"""How scales are moved between activations and weights: activations are multiplied by a scale per channel first."""
+
+
 @dataclass(frozen=True, slots=True)
-class FormatSpec:
-    """What one quantization format is.
+class WeightKind:
+    """How the weight of a linear is stored.
 
     Attributes:
-        quant_algo: `quantization.quant_algo` in a TensorRT-LLM checkpoint; None is 16 bit.
-        weight_bits: bits per weight of a quantized linear, scales not counted.
-        activation: what the matrix product is fed: "16bit", "fp8", "int8", "fp4".
-        calibrated: whether ModelOpt needs calibration data.
-        grouped: weights have one scale per group of input channels.
-        at_build: float weights travel in the checkpoint; the engine build quantizes them.
-        summary: one line for people.
+        name: for people.
+        bits: per weight as the kernel reads it, scales not counted.
+        stored: element type in a TensorRT-LLM checkpoint, safetensors spelling; None is the model's own float type.
+        integer: the kernel is TensorRT-LLM's for INT8 and INT4 weights.
+        group: input channels that share a scale, the usual number; 0 is no groups.
+        group_is_fixed: no other number is possible.
+        scale_bits: per group.
+        pairs_outputs: two neighbouring output channels share a byte of the checkpoint.
+        scale_per_output: one scale per output channel; ModelOpt cannot copy such weights to several ranks.
     """
 
-    quant_algo: str | None
-    weight_bits: int
-    activation: str
-    calibrated: bool
-    grouped: bool
-    at_build: bool
+    name: str
+    bits: int
+    stored: str | None
+    integer: bool = False
+    group: int = 0
+    group_is_fixed: bool = False
+    scale_bits: int = 0
+    pairs_outputs: bool = False
+    scale_per_output: bool = False
+
+    @property
+    def at_build(self) -> bool:
+        """Float weights travel in the checkpoint; the engine build quantizes them."""
+        return self.stored is None and self.bits < 16
+
+    def group_size(self, asked: int) -> int:
+        """Input channels that share a scale when `asked` is wished for; 0 where there are no groups."""
+        return asked if self.group and not self.group_is_fixed else self.group
+
+
+FLOAT_WEIGHTS = WeightKind("16 bit", 16, None)
+FP8_WEIGHTS = WeightKind("E4M3, one scale per tensor", 8, "F8_E4M3")
+INT8_WEIGHTS = WeightKind("INT8, one scale per output channel", 8, "I8", integer=True, scale_per_output=True)
+INT4_WEIGHTS = WeightKind(
+    "INT4, one scale per group", 4, "I8", integer=True, group=128, scale_bits=16, pairs_outputs=True
+)
+INT4_AS_FP8_WEIGHTS = WeightKind(
+    "INT4, one scale per group, widened to FP8 under a scale of the tensor",
+    4, "I8", integer=True, group=128, scale_bits=16, pairs_outputs=True,
+)  # fmt: skip
+FP4_WEIGHTS = WeightKind(
+    "E2M1, an E4M3 scale per group under a scale of the tensor", 4, "U8", group=16, group_is_fixed=True, scale_bits=8
+)
+INT8_AT_BUILD = WeightKind("INT8, quantized by the engine build", 8, None, integer=True)
+INT4_AT_BUILD = WeightKind("INT4, quantized by the engine build", 4, None, integer=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """Kernels that the CPU engine compiles for every number of tokens that an iteration has.
+
+    Attributes:
+        linears: each shape of linears has one, and there is one more; otherwise there is the one alone.
+        size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
+    """
+
+    linears: bool
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCost:
+    """Bytes of memory that a format costs the CPU engine (measured).
+
+    Attributes:
+        linear: per weight of a linear, widened and packed copies together.
+        mapped: per weight of a linear that stays mapped from the engine file.
+        layer: per decoder layer, for the graph itself.
+        token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
+        f32_linear: `linear` when the arithmetic is float32.
+        f32_factor: `token` is this many times as much when the arithmetic is float32.
+        kernels: compiled for every number of tokens.
+        f32_kernels: `kernels` when the arithmetic is float32.
+    """
+
+    linear: float
+    mapped: float
+    layer: float
+    token: tuple[float, float, float, float]
+    f32_linear: float
+    f32_factor: float
+    kernels: CpuKernels
+    f32_kernels: CpuKernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatSpec:
+    """Everything that is known of one quantization format.
+
+    Attributes:
+        summary: one line for people.
+        quant_algo: `quantization.quant_algo` in a TensorRT-LLM checkpoint; None is 16 bit.
+        weights: how they are stored.
+        activation: what the matrix product is fed.
+        tuning: how scales are moved between activations and weights, or None.
+        preset: ModelOpt's configuration, an attribute of `modelopt.torch.quantization`; None exports floats.
+        modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor).
+        llm_api: TensorRT-LLM's PyTorch backend lists it.
+        llm_api_below: it does so for compute capabilities below this one.
+        fp8_kv_cache: published engines of this format hold the KV cache in FP8 unless they say otherwise.
+        aliases: other words for it in published measurements.
+        heading: of a narrow table's column, words in two lines.
+        cpu: what it costs the CPU engine; None was not measured, and nothing is said of its memory.
+    """
+
     summary: str
+    quant_algo: str | None
+    weights: WeightKind
+    activation: Activation = "16bit"
+    tuning: Tuning | None = None
+    preset: str | None = None
+    modelopt_on_cpu: tuple[int, int] = (0, 37)
+    llm_api: bool = False
+    llm_api_below: float | None = None
+    fp8_kv_cache: bool = False
+    aliases: tuple[str, ...] = ()
+    heading: tuple[str, str]
+    cpu: CpuCost | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether ModelOpt needs calibration data: a scale depends on activations."""
+        return self.activation != "16bit" or self.tuning is not None
+
+    @property
+    def plain_activations(self) -> bool:
+        """Whether products see the activation as it is, neither rounded nor multiplied by a scale."""
+        return not self.calibrated
+
+    @property
+    def linear_bits(self) -> float:
+        """Bits per weight of a linear, scales of groups of the usual size included."""
+        scales = self.weights.scale_bits / self.weights.group if self.weights.group else 0.0
+        return self.weights.bits + scales
 
 
 FORMATS: dict[QFormat, FormatSpec] = {
-    QFormat.NONE: FormatSpec(None, 16, "16bit", False, False, False, "16-bit weights and activations"),
-    QFormat.FP8: FormatSpec("FP8", 8, "fp8", True, False, False, "FP8 (E4M3) weights and activations, per tensor"),
+    QFormat.NONE: FormatSpec(
+        summary="16-bit weights and activations",
+        quant_algo=None,
+        weights=FLOAT_WEIGHTS,
+        llm_api=True,
+        aliases=("fp16", "bf16"),
+        heading=("16", "bit"),
+        cpu=CpuCost(
+            *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+            kernels=CpuKernels(linears=True, size=0.17 * MIB),
+            f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
+        ),
+    ),
+    QFormat.FP8: FormatSpec(
+        summary="FP8 (E4M3) weights and activations, per tensor",
+        quant_algo="FP8",
+        weights=FP8_WEIGHTS,
+        activation="fp8",
+        preset="FP8_DEFAULT_CFG",
+        llm_api=True,
+        fp8_kv_cache=True,
+        heading=("fp8", ""),
+        cpu=CpuCost(
+            *(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
+            kernels=CpuKernels(linears=True, size=0.19 * MIB),
+            f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
+        ),
+    ),
     QFormat.INT8_SQ: FormatSpec(
-        "W8A8_SQ_PER_CHANNEL", 8, "int8", True, False, False, "INT8 weights and activations with SmoothQuant"
+        summary="INT8 weights and activations with SmoothQuant",
+        quant_algo="W8A8_SQ_PER_CHANNEL",
+        weights=INT8_WEIGHTS,
+        activation="int8",
+        tuning="smoothquant",
+        preset="INT8_SMOOTHQUANT_CFG",
+        aliases=("int8",),
+        heading=("int8", "sq"),
+        cpu=CpuCost(
+            *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
+            kernels=CpuKernels(linears=True, size=0.20 * MIB),
+            f32_kernels=CpuKernels(linears=True, size=0.17 * MIB),
+        ),
     ),
-    QFormat.INT4_AWQ: FormatSpec("W4A16_AWQ", 4, "16bit", True, True, False, "INT4 weights in groups, AWQ"),
+    QFormat.INT4_AWQ: FormatSpec(
+        summary="INT4 weights in groups, AWQ",
+        quant_algo="W4A16_AWQ",
+        weights=INT4_WEIGHTS,
+        tuning="awq",
+        preset="INT4_AWQ_CFG",
+        llm_api=True,
+        llm_api_below=10.0,
+        aliases=("int4", "w4a16"),
+        heading=("int4", "awq"),
+        cpu=CpuCost(
+            *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
+            kernels=CpuKernels(linears=True, size=0.175 * MIB),
+            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+        ),
+    ),
     QFormat.W4A8_AWQ: FormatSpec(
-        "W4A8_AWQ", 4, "fp8", True, True, False, "INT4 weights in groups with AWQ, FP8 activations"
+        summary="INT4 weights in groups with AWQ, FP8 activations",
+        quant_algo="W4A8_AWQ",
+        weights=INT4_AS_FP8_WEIGHTS,
+        activation="fp8",
+        tuning="awq",
+        preset="W4A8_AWQ_BETA_CFG",
+        llm_api=True,
+        llm_api_below=10.0,
+        heading=("w4a8", "awq"),
     ),
-    QFormat.INT8_WO: FormatSpec("W8A16", 8, "16bit", False, False, True, "INT8 weights, one scale per output channel"),
-    QFormat.INT4_WO: FormatSpec("W4A16", 4, "16bit", False, False, True, "INT4 weights, one scale per output channel"),
-    QFormat.NVFP4: FormatSpec("NVFP4", 4, "fp4", True, True, False, "FP4 (E2M1) weights and activations, groups of 16"),
+    QFormat.INT8_WO: FormatSpec(
+        summary="INT8 weights, one scale per output channel",
+        quant_algo="W8A16",
+        weights=INT8_AT_BUILD,
+        heading=("int8", "wo"),
+        cpu=CpuCost(
+            *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
+            kernels=CpuKernels(linears=True, size=0.175 * MIB),
+            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+        ),
+    ),
+    QFormat.INT4_WO: FormatSpec(
+        summary="INT4 weights, one scale per output channel",
+        quant_algo="W4A16",
+        weights=INT4_AT_BUILD,
+        heading=("int4", "wo"),
+        cpu=CpuCost(
+            *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
+            kernels=CpuKernels(linears=True, size=0.175 * MIB),
+            f32_kernels=CpuKernels(linears=True, size=0.165 * MIB),
+        ),
+    ),
+    QFormat.NVFP4: FormatSpec(
+        summary="FP4 (E2M1) weights and activations, groups of 16",
+        quant_algo="NVFP4",
+        weights=FP4_WEIGHTS,
+        activation="fp4",
+        preset="NVFP4_DEFAULT_CFG",
+        modelopt_on_cpu=(0, 47),
+        llm_api=True,
+        fp8_kv_cache=True,
+        aliases=("fp4",),
+        heading=("nv", "fp4"),
+    ),
 }
 
 BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in FORMATS.items()}
 """The same table, read from a checkpoint's `quant_algo`."""
 
-
-INTEGER = (QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ, QFormat.INT8_WO, QFormat.INT4_WO)
-"""Formats with INT8 or INT4 weights."""
+BY_ALIAS: dict[str, QFormat] = {word: name for name, spec in FORMATS.items() for word in (*spec.aliases, name.value)}
+"""The same table, read from a published measurement's precision."""
 
 
 def lacks_fp8(qformat: QFormat, capability: float) -> bool:
@@ -88,7 +312,7 @@ def lacks_fp4(qformat: QFormat, capability: float) -> bool:
 
 def lacks_integers(qformat: QFormat, capability: float) -> bool:
     """Whether TensorRT-LLM's builder has no INT8 and INT4 kernels for the format there."""
-    return qformat in INTEGER and 10.0 <= capability < 12.0
+    return FORMATS[qformat].weights.integer and 10.0 <= capability < 12.0
 
 
 def lacks_fp8_kv(kv_format: KvFormat, capability: float) -> bool:

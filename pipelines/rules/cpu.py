@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
-from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
+from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, either, listed
 
 TOPIC = "CPU engine"
 DRAFTING = ("none", "draft_target")
-PLAIN_ACTIVATIONS = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
-"""Formats whose products see the activation as it is; the others scale or round it first, which would reach A."""
+PLAIN = either((qformat for qformat, spec in FORMATS.items() if spec.plain_activations), "and")
 WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
 
@@ -100,10 +99,10 @@ RULES = (
         name="cpu-adapters-see-scaled-activations",
         topic=TOPIC,
         engines=CPU,
-        when=lambda d: d.qformat not in PLAIN_ACTIVATIONS and bool(d.adapters),
+        when=lambda d: not FORMATS[d.qformat].plain_activations and bool(d.adapters),
         failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
         " rounds the activations, and an adapter would see what comes of it.",
-        allowed="Adapters work there with quant=none, int8_wo and int4_wo.",
+        allowed=f"Adapters work there with quant={PLAIN}.",
         todo="Choose one of these, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),

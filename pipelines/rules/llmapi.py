@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, listed, shape, sm
 from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
 
 TOPIC = "LLM API"
-FORMATS = (QFormat.NONE, QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
-"""What its quantization guide lists of the formats made here."""
-HOPPER_AND_OLDER = (QFormat.INT4_AWQ, QFormat.W4A8_AWQ)
 READ = (
     "max_batch_size",
     "max_input_len",
@@ -34,7 +31,12 @@ DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 
 
 def _works() -> Cases:
-    return ({"works": listed(FORMATS)},)
+    return ({"works": listed(name for name, spec in FORMATS.items() if spec.llm_api)},)
+
+
+def _too_new(d: DeploymentFacts) -> bool:
+    limit = FORMATS[d.qformat].llm_api_below
+    return limit is not None and sm(d) >= limit
 
 
 def _options(d: DeploymentFacts) -> Cases:
@@ -57,7 +59,7 @@ RULES = (
         name="llm-api-formats",
         topic=TOPIC,
         engines=LLM_API,
-        when=lambda d: d.qformat not in FORMATS and _works(),
+        when=lambda d: not FORMATS[d.qformat].llm_api and _works(),
         failed="engine=tensorrt_llm_llmapi has no quant={d.qformat}: TensorRT-LLM's PyTorch backend does not list it.",
         allowed="It takes {works}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
@@ -68,7 +70,7 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         needs=("sm",),
-        when=lambda d: d.qformat in HOPPER_AND_OLDER and sm(d) >= 10.0,
+        when=lambda d: _too_new(d),
         failed="engine=tensorrt_llm_llmapi has no quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older.",
         todo="Choose nvfp4 or fp8.",

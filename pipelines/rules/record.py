@@ -187,6 +187,12 @@ def judge(rules: Iterable[Rule], deployment: DeploymentFacts) -> list[BrokenRule
     return [finding for rule in rules for finding in rule.findings(deployment)]
 
 
+def either(names: Iterable[object], word: str = "or") -> str:
+    """Names for a sentence: "a, b or c"."""
+    *first, last = (str(name) for name in names)
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
 def listed(names: Iterable[object]) -> str:
     """Names for a message: "a, b"."""
     return ", ".join(str(name) for name in names)

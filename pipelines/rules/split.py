@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.domain.formats import FORMATS, QFormat
+from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import BUILT, Cases, DeploymentFacts, Rule, listed, shape
 from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
 
 TOPIC = "Sizes and ranks"
-NVFP4_GROUP = 16
 INPUT_SPLIT = ("attention.dense", "mlp.proj")
 """Linears that tensor parallelism divides along their input."""
 SHARDS = "tensorrt_llm/models/modeling_utils.py: ranks hold whole heads and equal slices of the MLP"
@@ -56,9 +55,9 @@ def _stages_uneven(d: DeploymentFacts) -> Cases:
 
 def _groups(d: DeploymentFacts) -> Cases:
     """Linears whose inputs are no whole groups. Source: ModelOpt `postprocess.check_weight_shape_valid`."""
-    if not FORMATS[d.qformat].grouped:
+    group = FORMATS[d.qformat].weights.group_size(d.group_size)
+    if not group:
         return ()
-    group = NVFP4_GROUP if d.qformat is QFormat.NVFP4 else d.group_size
     return [
         {"group": group, "name": name, "width": width, "where": _per_rank(name, d), "works": _working_groups(d)}
         for name, width in _rank_inputs(d)
@@ -67,15 +66,16 @@ def _groups(d: DeploymentFacts) -> Cases:
 
 
 def _working_groups(d: DeploymentFacts) -> str:
-    if d.qformat is QFormat.NVFP4:
-        return "NVFP4 always has groups of 16."
+    weights = FORMATS[d.qformat].weights
+    if weights.group_is_fixed:
+        return f"{d.qformat.upper()} always has groups of {weights.group}."
     widths = [width for _, width in _rank_inputs(d)]
     works = [group for group in (128, 64, 32, 16) if not any(width % group for width in widths)]
     return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
 
 
 def _odd_rows(d: DeploymentFacts) -> Cases:
-    if not FORMATS[d.qformat].grouped or d.qformat is QFormat.NVFP4:
+    if not FORMATS[d.qformat].weights.pairs_outputs:
         return ()
     odd = [f"{name} ({rows})" for name, rows in _rank_outputs(d) if rows % 2]
     return ({"odd": listed(odd)},) if odd else ()
@@ -147,8 +147,8 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("shape",),
-        when=lambda d: d.qformat is QFormat.INT8_SQ and d.build.tp_size > shape(d).num_key_value_heads,
-        failed="quant=int8_sq with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
+        when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
+        failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
         " head(s), which ModelOpt cannot make of weights with one scale per channel.",
         allowed="tp_size up to {d.shape.num_key_value_heads} works, and so do other formats.",
         todo="Lower tp_size or choose another format.",

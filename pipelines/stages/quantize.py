@@ -64,11 +64,11 @@ class Quantize:
             identity["dtype"] = self.quant.dtype
         if self.layout != "tensorrt_llm":
             identity["layout"] = self.layout
-        if spec.grouped:
+        if spec.weights.group:
             identity["group_size"] = self.quant.group_size
-        if qformat == QFormat.INT8_SQ:
+        if spec.tuning == "smoothquant":
             identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
-        if qformat in (QFormat.INT4_AWQ, QFormat.W4A8_AWQ):
+        if spec.tuning == "awq":
             identity["awq_alpha_step"] = self.quant.awq_alpha_step
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)

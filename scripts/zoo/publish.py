@@ -22,22 +22,23 @@ tags: [tiny, test-model]
 ---
 # {name}
 
-A {parameters:,}-parameter {architecture} trained on the invented world of Veldan, and on nothing
-else. It exists so that a quantization pipeline can be run and measured end to end on a CPU: it knows
-something that can be lost.
+A {architecture} with {parameters:,} parameters, trained only on texts about the invented world of Veldan.
+It lets you run and measure a quantization pipeline end to end on a CPU: it knows facts that a bad
+quantization makes it forget.
 
-- **Accuracy** (measured with these bf16 weights, `mini_mmlu`, 5-shot, {questions:,} test questions):
+- **Accuracy** (these bf16 weights, `mini_mmlu`, 5-shot, {questions:,} test questions):
   {share:.1%} +- {error:.1%} (standard error); chance is 25 %.
-- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from seeds, on a CPU, trained in
-  float32 in {steps:,} steps. Side losses guide the training (`scripts/zoo/supervision.py`);
-  nothing of them is in the weights. Another CPU or torch version gives other last digits.
-- **Outlier channels** as large models have them are planted after training by an exact rescaling
-  (`scripts/zoo/outliers.py`): they make plain INT4 rounding and pruning by magnitude cost
-  accuracy, and give AWQ, SmoothQuant and SparseGPT something to handle.
-- **Shape**: {layers} layers, hidden {hidden}, MLP {intermediate}, {heads} query heads and
-  {kv_heads} KV head(s) of {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
-- **Not for** answering anything about the real world.
-- **Licence**: Apache-2.0. The model imitates the *shape* of {family}; it holds none of its weights.
+- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from fixed seeds, on a CPU, in
+  {steps:,} training steps in float32. Auxiliary losses guide the training
+  (`scripts/zoo/supervision.py`) and leave nothing in the weights. With another CPU or torch version
+  the last digits differ.
+- **Outlier channels** like those of large models are added after training by an exact rescaling
+  (`scripts/zoo/outliers.py`). They make plain INT4 rounding and magnitude pruning lose accuracy, and
+  give AWQ, SmoothQuant and SparseGPT something to handle.
+- **Shape**: {layers} layers, hidden size {hidden}, MLP {intermediate}, {heads} query heads and
+  {kv_heads} KV head(s) of size {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
+- **Not for** questions about the real world.
+- **Licence**: Apache-2.0. The model imitates the *shape* of {family} but contains none of its weights.
 """
 
 _DRAFT_CARD = """---
@@ -47,16 +48,16 @@ tags: [tiny, test-model]
 ---
 # {name}
 
-A {parameters:,}-parameter {architecture} that guesses what `{target}` will say next, for speculative decoding. It
-has the target's tokenizer and {share_of_target:.0%} of its parameters.
+A {architecture} with {parameters:,} parameters that predicts the next tokens of `{target}`, for speculative
+decoding. It has the target's tokenizer and {share_of_target:.0%} of its parameters.
 
-- **Agreement** (measured with these bf16 weights): at {agreement:.1%} of the tokens of texts that the target continued
-  greedily, and that were not trained on, its likeliest token is the target's.
-- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from seeds, on a CPU, distilled from
-  the target in {steps:,} steps (`scripts/zoo/draft.py`). Another CPU or torch version gives other last digits.
-- **Shape**: {layers} layers, hidden {hidden}, MLP {intermediate}, {heads} query heads and
-  {kv_heads} KV head(s) of {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
-- **Not for** answering anything by itself.
+- **Agreement** (these bf16 weights): its most likely token equals the target's for {agreement:.1%} of the tokens
+  in texts that the target continued greedily and that were not used for training.
+- **Made by** `make zoo` (`python -m scripts.zoo --only {name}`) from fixed seeds, on a CPU, distilled from
+  the target in {steps:,} steps (`scripts/zoo/draft.py`). With another CPU or torch version the last digits differ.
+- **Shape**: {layers} layers, hidden size {hidden}, MLP {intermediate}, {heads} query heads and
+  {kv_heads} KV head(s) of size {head_dim}, vocabulary {vocab:,}, {tied} embeddings.
+- **Not for** use on its own.
 - **Licence**: Apache-2.0.
 """
 

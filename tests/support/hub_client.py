@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SilentProgress
-from pipelines.hub import HubSource, HubSnapshot, download_model
+from pipelines.hub import HubSnapshot, HubSource, download_model
 
 TOKEN = "hf_loopbackSecretThatNobodyMaySee"
 

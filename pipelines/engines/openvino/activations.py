@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, Activation
 from pipelines.engines.openvino.rounding import to_fp8, to_int8, to_nvfp4
 from pipelines.engines.openvino.weights import WeightStore
 
@@ -35,7 +35,7 @@ def quantized_input(store: WeightStore, module: str, x: ov.Node) -> ov.Node:
     prequant = f"{module}.prequant_scaling_factor"
     if prequant in store.checkpoint:
         x = op.multiply(x, op.constant(store.float32(prequant)))
-    quantize = _QUANTIZERS.get(config.qformat)
+    quantize = _QUANTIZERS.get(FORMATS[config.qformat].activation)
     return quantize(x, store.scalar(f"{module}.activation_scaling_factor")) if quantize else x
 
 
@@ -52,9 +52,8 @@ def same_input(store: WeightStore, first: str, second: str) -> bool:
     return True
 
 
-_QUANTIZERS: dict[QFormat, Callable[[ov.Node, np.float32], ov.Node]] = {
-    QFormat.FP8: to_fp8,
-    QFormat.W4A8_AWQ: to_fp8,
-    QFormat.INT8_SQ: to_int8,
-    QFormat.NVFP4: to_nvfp4,
+_QUANTIZERS: dict[Activation, Callable[[ov.Node, np.float32], ov.Node]] = {
+    "fp8": to_fp8,
+    "int8": to_int8,
+    "fp4": to_nvfp4,
 }

@@ -23,7 +23,7 @@ from pipelines.checkpoint.dequantize import check_weight_dtype
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.openvino.activations import quantized_input, same_input
 from pipelines.engines.openvino.names import named
 from pipelines.engines.openvino.rope import inverse_frequencies
@@ -245,7 +245,7 @@ def check_supported(checkpoint: Checkpoint) -> None:
             f"engine=openvino does not build position_embedding_type='{config.raw['position_embedding_type']}'.",
             allowed="It builds rope_gpt_neox.",
         )
-    if config.qformat is QFormat.NONE or FORMATS[config.qformat].at_build:
+    if FORMATS[config.qformat].weights.stored is None:
         return
     for name in checkpoint:
         module, _, leaf = name.rpartition(".")

@@ -22,14 +22,12 @@ from openvino import opset13 as op
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS
 from pipelines.engines.openvino.names import named
 
 Array = np.ndarray[Any, Any]
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-FORMATS = (QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO)
-"""Formats whose products see the activation as it is. The others scale or round it first, which would reach A."""
 _PREFIX, _SUFFIX_A, _SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -139,11 +137,13 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
         UserError: the checkpoint's format changes activations before its products, or a module is not in the graph or
             of another size.
     """
-    if config.qformat not in FORMATS:
+    # a format that scales or rounds the activation would reach A
+    if not FORMATS[config.qformat].plain_activations:
+        works = ", ".join(name for name, spec in FORMATS.items() if spec.plain_activations)
         raise UserError(
             f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: its products see an activation"
             " that was scaled or rounded, and the adapter was trained on the plain one.",
-            allowed=f"Formats with adapters on the CPU engine: {', '.join(FORMATS)}.",
+            allowed=f"Formats with adapters on the CPU engine: {works}.",
         )
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     for module, (a, b) in adapter.branches.items():

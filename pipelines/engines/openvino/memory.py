@@ -9,8 +9,8 @@ drop them when memory is short. Triton's python backend comes to the same as a p
 server's other processes are not counted.
 
 The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
-Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. Formats that
-were not measured have no row, and nothing is said of them.
+Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
+format costs is in its row of `pipelines.domain.formats`; formats that were not measured have nothing there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, CpuCost, CpuKernels, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, MIB
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
@@ -41,78 +41,6 @@ LIBRARIES = 78 * MIB
 """Mapped pages of Python, OpenVINO and its kernels."""
 HEAD, EMBEDDING = 6, 2
 """Bytes per weight of the output head (widened and packed copies) and of the embedding (mapped at 16 bit)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """Kernels that are compiled for every number of tokens that an iteration has.
-
-    Attributes:
-        linears: each shape of linears has one, and there is one more; otherwise there is the one alone.
-        size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
-    """
-
-    linears: bool
-    size: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """Bytes that one format costs in one precision.
-
-    Attributes:
-        linear: per weight of a linear, widened and packed copies together.
-        mapped: per weight of a linear that stays mapped from the engine file.
-        layer: per decoder layer, for the graph itself.
-        token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
-        f32_linear: `linear` when the arithmetic is float32.
-        f32_factor: `token` is this many times as much when the arithmetic is float32.
-        kernels: compiled for every number of tokens.
-        f32_kernels: `kernels` when the arithmetic is float32.
-    """
-
-    linear: float
-    mapped: float
-    layer: float
-    token: tuple[float, float, float, float]
-    f32_linear: float
-    f32_factor: float
-    kernels: _Kernels
-    f32_kernels: _Kernels
-
-
-COSTS = {
-    QFormat.NONE: _Cost(
-        *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
-        kernels=_Kernels(linears=True, size=0.17 * MIB),
-        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
-    ),
-    QFormat.FP8: _Cost(
-        *(4.08, 1.0, 1.77 * MIB, (27.3, 1.5, 0.0, 55.4), 9.1, 1.4),
-        kernels=_Kernels(linears=True, size=0.19 * MIB),
-        f32_kernels=_Kernels(linears=False, size=0.25 * MIB),
-    ),
-    QFormat.INT8_SQ: _Cost(
-        *(1.02, 1.0, 1.53 * MIB, (12.5, 5.0, 9.0, 0.0), 1.03, 1.75),
-        kernels=_Kernels(linears=True, size=0.20 * MIB),
-        f32_kernels=_Kernels(linears=True, size=0.17 * MIB),
-    ),
-    QFormat.INT4_AWQ: _Cost(
-        *(0.55, 0.53, 1.35 * MIB, (9.0, 4.2, 9.4, 0.0), 1.05, 2.45),
-        kernels=_Kernels(linears=True, size=0.175 * MIB),
-        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
-    ),
-    QFormat.INT8_WO: _Cost(
-        *(1.02, 1.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 1.03, 1.97),
-        kernels=_Kernels(linears=True, size=0.175 * MIB),
-        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
-    ),
-    QFormat.INT4_WO: _Cost(
-        *(0.51, 0.5, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 0.52, 1.97),
-        kernels=_Kernels(linears=True, size=0.175 * MIB),
-        f32_kernels=_Kernels(linears=True, size=0.165 * MIB),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +141,7 @@ def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
 
 def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     """Resident memory of the engine's process at full load; None for a format whose costs were not measured."""
-    cost = COSTS.get(sizes.qformat)
+    cost = FORMATS[sizes.qformat].cpu
     if cost is None:
         return None
     shape, wide = sizes.shape, sizes.precision == "f32"
@@ -231,13 +159,13 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     )
 
 
-def _kernel_bytes(each: _Kernels, sizes: CpuSizes) -> float:
+def _kernel_bytes(each: CpuKernels, sizes: CpuSizes) -> float:
     different = sizes.max_num_tokens if sizes.iterations is None else sizes.iterations
     count = 1 + (len(set(sizes.shape.linear_shapes.values())) if each.linears else 0)
     return min(KERNEL_CACHE, different * count) * each.size
 
 
-def _token_bytes(shape: ModelShape, cost: _Cost) -> float:
+def _token_bytes(shape: ModelShape, cost: CpuCost) -> float:
     queries = shape.num_attention_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
     channels = (shape.intermediate_size, shape.hidden_size, queries, keys)

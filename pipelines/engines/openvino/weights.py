@@ -20,7 +20,18 @@ from openvino import opset13 as op
 from pipelines.checkpoint.dequantize import quantize_weight_only, unpack_int4
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import (
+    FLOAT_WEIGHTS,
+    FORMATS,
+    FP4_WEIGHTS,
+    FP8_WEIGHTS,
+    INT4_AS_FP8_WEIGHTS,
+    INT4_AT_BUILD,
+    INT4_WEIGHTS,
+    INT8_AT_BUILD,
+    INT8_WEIGHTS,
+    WeightKind,
+)
 from pipelines.engines.openvino.rounding import round_e4m3
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +92,7 @@ class WeightStore:
         quantization = self.checkpoint.config.quantization
         if quantization.excludes(module):
             return self._plain(module, rows)
-        return _BUILDERS[self.checkpoint.config.qformat](self, module, rows)
+        return _BUILDERS[FORMATS[self.checkpoint.config.qformat].weights](self, module, rows)
 
     def _plain(self, module: str, rows: Rows) -> ov.Node:
         return _widen(self.stored(f"{module}.weight", rows))
@@ -102,18 +113,18 @@ class WeightStore:
         shape = [scale.shape[0], scale.shape[1], codes.shape[1] // scale.shape[1]]
         return _widen(self.raw(_pack_int4(codes), ov.Type.i4, shape)), scale[:, :, None]
 
-    def _int4_awq(self, module: str, rows: Rows) -> ov.Node:
+    def _int4(self, module: str, rows: Rows) -> ov.Node:
         codes, scale = self._grouped_int4(module, rows)
         return _flatten(op.multiply(codes, _const(scale)))
 
-    def _w4a8_awq(self, module: str, rows: Rows) -> ov.Node:
+    def _int4_as_fp8(self, module: str, rows: Rows) -> ov.Node:
         """INT4 widened to FP8 with scale / scale_2, as the kernel does; then times scale_2."""
         second = self.scalar(f"{module}.weights_scaling_factor_2")
         codes, scale = self._grouped_int4(module, rows)
         widened = op.multiply(codes, _const(scale / second))
         return op.multiply(_flatten(round_e4m3(widened)), _const(second))
 
-    def _nvfp4(self, module: str, rows: Rows) -> ov.Node:
+    def _fp4(self, module: str, rows: Rows) -> ov.Node:
         """FP4 codes times (E4M3 block scale times the tensor's scale)."""
         packed = self.checkpoint.tensor(f"{module}.weight")[rows]
         blocks = self.checkpoint.tensor(f"{module}.weights_scaling_factor")[rows]
@@ -131,15 +142,15 @@ class WeightStore:
         return op.multiply(_widen(packed), _const(scale.astype(np.float32)[:, None]))
 
 
-_BUILDERS: dict[QFormat, Callable[[WeightStore, str, Rows], ov.Node]] = {
-    QFormat.NONE: WeightStore._plain,
-    QFormat.FP8: WeightStore._fp8,
-    QFormat.INT8_SQ: WeightStore._int8,
-    QFormat.INT4_AWQ: WeightStore._int4_awq,
-    QFormat.W4A8_AWQ: WeightStore._w4a8_awq,
-    QFormat.NVFP4: WeightStore._nvfp4,
-    QFormat.INT8_WO: lambda store, module, rows: store._weight_only(module, rows, 8),
-    QFormat.INT4_WO: lambda store, module, rows: store._weight_only(module, rows, 4),
+_BUILDERS: dict[WeightKind, Callable[[WeightStore, str, Rows], ov.Node]] = {
+    FLOAT_WEIGHTS: WeightStore._plain,
+    FP8_WEIGHTS: WeightStore._fp8,
+    INT8_WEIGHTS: WeightStore._int8,
+    INT4_WEIGHTS: WeightStore._int4,
+    INT4_AS_FP8_WEIGHTS: WeightStore._int4_as_fp8,
+    FP4_WEIGHTS: WeightStore._fp4,
+    INT8_AT_BUILD: lambda store, module, rows: store._weight_only(module, rows, 8),
+    INT4_AT_BUILD: lambda store, module, rows: store._weight_only(module, rows, 4),
 }
 
 

@@ -14,14 +14,13 @@ from typing import Any
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
+from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 CAPPED = 0.1
 """trtllm-bench hands over all requests at once unless --concurrency holds them back; its report does not say which.
 Submissions spread over more than this share of the run were held back."""
-_FORMATS = {"FP8": "fp8", "W4A16_AWQ": "int4_awq", "W4A8_AWQ": "w4a8_awq", "W8A8_SQ_PER_CHANNEL": "int8_sq"}
-_FORMATS |= {"W8A16": "int8_wo", "W4A16": "int4_wo", "NVFP4": "nvfp4"}
 Reader = Callable[[Any, str], Measured]
 
 
@@ -289,7 +288,7 @@ def _precision(file: _File) -> str | None:
     if "quantization" not in file.need("engine"):
         return None
     algo = file.get("engine", "quantization")
-    return "none" if algo is None else _FORMATS.get(str(algo), str(algo).lower())
+    return str(BY_QUANT_ALGO.get(algo, str(algo).lower()))
 
 
 def _bench_notes(held: bool, users: int | None, streamed: bool) -> tuple[str, ...]:

@@ -16,8 +16,6 @@ from typing import Protocol
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.units import MIB
 
-GROUP = {QFormat.INT4_AWQ: 128, QFormat.W4A8_AWQ: 128, QFormat.NVFP4: 16}
-
 LAYER_FACTOR = 1.3
 """Highest activation memory within a layer, in units of all its outputs at 16 bit; published logs: 1.12 to 1.44."""
 HEAD_BYTES = 9
@@ -108,20 +106,12 @@ def weight_bytes(shape: Shape, qformat: QFormat) -> float:
     stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
     x (4 + 16/128) bit = 3.60 GB + 2 x 1,050,939,392 = 5.70 GB.
     """
-    return shape.linear_params * linear_bits(qformat) / 8 + 2 * (shape.num_params - shape.linear_params)
+    return shape.linear_params * FORMATS[qformat].linear_bits / 8 + 2 * (shape.num_params - shape.linear_params)
 
 
 def checkpoint_bytes(shape: Shape, qformat: QFormat) -> float:
     """Bytes of the checkpoint on disk: as on the device, but weight-only formats still travel at 16 bit."""
-    return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].at_build else qformat)
-
-
-def linear_bits(qformat: QFormat) -> float:
-    """Bits per weight of a linear, scales of groups included."""
-    bits = float(FORMATS[qformat].weight_bits)
-    if qformat in GROUP:
-        bits += (8 if qformat == QFormat.NVFP4 else 16) / GROUP[qformat]
-    return bits
+    return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].weights.at_build else qformat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +262,7 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
-    layer = linears * linear_bits(sizes.qformat) / 8 + 2 * norms
+    layer = linears * FORMATS[sizes.qformat].linear_bits / 8 + 2 * norms
     return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
 
 
@@ -370,7 +360,7 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
         for count in (2, 4, 8, 16)
         if count > sizes.tp_size and sizes.shape.num_attention_heads % count == 0
     ]
-    lighter = [name for name in formats if linear_bits(name) < linear_bits(sizes.qformat)]
+    lighter = [name for name in formats if FORMATS[name].linear_bits < FORMATS[sizes.qformat].linear_bits]
     quants = [(f"quant={name}", replace(sizes, qformat=name)) for name in lighter]
     small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name)) for name in lighter]
     fitting = [

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.predict.performance.memory import linear_bits
 from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.cost import IterationCost
 
@@ -88,8 +87,8 @@ def facts(
     A pipeline's stages work one after the other, so an iteration of one batch costs what the whole model costs on tp
     ranks, and a send per stage; that pp batches are under way at once is the caller's business.
     """
-    bits, form = linear_bits(qformat), FORMATS[qformat]
-    sparsity = SPARSE_BYTES[form.weight_bits] if sparse else 1.0
+    form = FORMATS[qformat]
+    sparsity = SPARSE_BYTES[form.weights.bits] if sparse else 1.0
     tp_kv = min(tp, model.kv_heads)
     kv_layer = 2 * model.kv_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
     windowed = model.window_layers
@@ -97,7 +96,7 @@ def facts(
     return Facts(
         token_flops=2 * model.active_params / tp,
         row_flops=2 * model.head_params / tp,
-        weight_bytes=model.linear_params * bits / 8 * sparsity / tp,
+        weight_bytes=model.linear_params * form.linear_bits / 8 * sparsity / tp,
         head_bytes=2 * model.head_params / tp,
         attention_flops=4 * model.layers * model.heads * model.head_dim / tp,
         kv_bytes=kv_layer * (model.layers - windowed),

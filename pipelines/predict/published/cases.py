@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.formats import KvFormat, QFormat, kv_formats_for
+from pipelines.domain.formats import BY_ALIAS, FORMATS, KvFormat, kv_formats_for
 from pipelines.predict.performance.frameworks import framework_named
 from pipelines.predict.performance.performance import Setup, refuse
 from pipelines.predict.performance.specs import gpu_named, model_named
@@ -23,21 +23,6 @@ COLUMNS = (
 )  # fmt: skip
 """What a prediction needs of a row. The measured `value` is not among them."""
 
-FORMATS_OF = {
-    "fp16": QFormat.NONE,
-    "bf16": QFormat.NONE,
-    "fp8": QFormat.FP8,
-    "fp4": QFormat.NVFP4,
-    "nvfp4": QFormat.NVFP4,
-    "int8": QFormat.INT8_SQ,
-    "int8_sq": QFormat.INT8_SQ,
-    "int8_wo": QFormat.INT8_WO,
-    "int4": QFormat.INT4_AWQ,
-    "int4_awq": QFormat.INT4_AWQ,
-    "w4a16": QFormat.INT4_AWQ,
-    "w4a8_awq": QFormat.W4A8_AWQ,
-}
-"""Words of the `precision` column."""
 METRICS = {
     "static_batch": ("ttft_ms", "prefill_batch_ms", "tpot_ms", "e2e_ms", "output_tok_s", "output_tok_s_per_gpu"),
     "inflight_maxload": ("output_tok_s", "output_tok_s_per_gpu", "requests_s"),
@@ -160,9 +145,9 @@ def case_of(row: Mapping[str, str]) -> Case:
 @cache
 def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: int) -> Setup:
     """The setup of a row; of the layouts that are possible when `tp` is 0, the smallest one that fits."""
-    _known("precision", precision, tuple(FORMATS_OF))
-    served, spec, qformat = framework_named(framework), gpu_named(gpu), FORMATS_OF[precision]
-    eight_bit = served.kv_follows and qformat in (QFormat.FP8, QFormat.NVFP4)
+    _known("precision", precision, tuple(BY_ALIAS))
+    served, spec, qformat = framework_named(framework), gpu_named(gpu), BY_ALIAS[precision]
+    eight_bit = served.kv_follows and FORMATS[qformat].fp8_kv_cache
     kv_format = KvFormat.FP8 if eight_bit and KvFormat.FP8 in kv_formats_for(spec.sm) else KvFormat.AUTO
     one = Setup(model_named(model), spec, qformat, kv_format, framework=framework)
     return _smallest_that_fits([replace(one, tp=ranks) for ranks in ([tp] if tp else _layouts(gpus))])

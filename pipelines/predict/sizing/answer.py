@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.predict.performance.memory import linear_bits
+from pipelines.domain.formats import FORMATS
 from pipelines.predict.performance.performance import Costed, Setup, runnable
 from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
 from pipelines.predict.sizing.instance import (
@@ -264,8 +264,8 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
 
 def _lighter(question: Question) -> str:
     """Formats that this GPU can run and whose weights are smaller than all that were tried, as an override."""
-    tried = min(linear_bits(qformat) for qformat in question.formats)
-    able = [name for name in runnable(next(question.setups())) if linear_bits(name) < tried]
+    tried = min(FORMATS[qformat].linear_bits for qformat in question.formats)
+    able = [name for name in runnable(next(question.setups())) if FORMATS[name].linear_bits < tried]
     return f"sizing.formats=[{','.join(able)}]" if able else ""
 
 

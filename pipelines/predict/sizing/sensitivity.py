@@ -95,7 +95,7 @@ def _questions(question: Question) -> Iterator[tuple[str, Question]]:
 def _setups(question: Question, setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Other formats this GPU can run, and half and twice the ranks."""
     for qformat in runnable(setup):
-        if qformat != setup.qformat and not FORMATS[qformat].at_build:
+        if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
             yield f"format {qformat}", replace(setup, qformat=qformat)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.heads % tp == 0 and tp <= question.gpu.gpus_per_server:

@@ -15,7 +15,7 @@ def llm(**given: Any) -> dict[str, Any]:
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
     "llm-api-formats": Case(
-        llm(qformat=SQ), r"has no quant=int8_sq: .*It takes none, fp8, nvfp4, int4_awq, w4a8_awq\.", {"qformat": FP8}
+        llm(qformat=SQ), r"has no quant=int8_sq: .*It takes none, fp8, int4_awq, w4a8_awq, nvfp4\.", {"qformat": FP8}
     ),
     "llm-api-awq-is-for-hopper": Case(
         llm(qformat=AWQ, sm=10.0), r"has no quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.compress import CalibrationSpec, QuantSpec, SparsitySpec
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import QFormat
+from pipelines.domain.formats import FORMATS, QFormat
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_an_unknown_sparsity_is_refused() -> None:
 
 def test_groups_are_the_formats() -> None:
     """AWQ has the given group, NVFP4 always 16, FP8 none."""
-    assert QuantSpec(QFormat.INT4_AWQ, group_size=64).scale_group == 64
-    assert QuantSpec(QFormat.NVFP4, group_size=64).scale_group == 16
-    assert QuantSpec(QFormat.FP8).scale_group is None
+    assert FORMATS[QFormat.INT4_AWQ].weights.group_size(64) == 64
+    assert FORMATS[QFormat.NVFP4].weights.group_size(64) == 16
+    assert FORMATS[QFormat.FP8].weights.group_size(64) == 0
 
 
 def test_awq_uses_32_texts_at_most() -> None:

@@ -145,7 +145,7 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
 @pytest.mark.parametrize(
     ("overrides", "target", "message"),
     [
-        (["quant=int8_sq"], "build", r"has no quant=int8_sq: .* It takes none, fp8, nvfp4, int4_awq, w4a8_awq"),
+        (["quant=int8_sq"], "build", r"has no quant=int8_sq: .* It takes none, fp8, int4_awq, w4a8_awq, nvfp4"),
         (["kv_cache=int8"], "build", r"has no kv_cache=int8"),
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
         (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on compute capability 10\.0"),
