@@ -19,10 +19,11 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
+from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
 from pipelines.plan.user_inputs import Found
-from pipelines.rules.record import Deployment, Finding, Rule, Severity
+from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.table import RULES, check
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import CONF
@@ -123,7 +124,7 @@ class Composer:
         last = [dict(feature.values) for feature in features if feature.files]
         return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
 
-    def deployment(self, features: Sequence[Feature]) -> Deployment:
+    def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
         """The configuration with some features, as the record that the rules read."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
@@ -169,16 +170,19 @@ def _formats() -> Iterator[str]:
     yield "## Formats and GPUs"
     yield "The columns are compute capabilities; the engine is built with TensorRT-LLM 1.2."
     rows = [
-        [f"`quant={q}`", *(_cell(check(Deployment(qformat=q, sm=sm))) for sm in GENERATIONS.values())] for q in QFormat
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, sm=sm))) for sm in GENERATIONS.values())]
+        for q in QFormat
     ]
     rows += [
-        [f"`kv_cache={k}`", *(_cell(check(Deployment(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
+        [f"`kv_cache={k}`", *(_cell(check(DeploymentFacts(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
         for k in KvFormat
     ]
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
     shapes = [_shape(architecture) for architecture in FAMILIES]
-    rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
+    rows = [
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
+    ]
     yield _table(["", *FAMILIES], rows)
 
 
@@ -212,7 +216,7 @@ def _together() -> Iterator[str]:
         yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
 
 
-def _new(found: Mapping[tuple[int, int], list[Finding]], row: int, column: int) -> str:
+def _new(found: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
     """Findings that apply only to two features together; "–" where both set the same group or key."""
     if column > row:
         return ""
@@ -233,7 +237,7 @@ def _same_question(one: Feature, other: Feature) -> bool:
     return bool(keys[0] & keys[1])
 
 
-def _cell(findings: Iterable[Finding]) -> str:
+def _cell(findings: Iterable[BrokenRule]) -> str:
     """`no 3, 7`, `warn 5` or `yes`."""
     for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
         names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)
@@ -275,7 +279,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def main() -> int:
     """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    write_text(PAGE, page())
     sys.stdout.write(f"{PAGE}\n")
     return 0
 

@@ -22,7 +22,7 @@ Kind = Literal["cpu", "gpu", "multinode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RepositoryFacts:
     """One model repository as its own files describe it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Served:
         return self.world_size // self.num_nodes if self.gpu else 0
 
 
-def read_served(path: Path) -> Served:
+def read_served(path: Path) -> RepositoryFacts:
     """Look at a repository.
 
     Raises:
@@ -85,7 +85,7 @@ def read_served(path: Path) -> Served:
             todo="Every node needs the same number of GPUs: make the repository again with another triton.num_nodes.",
         )
     gpu = engine.needs_gpu
-    return Served(
+    return RepositoryFacts(
         folder=path.resolve().name,
         label=described["label"],
         variant=described["variant"],

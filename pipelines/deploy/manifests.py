@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.deploy.deployment import Deployment, deployment
-from pipelines.deploy.facts import Served, read_served
+from pipelines.deploy.deployment import ClusterDeployment, deployment
+from pipelines.deploy.facts import RepositoryFacts, read_served
 from pipelines.deploy.kustomize import files
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.storage import claim_name
@@ -15,9 +15,9 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -64,7 +64,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-def _faults(settings: Settings, served: Served) -> list[Fault]:
+def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
     """What works on one machine but not in a pod."""
     serving, faults = settings.serving, []
     if serving.chat_template is not None:
@@ -96,7 +96,7 @@ def _faults(settings: Settings, served: Served) -> list[Fault]:
     return faults
 
 
-def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
+def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     """What was decided, and the commands that follow."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
@@ -119,7 +119,7 @@ def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
 
 
-def _secrets(deployed: Deployment) -> dict[str, str]:
+def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
     """Secrets that must exist, and what is in them."""
     settings = deployed.settings
     found = {

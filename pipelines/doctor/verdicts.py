@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipelines.doctor.record import Verdict
+from pipelines.doctor.record import CombinationVerdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -20,7 +20,7 @@ from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 
 
-def look(settings: Settings, machine: Machine) -> list[Verdict]:
+def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all of them with the rest of the configuration as it is."""
     models = [(model, _shape(model)) for model in _models()]
     quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
@@ -39,22 +39,22 @@ def _judge(
     model: ModelSettings,
     shape: ModelShape | None,
     quant: QuantSettings,
-) -> Verdict:
+) -> CombinationVerdict:
     asked = settings.model_copy(
         update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
     )
     name = quant.qformat.value
     if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
-        return Verdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
+        return CombinationVerdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
         faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:
-        return Verdict(engine.setting, model.name, name, works=True)
+        return CombinationVerdict(engine.setting, model.name, name, works=True)
     first = faults[0]
     todo = f"{first.allowed} {first.todo}".strip()
-    return Verdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
+    return CombinationVerdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
 
 
 def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:

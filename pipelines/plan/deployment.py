@@ -7,17 +7,17 @@ from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance.hardware import resolved
-from pipelines.rules.record import Deployment, Images
+from pipelines.rules.record import DeploymentFacts, Images
 from pipelines.settings.root import Settings
 
 
 def deployment(
     settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, found: Found
-) -> Deployment:
+) -> DeploymentFacts:
     """What is to be deployed, in the rulebook's words."""
     target = resolved(settings.hardware, machine)
     guess, images = settings.speculative, settings.multimodal
-    return Deployment(
+    return DeploymentFacts(
         needs_gpu=engine.needs_gpu,
         writes_engine=engine.writes_engine,
         label=settings.model.label,

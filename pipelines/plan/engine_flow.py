@@ -23,7 +23,7 @@ from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.script import build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
-from pipelines.store.sources import BuiltEngine, Source
+from pipelines.store.sources import BuiltEngine, InputSource
 
 if TYPE_CHECKING:
     from pipelines.compress.specs import Layout
@@ -36,7 +36,7 @@ ALONE = {
 }
 """What a draft model is built without: it answers like any other engine."""
 
-Inputs = dict[str, "str | Source"]
+Inputs = dict[str, "str | InputSource"]
 """What a stage reads: the id of an earlier node, or something the user has."""
 
 

@@ -16,8 +16,8 @@ from pipelines.settings.features import MultimodalSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
 from pipelines.stages.evaluate import Evaluate
-from pipelines.stages.repository import Repository
-from pipelines.store.sources import BuiltEngine, Source
+from pipelines.stages.repository import WriteRepository
+from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.spec import ImageSpec
 
 
@@ -25,7 +25,7 @@ def nodes(
     settings: Settings,
     target: Target,
     engine: EngineDescription,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, InputSource],
     shape: ModelShape | None,
     machine: Machine,
     built: BuiltEngine | None = None,
@@ -85,7 +85,7 @@ class _Flow(EngineFlow):
     def repository(self, settings: Settings) -> None:
         """Lay out the engine for tritonserver."""
         adapters = [name for name in self.given if name.startswith("lora.")]
-        stage = Repository(
+        stage = WriteRepository(
             self.chosen.name,
             settings.triton,
             self.chosen.options_of(settings.engine),

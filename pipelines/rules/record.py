@@ -65,7 +65,7 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class DeploymentFacts:
     """Everything that rules look at. What is not known yet is None, and rules that need it wait.
 
     Attributes:
@@ -125,25 +125,25 @@ class Deployment:
         return self.build.tp_size * self.build.pp_size
 
 
-def sm(deployment: Deployment) -> float:
+def sm(deployment: DeploymentFacts) -> float:
     """The compute capability, for rules that list "sm" among their needs."""
     assert deployment.sm is not None
     return deployment.sm
 
 
-def shape(deployment: Deployment) -> ModelShape:
+def shape(deployment: DeploymentFacts) -> ModelShape:
     """The model's sizes, for rules that list "shape" among their needs."""
     assert deployment.shape is not None
     return deployment.shape
 
 
-def draft(deployment: Deployment) -> ModelShape:
+def draft(deployment: DeploymentFacts) -> ModelShape:
     """The draft model's sizes, for rules that list "draft" among their needs."""
     assert deployment.draft is not None
     return deployment.draft
 
 
-def images(deployment: Deployment) -> Images:
+def images(deployment: DeploymentFacts) -> Images:
     """What images add, for rules that list "images" among their needs."""
     assert deployment.images is not None
     return deployment.images
@@ -182,13 +182,13 @@ class Rule:
     severity: Severity = Severity.REFUSE
     engines: Engines | None = None
     needs: tuple[str, ...] = ()
-    when: Callable[[Deployment], bool | Cases]
+    when: Callable[[DeploymentFacts], bool | Cases]
     failed: str
     allowed: str = ""
     todo: str = ""
     source: str
 
-    def findings(self, deployment: Deployment) -> list[Finding]:
+    def findings(self, deployment: DeploymentFacts) -> list[BrokenRule]:
         """What this rule has against a deployment."""
         if self.engines is not None and deployment not in self.engines:
             return []
@@ -196,21 +196,21 @@ class Rule:
             return []
         found = self.when(deployment)
         cases: Cases = ({},) if found is True else found or ()
-        return [Finding(self, self._fault(deployment, words)) for words in cases]
+        return [BrokenRule(self, self._fault(deployment, words)) for words in cases]
 
-    def _fault(self, deployment: Deployment, words: Mapping[str, Any]) -> Fault:
+    def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any]) -> Fault:
         return Fault(*(text.format(d=deployment, **words) for text in (self.failed, self.allowed, self.todo)))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenRule:
     """A rule that a deployment breaks, with the message for it."""
 
     rule: Rule
     fault: Fault
 
 
-def judge(rules: Iterable[Rule], deployment: Deployment) -> list[Finding]:
+def judge(rules: Iterable[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
     """Apply rules, all of them: every fault at once."""
     return [finding for rule in rules for finding in rule.findings(deployment)]
 

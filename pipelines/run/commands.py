@@ -18,7 +18,7 @@ from pipelines.store.store import Store
 
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
-    from pipelines.run.runner import Outcome
+    from pipelines.run.runner import StepOutcome
 
 BUNDLED_PROMPT = "The river of Githbrel is"
 """Something the bundled models know, for the lines that `serve` prints."""
@@ -32,7 +32,7 @@ def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
     return make_plan(settings, target, store, gather()), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
     from pipelines.run.session import run_target
 
     plan, store = _plan_for(load(overrides), target)
@@ -108,14 +108,14 @@ def run_all(overrides: Sequence[str]) -> int:
     return code
 
 
-def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
+def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
     from pipelines.store.measurements import recover
 
     recover(Store(load(overrides).paths.store))
     return _run(target, overrides)
 
 
-def _code(outcomes: Sequence[Outcome]) -> int:
+def _code(outcomes: Sequence[StepOutcome]) -> int:
     """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
     facts = outcomes[-1].artifact.facts
     if facts["complete"]:

@@ -19,7 +19,7 @@ MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 
 
 @dataclass(frozen=True)
-class Repository:
+class WriteRepository:
     """Engine folder and tokenizer folder in, a folder that tritonserver serves out.
 
     Attributes:
