@@ -184,7 +184,9 @@ def _formats() -> Iterator[str]:
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
     shapes = [_shape(architecture) for architecture in FAMILIES]
-    rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
+    rows = [
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
+    ]
     yield _table(["", *FAMILIES], rows)
 
 
