@@ -30,8 +30,8 @@ from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
 from pipelines.predict.published import closed_loop
-from pipelines.predict.published.bench import Bench
-from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
+from pipelines.predict.published.bench import StackedCases
+from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 from pipelines.predict.published.neighbours import NORMAL_80
 from pipelines.predict.published.neighbours import block_of as neighbours_block
 from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
@@ -59,7 +59,7 @@ def main() -> None:
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
     measured = np.array([float(row["value"]) for row in rows])
-    bench = Bench(cases)
+    bench = StackedCases(cases)
     design = Design.of(bench.labels)
     began = time.monotonic()
 
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def validate(
-    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
 ) -> tuple[Any, Any, Any]:
     """log(predicted / measured) by the formula and with neighbours, and its expected spread, each row left out once."""
     physics, corrected, spread = (np.zeros(len(fold)) for _ in range(3))
@@ -144,14 +144,14 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def labels_of(bench: Bench) -> dict[str, int]:
+def labels_of(bench: StackedCases) -> dict[str, int]:
     """Rows by label, and by GPU and family together."""
     found = Counter(label for labels in bench.labels for label in labels)
     found.update(f"gpu={each.setup.gpu.name}+family={each.setup.runs_on.family}" for each in bench.cases)
     return dict(sorted(found.items()))
 
 
-def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
+def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
     """By metric and provenance the standard deviation of log(predicted / measured) that holds 80 % (formula alone)."""
     of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms")}
     of["throughput"] = ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
@@ -167,7 +167,7 @@ def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, floa
     return found
 
 
-def goals(bench: Bench, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
+def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
     """Scores of the measurements that each goal is about."""
     of_case = [goals_of(case) for case in bench.cases]
     found = {}
@@ -178,7 +178,7 @@ def goals(bench: Bench, corrected: Any, measured: Any) -> dict[str, dict[str, fl
     return found
 
 
-def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
+def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
     """Scores by source, mode, framework family and metric."""
     cases = bench.cases
     names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
@@ -192,7 +192,7 @@ def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str
 
 
 def transfer(
-    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
 ) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:
     """Scores of rows whose GPU, model or version was left out as a whole; and the formula's errors on unseen GPUs."""
     of = {
@@ -218,7 +218,7 @@ def transfer(
 
 
 def ablations(
-    design: Design, bench: Bench, fitted: Fitted, measured: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, tell: Any
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Errors of the formula without one of its terms, fitted again."""
     changes: dict[str, dict[str, float]] = {
@@ -240,12 +240,12 @@ def ablations(
     return found
 
 
-def _reserving(protocol_of: Any, case: Case) -> Any:
+def _reserving(protocol_of: Any, case: PublishedCase) -> Any:
     return replace(protocol_of(case), admission="GUARANTEED_NO_EVICT")
 
 
 def _without(
-    design: Design, bench: Bench, fitted: Fitted, measured: Any, change: dict[str, float]
+    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, change: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     def changed(values: Any) -> Any:
         same = np.ones(len(bench.cases))

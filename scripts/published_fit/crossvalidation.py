@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.bench import Bench
+from pipelines.predict.published.bench import StackedCases
 from pipelines.predict.published.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, points
 from scripts.published_fit.fit import Design, Fitted, solve
 from scripts.published_fit.kernels import fit_kernel
@@ -28,7 +28,7 @@ def folds(groups: Sequence[str]) -> Any:
     return np.array([of_group[group] for group in groups])
 
 
-def refit(design: Design, bench: Bench, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 4) -> Any:
+def refit(design: Design, bench: StackedCases, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 4) -> Any:
     """log(predicted / measured) of all rows by the formula, after rows were left out of the fit.
 
     What no kept row knows goes back to its prior. A few steps from the fit to all rows, with its slopes, are enough:
@@ -70,7 +70,7 @@ class Neighbours:
     kernels: Mapping[str, Kernel]
 
     @classmethod
-    def fit(cls, bench: Bench, errors: Any) -> Neighbours:
+    def fit(cls, bench: StackedCases, errors: Any) -> Neighbours:
         """Fit a kernel per block to log(measured / predicted)."""
         block = np.array([block_of(case) for case in bench.cases])
         known = points(bench.cases, {})
