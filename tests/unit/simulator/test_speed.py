@@ -38,10 +38,10 @@ FIRST_CALL = """
 import sys
 import numpy as np
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
-load = Load(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
-run = simulate(Engine(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
+load = RequestStream(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
+run = simulate(SchedulerLimits(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
 print("scipy.linalg" in sys.modules, repr(run.end))
 """
 
