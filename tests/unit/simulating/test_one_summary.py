@@ -11,7 +11,7 @@ import pytest
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.performance.measured import from_result
+from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
 from pipelines.predict.published.bench import _statistic
 from pipelines.predict.published.closed_loop import Protocol, _serve
