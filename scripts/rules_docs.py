@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.adapter import Adapter
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
+from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
@@ -180,13 +181,14 @@ def _formats() -> Iterator[str]:
     ]
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
-    shapes = [_shape(architecture) for architecture in ARCHITECTURES]
+    shapes = [_shape(architecture) for architecture in FAMILIES]
     rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
-    yield _table(["", *ARCHITECTURES], rows)
+    yield _table(["", *FAMILIES], rows)
 
 
 def _shape(architecture: str) -> ModelShape:
-    return ModelShape(architecture, 32, 4096, 32, 8, 128, 14336, 128256, 131072, architecture != "LlamaForCausalLM")
+    tied = FAMILIES[architecture].head_is_embedding
+    return ModelShape(architecture, 32, 4096, 32, 8, 128, 14336, 128256, 131072, tied)
 
 
 def _together() -> Iterator[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, shape
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, either, shape
 from pipelines.rules.sources import BUILDER, COMMAND, FLAGS_GUIDE, FP8_GUIDE, GEMMA, PLUGIN, REUSE, STREAMING
 
 LIMITS = "Limits"
 PLUGINS = "Plugins and fusions"
 WEIGHTS = "Sparse and streamed weights"
-FUSING = ("LlamaForCausalLM", "Gemma2ForCausalLM")
 NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
@@ -31,7 +31,7 @@ def _fp8_plugins(d: Deployment) -> Cases:
 
 
 def _fuses(d: Deployment) -> bool:
-    return d.build.tp_size > 1 and shape(d).architecture in FUSING
+    return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features
 
 
 def _gathers(d: Deployment) -> Cases:
@@ -40,7 +40,7 @@ def _gathers(d: Deployment) -> Cases:
 
 
 def _norm_quant(d: Deployment) -> bool:
-    fits = shape(d).architecture == "LlamaForCausalLM" and d.qformat is QFormat.NVFP4
+    fits = "norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4
     return d.build.norm_quant_fusion == "enable" and not fits
 
 
@@ -159,8 +159,8 @@ RULES = (
         needs=("shape",),
         when=lambda d: d.build.reduce_fusion == "enable" and not _fuses(d),
         failed="build.reduce_fusion=enable would be ignored: it needs tp_size of 2 or more, given {d.build.tp_size},"
-        " and"
-        " Llama or Gemma 2, given {d.shape.architecture}.",
+        f" and {either(titles('reduce_fusion'))},"
+        " given {d.shape.architecture}.",
         todo="Set build.reduce_fusion=disable.",
         source=BUILDER,
     ),
@@ -193,9 +193,10 @@ RULES = (
         needs=("shape",),
         when=lambda d: (
             d.build.user_buffer == "enable"
-            and (d.qformat is not QFormat.FP8 or shape(d).architecture != "LlamaForCausalLM")
+            and (d.qformat is not QFormat.FP8 or "user_buffer" not in shape(d).family.features)
         ),
-        failed="build.user_buffer=enable is made for Llama in FP8; given are {d.shape.architecture} and"
+        failed=f"build.user_buffer=enable is made for {either(titles('user_buffer'))} in FP8;"
+        " given are {d.shape.architecture} and"
         " quant={d.qformat}.",
         todo="Set build.user_buffer=disable.",
         source=f"{FP8_GUIDE}; {PLUGIN}",
@@ -206,7 +207,8 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_norm_quant,
-        failed="build.norm_quant_fusion=enable would be ignored: it is for Llama in NVFP4; given are"
+        failed="build.norm_quant_fusion=enable would be ignored: it is for"
+        f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"
         " {d.shape.architecture} and quant={d.qformat}.",
         todo="Set build.norm_quant_fusion=disable.",
         source=BUILDER,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, images, shape
+from pipelines.domain.families import titles
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, either, images, shape
 from pipelines.rules.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
 
 TOPIC = "Serving"
@@ -99,8 +100,9 @@ RULES = (
         topic=IMAGES,
         engines=GPU,
         needs=("images", "shape"),
-        when=lambda d: images(d).model_type == "llava" and shape(d).architecture != "LlamaForCausalLM",
-        failed="multimodal=llava has a Llama behind its encoder; given is {d.shape.architecture}.",
+        when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
+        failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
+        " given is {d.shape.architecture}.",
         todo="Give LLaVA's own language model.",
         source=MULTIMODAL,
     ),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, either, listed, shape
 from pipelines.rules.sources import (
     BACKEND,
     BUILDER,
@@ -186,10 +187,11 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         needs=("shape",),
-        when=lambda d: d.speculation in HEADS and shape(d).architecture != "LlamaForCausalLM",
-        failed="speculative={d.speculation} is made for Llama by TensorRT-LLM's conversion; given is"
+        when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
+        failed="speculative={d.speculation} is made for"
+        f" {either(titles('decoding_heads'))} by TensorRT-LLM's conversion; given is"
         " {d.shape.architecture}.",
-        todo="Take speculative=draft_target or lookahead, or a Llama model.",
+        todo=f"Take speculative=draft_target or lookahead, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(

@@ -113,7 +113,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("shape",),
-        when=lambda d: shape(d).family.startswith("gemma") and d.build.pp_size > 1,
+        when=lambda d: shape(d).family.head_is_embedding and d.build.pp_size > 1,
         failed="pp_size={d.build.pp_size} does not work with {d.shape.architecture}: its embedding is also its head,"
         " and"
         " both ends of a pipeline would need it.",
