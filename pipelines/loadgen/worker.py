@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipelines.loadgen import shared
 from pipelines.loadgen.interface import build_request
-from pipelines.loadgen.lane import Lane, Row
+from pipelines.loadgen.lane import RequestStream, Row
 from pipelines.loadgen.pacing import Pacer
-from pipelines.loadgen.shared import WIDTH, Job, Report
+from pipelines.loadgen.shared import WIDTH, ClientJob, ClientReport
 
 _LAG_PERIOD_S = 0.02
 _SWEEP_S = 0.05
@@ -75,7 +75,7 @@ class _Worker:
     def __init__(self, pipe: Connection, cells: Any, number: int) -> None:
         self._pipe, self._cells, self._base = pipe, cells, 1 + number * WIDTH
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._lanes: list[Lane] = []
+        self._lanes: list[RequestStream] = []
         self._rows: list[Row] = []
         self._messages: dict[str, str] = {}
         self._aborted = asyncio.Event()
@@ -106,7 +106,7 @@ class _Worker:
         else:
             self._inbox.put_nowait(message)
 
-    async def _run(self, job: Job) -> Report:
+    async def _run(self, job: ClientJob) -> ClientReport:
         self._rows, self._messages, self._lanes = [], {}, []
         self._aborted.clear()
         async with grpc.aio.insecure_channel(job.url, options=_CHANNEL) as channel:
@@ -124,7 +124,7 @@ class _Worker:
                 gc.enable()
                 gc.unfreeze()
 
-    async def _measured(self, load: _Closed | _Open, start: int) -> Report:
+    async def _measured(self, load: _Closed | _Open, start: int) -> ClientReport:
         lag: list[int] = []
         helpers = [asyncio.create_task(_watch_lag(lag)), asyncio.create_task(self._sweep())]
         cpu, wall = time.process_time_ns(), now()
@@ -134,7 +134,7 @@ class _Worker:
             task.cancel()
         for lane in self._lanes:
             await lane.close()
-        return Report(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
+        return ClientReport(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
 
     async def _sweep(self) -> None:
         """Give up requests that took too long."""
@@ -145,9 +145,9 @@ class _Worker:
                 if lane.deadline_ns is not None and lane.deadline_ns < stamp:
                     lane.give_up("timeout")
 
-    def lane(self, stub: Any) -> Lane:
+    def lane(self, stub: Any) -> RequestStream:
         """A new stream."""
-        self._lanes.append(lane := Lane(stub))
+        self._lanes.append(lane := RequestStream(stub))
         return lane
 
     def stopped(self) -> bool:
@@ -159,7 +159,7 @@ class _Worker:
         """Count a request that leaves."""
         self._cells[self._base + shared.SENT] += 1
 
-    def keep(self, row: Row, lane: Lane) -> None:
+    def keep(self, row: Row, lane: RequestStream) -> None:
         """Keep the record of a request and count it for the live view."""
         self._rows.append(row)
         cells, base = self._cells, self._base
@@ -184,7 +184,7 @@ class _Closed:
 
     spun_ns = 0
 
-    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
         self._worker, self._job = worker, job
         self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
         self._given, self._sent = 0, 0
@@ -204,7 +204,9 @@ class _Closed:
     def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, int]]]]:
         return enumerate(cycle(self._pool), 1)
 
-    async def _user(self, lane: Lane, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int) -> None:
+    async def _user(
+        self, lane: RequestStream, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int
+    ) -> None:
         await Pacer(1e9).until(start)
         for taken, conversation in conversations:
             for request, isl in conversation:
@@ -217,7 +219,7 @@ class _Closed:
                 if self._job.think_ns:
                     await asyncio.sleep(self._job.think_ns / 1e9)
 
-    async def _ask(self, lane: Lane, request: Any, isl: int) -> Row:
+    async def _ask(self, lane: RequestStream, request: Any, isl: int) -> Row:
         index = self._job.first_index + self._sent * self._job.step
         self._sent += 1
         request.id = str(self._job.id_base + index + 1)
@@ -232,11 +234,11 @@ class _Open:
 
     distinct = True
 
-    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
         self._worker, self._job, self._stub = worker, job, stub
         self._pacer = Pacer(job.mean_gap_ns)
         self._schedule = [(offset, build(job, ask), ask.isl) for offset, ask in job.schedule]
-        self._free: list[Lane] = []
+        self._free: list[RequestStream] = []
 
     @property
     def spun_ns(self) -> int:
@@ -260,7 +262,7 @@ class _Open:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _ask(self, lane: Lane, request: Any, place: int, due: int, isl: int) -> None:
+    async def _ask(self, lane: RequestStream, request: Any, place: int, due: int, isl: int) -> None:
         self._worker.sending()
         index = self._job.first_index + place * self._job.step
         row = await lane.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
@@ -268,7 +270,7 @@ class _Open:
         self._worker.keep(row, lane)
 
 
-def build(job: Job, ask: Any) -> Any:
+def build(job: ClientJob, ask: Any) -> Any:
     """The message of one request of a job."""
     return build_request(job.interface, ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
 

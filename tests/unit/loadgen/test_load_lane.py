@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.loadgen.lane import Lane, Row
+from pipelines.loadgen.lane import RequestStream, Row
 
 
 class Call:
@@ -48,7 +48,7 @@ class Stub:
 async def given_up(last: Any) -> tuple[Row, Row, int]:
     """Two requests on one lane, both given up; the rows and how many streams they took."""
     stub = Stub(last)
-    lane = Lane(stub)
+    lane = RequestStream(stub)
     rows = []
     for index in range(2):
         asking = asyncio.create_task(lane.ask(service_pb2.ModelInferRequest(), index, None, 10**9, True, 4))
