@@ -11,7 +11,6 @@ a first run, which also fills the KV cache. The fit, all results and a table in 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
 from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.plan.plan import make_plan
@@ -290,10 +290,10 @@ def main() -> None:
     when = f"{str(measured.about['measured_at'])[:10]}, "
     when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
     table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)
-    (arguments.out / "table.md").write_text(table)
+    write_text(arguments.out / "table.md", table)
     flat_rows = [over_rounds(each) for each in rows]
     errors = medians(flat_rows)
-    (arguments.out / "medians.json").write_text(json.dumps(errors, indent=1) + "\n")
+    write_json(arguments.out / "medians.json", errors, sort_keys=False)
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
     verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
     sys.stdout.write(fit_text(measured, found, "each coefficient is fitted by itself") + "\n\npredicted:\n")

@@ -12,6 +12,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
 from pipelines.domain.timing import to_columns
+from pipelines.host.files import replacing, write_json
 from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.fleet import ClientProcesses, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge, tail_note
@@ -23,7 +24,6 @@ from pipelines.loadgen.server import Server
 from pipelines.loadgen.sheet import ServerIdentity, empty_result
 from pipelines.loadgen.table import level_line
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings, load_faults
-from pipelines.store.store import write_json
 
 __all__ = ["ServerIdentity", "ServerTarget", "run_benchmark"]
 
@@ -181,7 +181,5 @@ def _title(load: PlannedLevel) -> str:
 def keep_requests(path: Path, outcome: LevelOutcome) -> None:
     """Write one level's records: columns of `pipelines.domain.timing.to_columns`, the window, the clock's zero."""
     data = {**to_columns(outcome.timings), "window_ns": outcome.window, "start_monotonic_ns": outcome.start_ns}
-    aside = path.with_name(f".{path.name}.part")
-    with gzip.open(aside, "wt", compresslevel=3) as file:
+    with replacing(path) as fresh, gzip.open(fresh, "wt", compresslevel=3) as file:
         json.dump(data, file, separators=(",", ":"))
-    aside.replace(path)

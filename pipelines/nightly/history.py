@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json
 from pipelines.nightly.record import Record
-from pipelines.store.store import write_json
 
 FILE = "history.jsonl"
 

@@ -19,7 +19,9 @@ from typing import Any
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.units import show_seconds
 from pipelines.engines.choose import choose
+from pipelines.host.files import write_json
 from pipelines.host.machine import Machine, gather, library_versions
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.nightly import facts
 from pipelines.nightly.history import History
@@ -27,9 +29,9 @@ from pipelines.nightly.matrix import NightlyCell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
 from pipelines.run.runner import git_commit
-from pipelines.settings.compose import load, relative_to_cwd
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.store import fingerprint, write_json
+from pipelines.store.store import fingerprint
 
 GRACE_S = 90
 """How long a cell that is stopped may take to drain its server."""
@@ -172,7 +174,7 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
         overrides=cell.overrides,
         model=own.model.label,
         precision=own.variant,
-        engine=choose(own.engine.name, night.machine).name,
+        engine=choose(own.engine.name, night.machine).engine.name,
         tp_size=own.build.tp_size,
         protocol=facts.protocol(own),
         settings_digest=digest,

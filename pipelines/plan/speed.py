@@ -56,11 +56,11 @@ def modelled_text(plan: Plan) -> str:
 def model_of(plan: Plan) -> Model | None:
     """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
     settings, build = plan.settings, plan.settings.build
-    engine, hardware = plan.flavour.name, resolved(plan.settings.hardware, plan.machine)
-    on_cpu = engine == "openvino"
+    engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
+    on_cpu = not engine.needs_gpu
     where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
     found = fitted_deployment(
-        known(settings), model=settings.model.label, precision=settings.variant, engine=engine, tp=build.tp_size,
+        known(settings), model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:

@@ -6,7 +6,19 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from pipelines.document.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
+from pipelines.document.blocks import (
+    Block,
+    BulletList,
+    Callout,
+    Card,
+    Code,
+    Document,
+    Figure,
+    Fold,
+    Section,
+    Terms,
+    Text,
+)
 from pipelines.document.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import has_limits
@@ -139,9 +151,9 @@ def _formats(compared: Sequence[Comparison]) -> Section:
         if item.chosen and item.rejected:
             blocks.append(Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
         if item.rejected:
-            blocks.append(Listing(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
+            blocks.append(BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
         if item.notes:
-            blocks += [Text("What weakens the choice:"), Listing(item.notes)]
+            blocks += [Text("What weakens the choice:"), BulletList(item.notes)]
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
@@ -238,7 +250,7 @@ def _made_from(data: ReportData) -> Section:
         if elsewhere:
             blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
         if item.left_out:
-            blocks.append(Fold(f"Not used: {len(item.left_out)}", (Listing(item.left_out),)))
+            blocks.append(Fold(f"Not used: {len(item.left_out)}", (BulletList(item.left_out),)))
     return Section("made-from", "What was built from what", tuple(blocks))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.performance.modelled import Deployment, Trial, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
@@ -233,7 +234,7 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         fixed=0.6 * step,
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
     )
-    if measured.engine == "openvino":
+    if runs_on_cpu(measured.engine):
         cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
     else:
         cost = replace(cost, prefill=0.1 * first)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, Level, Slo, Summary
+from pipelines.host.files import write_json
 from pipelines.store.measurements import PENDING, kept, recover
-from pipelines.store.store import Store, write_json
+from pipelines.store.store import Store
 
 NOTHING = Distribution(0)
 SUMMARY = Summary(
