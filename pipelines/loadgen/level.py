@@ -17,7 +17,7 @@ from typing import Any
 
 from pipelines.domain.summary import SECOND, Window, whole_window
 from pipelines.domain.timing import RequestTiming
-from pipelines.loadgen.fleet import ClientProcesses
+from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.health import MachineLoad, MachineWatch
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.live import Meter, View, default_view
@@ -39,7 +39,7 @@ INTERRUPTED, GONE, REFUSED = "interrupted", "the server stopped answering", "eve
 class BenchmarkContext:
     """What all levels of a benchmark share."""
 
-    fleet: ClientProcesses
+    clients: ClientProcesses
     server: Server
     interface: Interface
     maker: PromptMaker
@@ -118,7 +118,7 @@ class _Run:
     def __init__(self, bench: BenchmarkContext, load: PlannedLevel, plan: LevelPlan, title: str) -> None:
         self._bench, self._load, self._settings = bench, load, bench.settings
         self._whole = is_whole(bench.workload, bench.settings)
-        self._meter = Meter(bench.fleet.board, title)
+        self._meter = Meter(bench.clients.board, title)
         self._jobs, self._planned = self._share(plan)
         self._start = 0
         self._begin: int | None = None
@@ -129,25 +129,25 @@ class _Run:
         self._reason = ""
 
     def go(self) -> LevelOutcome:
-        fleet = self._bench.fleet
+        clients = self._bench.clients
         watch = MetricsWatch(self._bench.metrics_url)
         machine = MachineWatch()
-        self._start = fleet.start(self._jobs)
+        self._start = clients.start(self._jobs)
         with self._bench.view() as view, watch:
             try:
                 self._follow(view)
             except KeyboardInterrupt:
                 self._cut(INTERRUPTED)
-                while not fleet.finished(_POLL_S):
+                while not clients.finished(_POLL_S):
                     pass
-        reports = fleet.collect()
+        reports = clients.collect()
         timings = sorted(self._timings(reports), key=lambda timing: timing.index)
         server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
         return LevelOutcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
 
     def _follow(self, view: View) -> None:
-        fleet = self._bench.fleet
-        while not fleet.finished(_POLL_S):
+        clients = self._bench.clients
+        while not clients.finished(_POLL_S):
             now = monotonic_ns()
             if self._begin is None and self._warm(now):
                 self._before = self._bench.server.counters()
@@ -164,7 +164,7 @@ class _Run:
     def _close(self) -> None:
         """The window is over: nobody sends any more."""
         self._end = self._planned[1] + self._start if self._planned else monotonic_ns()
-        self._bench.fleet.board.stop_at(self._end)
+        self._bench.clients.board.stop_at(self._end)
         self._after = self._bench.server.counters()
 
     def _cut(self, reason: str) -> None:
@@ -173,13 +173,13 @@ class _Run:
         now = monotonic_ns()
         self._end = min(self._end or now, now)
         if reason.startswith(GONE):  # what was measured ends with the last answer, not with the silence after it
-            self._end = min(self._end, self._bench.fleet.board.latest(LAST_OK) + 1)
+            self._end = min(self._end, self._bench.clients.board.latest(LAST_OK) + 1)
         self._after = self._after or self._bench.server.counters()
-        self._bench.fleet.board.stop_at(now)
-        self._bench.fleet.abort()
+        self._bench.clients.board.stop_at(now)
+        self._bench.clients.abort()
 
     def _done(self) -> int:
-        return self._bench.fleet.board.total(OK) + self._bench.fleet.board.total(ERRORS)
+        return self._bench.clients.board.total(OK) + self._bench.clients.board.total(ERRORS)
 
     def _warm(self, now: int) -> bool:
         if self._whole:
@@ -204,7 +204,7 @@ class _Run:
 
     def _trouble(self, now: int) -> str:
         """Why to go on makes no sense: connections fail and nothing has come for some seconds, or all is refused."""
-        board = self._bench.fleet.board
+        board = self._bench.clients.board
         if board.total(CONNECTION) and now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS:
             return GONE + (", though it is still there" if self._bench.server.is_live() else "")
         return REFUSED if not board.total(OK) and board.total(ERRORS) >= _HOPELESS else ""
@@ -253,7 +253,7 @@ class _Run:
 
     def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
         """Every process's part, and the steady window of an open loop."""
-        size, base = self._bench.fleet.size, self._base()
+        size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
             users, asked = self._load.concurrency or 1, self._settings.num_requests
             limit = asked if self._whole else None

@@ -13,15 +13,15 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
 from pipelines.domain.timing import to_columns
 from pipelines.host.files import replacing, write_json
+from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
 from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.fleet import ClientProcesses, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level
 from pipelines.loadgen.live import View, default_view
 from pipelines.loadgen.plan import PlannedLevel, loads
 from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.result_header import ServerIdentity, empty_result
 from pipelines.loadgen.server import Server
-from pipelines.loadgen.sheet import ServerIdentity, empty_result
 from pipelines.loadgen.table import level_line
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings, load_faults
 
@@ -79,11 +79,11 @@ def run_benchmark(
     try:
         interface = server.describe(target.model_name, streaming=settings.streaming)
         maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
-        sheet = empty_result(server, interface, workload, settings, identity)
+        header = empty_result(server, interface, workload, settings, identity)
         processes = processes_for(workload, settings, cpu_count())
-        with ClientProcesses(processes) as fleet:
-            bench = BenchmarkContext(fleet, server, interface, maker, workload, settings, target.metrics_url, view)
-            return _measure(bench, sheet, out_dir, note)
+        with ClientProcesses(processes) as clients:
+            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, target.metrics_url, view)
+            return _measure(bench, header, out_dir, note)
     finally:
         server.close()
 

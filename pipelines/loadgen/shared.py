@@ -7,8 +7,8 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from pipelines.loadgen.interface import Interface
-from pipelines.loadgen.lane import Row
 from pipelines.loadgen.plan import Conversation, PlannedRequest
+from pipelines.loadgen.request_stream import Row
 
 _FIELDS = ("sent", "ok", "errors", "connection", "ttft_us", "ttft_n", "itl_us", "itl_n", "last_ok_ns")
 SENT, OK, ERRORS, CONNECTION, TTFT_US, TTFT_N, ITL_US, ITL_N, LAST_OK = range(len(_FIELDS))

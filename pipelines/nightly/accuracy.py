@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from eval.paired import mcnemar_exact
-from pipelines.nightly.finding import Regression
 from pipelines.nightly.record import Record, unpack_bits
+from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipelines.nightly.changes import changes
-from pipelines.nightly.finding import Regression
 from pipelines.nightly.history import History
+from pipelines.nightly.regression import Regression
 from pipelines.nightly.shown import shown
 from pipelines.nightly.verdict import NightVerdict
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
-from pipelines.nightly.finding import Regression
 from pipelines.nightly.judge import ChangeRule, JudgedNight, replay
 from pipelines.nightly.record import Record, base_name, higher_is_better
+from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from pipelines.loadgen.interface import Interface, build_request
-from pipelines.loadgen.lane import classify
 from pipelines.loadgen.plan import PlannedRequest
+from pipelines.loadgen.request_stream import classify
 from pipelines.loadgen.server import statistics_between
 
 COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
