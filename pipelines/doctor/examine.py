@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.doctor import gpus, hub, places, processor, templates, verdicts, versions
-from pipelines.doctor.record import Diagnosis, Finding
+from pipelines.doctor.record import Diagnosis, ProbeResult
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan.plan import make_plan
@@ -43,7 +43,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
     return Diagnosis(sections, judged, broken)
 
 
-def _broken(settings: Settings, machine: Machine, found: list[Finding]) -> list[Finding]:
+def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> list[ProbeResult]:
     """What stops the configured pipeline here: what planning refuses, and what the probes call broken."""
     broken = [finding for finding in found if finding.status == "bad"]
     try:
@@ -51,7 +51,7 @@ def _broken(settings: Settings, machine: Machine, found: list[Finding]) -> list[
     except UserError as error:
         told = " ".join(finding.value for finding in broken)
         broken += [
-            Finding("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
+            ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
             for fault in error.faults
             if fault.message not in told
         ]

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.doctor.record import Finding
+from pipelines.doctor.record import ProbeResult
 from pipelines.domain.units import GIB, show_bytes
 
 LEAST_BYTES = GIB
@@ -16,7 +16,7 @@ ROOM_BYTES = 10 * GIB
 """Below this a model of some billion parameters does not fit with its copies."""
 
 
-def look(store: Path, runs: Path, environment: Mapping[str, str]) -> list[Finding]:
+def look(store: Path, runs: Path, environment: Mapping[str, str]) -> list[ProbeResult]:
     """Describe store, runs and the Hub's cache."""
     cache = environment.get("HF_HUB_CACHE") or Path(hub_home(environment)) / "hub"
     return [
@@ -32,20 +32,22 @@ def hub_home(environment: Mapping[str, str]) -> str:
     return str(Path(environment.get("HF_HOME") or f"{shared}/huggingface").expanduser())
 
 
-def _place(name: str, folder: Path, setting: str) -> Finding:
+def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     folder = folder.expanduser().absolute()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir():
-        return Finding(name, f"{folder} cannot be made: {parent} is a file", "bad", f"Set another folder: {setting}")
+        return ProbeResult(
+            name, f"{folder} cannot be made: {parent} is a file", "bad", f"Set another folder: {setting}"
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
-        return Finding(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
+        return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
     try:
         free = shutil.disk_usage(parent).free
     except OSError as error:
-        return Finding(name, f"{folder}: free space unknown, {error.strerror}", "note")
+        return ProbeResult(name, f"{folder}: free space unknown, {error.strerror}", "note")
     text = f"{folder}, {show_bytes(free)} free"
     if free < LEAST_BYTES:
-        return Finding(name, text, "bad", f"Free at least {show_bytes(LEAST_BYTES)}, or move it: {setting}")
+        return ProbeResult(name, text, "bad", f"Free at least {show_bytes(LEAST_BYTES)}, or move it: {setting}")
     if free < ROOM_BYTES:
-        return Finding(name, text, "note", "Enough for the bundled models; large ones need tens of GiB.")
-    return Finding(name, text)
+        return ProbeResult(name, text, "note", "Enough for the bundled models; large ones need tens of GiB.")
+    return ProbeResult(name, text)

@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """One thing that was looked at.
 
     Attributes:
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CombinationVerdict:
     """Whether one combination works on this machine.
 
     Attributes:
@@ -59,9 +59,9 @@ class Diagnosis:
         broken: what the configured pipeline needs here and lacks; empty when it would run.
     """
 
-    sections: dict[str, list[Finding]]
-    verdicts: list[Verdict] = field(default_factory=list)
-    broken: list[Finding] = field(default_factory=list)
+    sections: dict[str, list[ProbeResult]]
+    verdicts: list[CombinationVerdict] = field(default_factory=list)
+    broken: list[ProbeResult] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """For programs; the schema stands in docs/doctor.md."""

@@ -9,7 +9,7 @@ import textwrap
 from itertools import groupby
 from string import ascii_lowercase
 
-from pipelines.doctor.record import Diagnosis, Finding, Verdict
+from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
 from pipelines.domain.formats import FORMATS
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
@@ -31,7 +31,7 @@ def render(diagnosis: Diagnosis) -> str:
     return "\n".join(lines + _end(diagnosis, width)) + "\n"
 
 
-def _findings(findings: list[Finding], width: int, *, colour: bool) -> list[str]:
+def _findings(findings: list[ProbeResult], width: int, *, colour: bool) -> list[str]:
     column = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -44,9 +44,9 @@ def _findings(findings: list[Finding], width: int, *, colour: bool) -> list[str]
     return lines
 
 
-def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
+def _verdicts(verdicts: list[CombinationVerdict], width: int) -> list[str]:
     """A table of models by formats, and every kind of reason once below it, with all its cases."""
-    reasons: dict[tuple[str, ...], list[Verdict]] = {}
+    reasons: dict[tuple[str, ...], list[CombinationVerdict]] = {}
     if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
         return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
     quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
@@ -63,7 +63,7 @@ def _verdicts(verdicts: list[Verdict], width: int) -> list[str]:
     return lines
 
 
-def _mark(verdict: Verdict, reasons: dict[tuple[str, ...], list[Verdict]]) -> str:
+def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[CombinationVerdict]]) -> str:
     """yes, or the letter under which the reason stands; reasons that differ in names and numbers only share one."""
     if verdict.works:
         return "yes"
@@ -73,7 +73,7 @@ def _mark(verdict: Verdict, reasons: dict[tuple[str, ...], list[Verdict]]) -> st
     return ascii_lowercase[list(reasons).index(kind)]
 
 
-def _together(cases: list[Verdict]) -> str:
+def _together(cases: list[CombinationVerdict]) -> str:
     """The reason of the first model, and what is different in it for the others."""
     of_model = {
         model: [_span(words) for words in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]

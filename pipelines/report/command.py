@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.document.write import ReportPaths, write_document
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison
@@ -13,7 +14,7 @@ from pipelines.report.compare_text import comparison_text
 from pipelines.report.data import ReportData
 from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
-from pipelines.settings.compose import load, relative_to_cwd
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.store.measurements import recover
 from pipelines.store.store import Store

@@ -13,12 +13,12 @@ from pipelines.host.screen import complain
 from pipelines.plan.targets import Target, farthest
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import calibration_files
+from pipelines.settings.sizing import fit_files
 from pipelines.store.store import Store
 
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
-    from pipelines.run.runner import Outcome
+    from pipelines.run.runner import StepOutcome
 
 BUNDLED_PROMPT = "The river of Githbrel is"
 """Something the bundled models know, for the lines that `serve` prints."""
@@ -32,7 +32,7 @@ def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
     return make_plan(settings, target, store, gather()), store
 
 
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
     from pipelines.run.session import run_target
 
     plan, store = _plan_for(load(overrides), target)
@@ -81,7 +81,7 @@ def _refuse_unfit(folder: Path) -> None:
     from triton_repo.check import check_repository
 
     if not read_repository(folder).gpu:
-        faults = check_repository(folder, running_version=runtime_version("openvino"))
+        faults = check_repository(folder, running_version=runtime_version)
     elif not (faults := check_repository(folder)):
         from pipelines.engines.tensorrt_llm.fits import fit_faults
         from triton_repo.parameters import ENGINE_DIR
@@ -108,14 +108,14 @@ def run_all(overrides: Sequence[str]) -> int:
     return code
 
 
-def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[Outcome]]:
+def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
     from pipelines.store.measurements import recover
 
     recover(Store(load(overrides).paths.store))
     return _run(target, overrides)
 
 
-def _code(outcomes: Sequence[Outcome]) -> int:
+def _code(outcomes: Sequence[StepOutcome]) -> int:
     """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
     facts = outcomes[-1].artifact.facts
     if facts["complete"]:
@@ -131,7 +131,7 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
-    if made.flavour.name != "openvino" or settings.sizing.calibration or any(calibration_files(settings.paths.store)):
+    if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         sys.stdout.write(modelled_text(made))

@@ -12,17 +12,17 @@ from typing import Any
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.plan.plan import Plan, Step
+from pipelines.host.paths import relative_to_cwd
+from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
-from pipelines.run.runner import Outcome
-from pipelines.settings.compose import relative_to_cwd
+from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import RESULT
 
 WIDTH = 79
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """A result twice: as rows for programs and as text for people."""
 
     rows: list[dict[str, Any]]
@@ -31,7 +31,7 @@ class Table:
 
 def plan_text(plan: Plan) -> str:
     """What would run, what is cached and why, what fits and what it took last time."""
-    lines = [_wrap(f"engine: {plan.flavour.name} ({plan.flavour.reason})")]
+    lines = [_wrap(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
@@ -49,7 +49,7 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last(step: Step) -> str:
+def _last(step: PlannedStep) -> str:
     return f"; took {show_seconds(step.last_seconds)} last time" if step.last_seconds is not None else ""
 
 
@@ -67,8 +67,8 @@ def _cost(plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan for programs."""
     return {
-        "engine": plan.flavour.name,
-        "reason": plan.flavour.reason,
+        "engine": plan.choice.engine.name,
+        "reason": plan.choice.reason,
         "warnings": [str(warning) for warning in plan.warnings],
         "not_run_here": [str(fault) for fault in plan.not_here],
         "steps": [
@@ -85,7 +85,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> str:
+def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
     """One row per stage: what became of it, seconds, and its telling number."""
     rows = [("stage", "", "took", "result")]
     rows += [
@@ -119,20 +119,20 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
 
 
-def accuracy_table(outcomes: Sequence[Outcome]) -> Table:
+def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
     """The 16-bit baseline beside what was built."""
     folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
     return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
 
 
-def measured_table(outcome: Outcome) -> str:
+def measured_table(outcome: StepOutcome) -> str:
     """What a benchmark found, one row per load."""
     from pipelines.loadgen.table import benchmark_table
 
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
-def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
+def comparison(pairs: Sequence[tuple[Path, Path]]) -> ResultTable:
     """Evaluation folders, (baseline, after) each, as one table with paired statistics."""
     from eval.compare import loss_rows, loss_table
     from eval.results import EvalResult
@@ -140,10 +140,10 @@ def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
     rows = []
     for before, after in pairs:
         rows += loss_rows(EvalResult.load(before / RESULT), [EvalResult.load(after / RESULT)])
-    return Table(rows, loss_table(rows))
+    return ResultTable(rows, loss_table(rows))
 
 
-def closing(outcomes: Sequence[Outcome], folder: Path, *, more: bool = False) -> str:
+def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:
     """Where the results lie.
 
     Args:

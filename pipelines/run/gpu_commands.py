@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import BuildPaths, command
+from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
-from pipelines.plan.plan import Plan, Step
-from pipelines.settings.compose import relative_to_cwd
+from pipelines.host.paths import relative_to_cwd
+from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages.build import Build
-from pipelines.stages.repository import Repository
+from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.store.store import KEY_LENGTH
 from triton_repo.spec import RepositorySpec
@@ -24,13 +24,13 @@ INDENT = " " * 4
 
 
 def gpu_commands(plan: Plan) -> list[str]:
-    """Lines for people; none for another engine, or when nothing is left to build or to serve."""
-    if plan.flavour.name != "tensorrt_llm":
+    """Lines for people; none for an engine of another builder, or when nothing is left to build or to serve."""
+    if plan.choice.engine.builder != PROGRAM:
         return []
     todo = [step for step in plan.steps if not step.artifact]
     blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]
     blocks += [_build(plan, step) for step in todo if isinstance(step.node.stage, Build)]
-    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, Repository)]
+    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, WriteRepository)]
     if not blocks:
         return []
     head = "Commands"
@@ -40,7 +40,7 @@ def gpu_commands(plan: Plan) -> list[str]:
     return ["", head, *("\n".join(block) for block in blocks)]
 
 
-def _build(plan: Plan, step: Step) -> list[str]:
+def _build(plan: Plan, step: PlannedStep) -> list[str]:
     """trtllm-build with one option per line."""
     stage = step.node.stage
     assert isinstance(stage, Build)
@@ -54,7 +54,7 @@ def _build(plan: Plan, step: Step) -> list[str]:
     return _shown(step, parts)
 
 
-def _script(plan: Plan, step: Step) -> list[str]:
+def _script(plan: Plan, step: PlannedStep) -> list[str]:
     """One of TensorRT-LLM's own scripts."""
     stage = step.node.stage
     assert isinstance(stage, Script)
@@ -65,7 +65,7 @@ def _script(plan: Plan, step: Step) -> list[str]:
     return _shown(step, stage.command(places, _place(plan, step)))
 
 
-def _shown(step: Step, parts: Sequence[Sequence[str]]) -> list[str]:
+def _shown(step: PlannedStep, parts: Sequence[Sequence[str]]) -> list[str]:
     """A command with one option per line."""
     lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
     first, *middle, last = lines
@@ -88,7 +88,7 @@ def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
     return (cache if (stage.on_gpu.timing_caches / f"{name}.cache").is_file() else None), cache
 
 
-def _place(plan: Plan, step: Step) -> str:
+def _place(plan: Plan, step: PlannedStep) -> str:
     """Folder of a step's artifact; without a key yet, as far as it is known."""
     if step.artifact:
         return relative_to_cwd(step.artifact.path)
@@ -97,7 +97,7 @@ def _place(plan: Plan, step: Step) -> str:
     return f"{store}/{step.node.stage.name}/{step.node.label}-{key}"
 
 
-def _serve(plan: Plan, stage: Repository) -> list[str]:
+def _serve(plan: Plan, stage: WriteRepository) -> list[str]:
     """How tritonserver is started on the repository: the first way, which `make serve` takes."""
     spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
     line = next(iter(start_commands(plan.settings.triton, spec)["commands"].values()))

@@ -22,10 +22,10 @@ from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.screen import say
 from pipelines.plan.engine_flow import Node
-from pipelines.plan.plan import Plan, Step, node_key
+from pipelines.plan.plan import Plan, PlannedStep, node_key
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store import measurements
-from pipelines.store.sources import Source
+from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store
 
 log = logging.getLogger("pipelines")
@@ -34,7 +34,7 @@ NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What became of one step: "cached" or "made", in how many seconds."""
 
     node: Node
@@ -43,13 +43,13 @@ class Outcome:
     seconds: float
 
 
-def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) -> list[Outcome]:
+def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) -> list[StepOutcome]:
     """Run every step that is not cached, in order.
 
     Raises:
         UserError: a stage found a fault of its input, or the disk is full or read-only.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     artifacts: dict[str, Artifact] = {}
     for step in plan.steps:
         outcome = _cached(step) or _make(step, artifacts, plan, store, overrides, progress)
@@ -58,27 +58,27 @@ def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) 
     return outcomes
 
 
-def _cached(step: Step) -> Outcome | None:
-    return Outcome(step.node, step.artifact, "cached", 0.0) if step.artifact else None
+def _cached(step: PlannedStep) -> StepOutcome | None:
+    return StepOutcome(step.node, step.artifact, "cached", 0.0) if step.artifact else None
 
 
 def _make(
-    step: Step,
+    step: PlannedStep,
     artifacts: dict[str, Artifact],
     plan: Plan,
     store: Store,
     overrides: Sequence[str],
     progress: Progress,
-) -> Outcome:
+) -> StepOutcome:
     node = step.node
     paths, digests = {}, {}
     for name, given in node.inputs.items():
-        found = given if isinstance(given, Source) else artifacts[given]
+        found = given if isinstance(given, InputSource) else artifacts[given]
         paths[name], digests[name] = found.path, found.digest
     key, parts = node_key(node, digests)
     with _disk_errors(node, store), store.lock(key, _waiting(node)):
         if artifact := store.find(node.stage.name, key):  # an earlier stage gave equal bytes, or another run made it
-            return Outcome(node, artifact, "cached", 0.0)
+            return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
         with store.draft(key) as draft:
             start = time.monotonic()
@@ -98,7 +98,7 @@ def _make(
             manifest |= {"seconds": round(seconds, 3), "peak_memory_bytes": _peak_memory(), "facts": facts}
             artifact = store.commit(draft, manifest, node.label)
     say(f"{node.id}: made in {show_seconds(seconds)}")
-    return Outcome(node, artifact, "made", seconds)
+    return StepOutcome(node, artifact, "made", seconds)
 
 
 def _waiting(node: Node) -> Callable[[], None]:

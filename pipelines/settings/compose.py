@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
@@ -89,11 +88,3 @@ def _unresolved(config: Any, key: str) -> UserError:
         allowed="${group.key} takes the value of another setting, ${oc.env:NAME} that of an environment variable.",
         todo="Refer to one that exists, or give the value itself.",
     )
-
-
-def relative_to_cwd(path: Path) -> str:
-    """A path as short as it can be shown."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -158,6 +158,10 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
     return found
 
 
+RENAMED = {"sizing.calibration": "sizing.fit"}
+"""Former names of settings whose nearest word would be another thing: `calibration` is ModelOpt's text."""
+
+
 def _key_fault(key: str, text: str, override: Any, known: set[str]) -> Fault | None:
     if override.is_add():
         if key not in known or override.is_force_add():
@@ -165,6 +169,8 @@ def _key_fault(key: str, text: str, override: Any, known: set[str]) -> Fault | N
         return Fault(f"'{text}' adds a setting that is already there.", todo=f"Write {text[1:]} to change it.")
     if not known or key in known:
         return None
+    if key in RENAMED:
+        return Fault(f"'{key}' is not a known setting.", f"It is now '{RENAMED[key]}'.")
     near = did_you_mean(key, known | set(groups()))
     if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
         near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.checkpoint.tensors import TensorInfo, read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import UserError
-from pipelines.store.sources import Source, files_source
+from pipelines.store.sources import InputSource, files_source
 from pipelines.store.store import HashCache
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -18,7 +18,7 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of peft's names: `...q_proj.lora_A.weight` is [rank, inputs], `...lora_B.weight` [outputs, rank]."""
 
 
-def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[Source, Adapter]:
+def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSource, Adapter]:
     """Look at a folder that peft wrote.
 
     Args:

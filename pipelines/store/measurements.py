@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from pipelines.host.files import write_json
 from pipelines.host.screen import say
-from pipelines.store.store import Artifact, Json, Store, write_json
+from pipelines.store.store import Artifact, Json, Store
 
 PENDING = ".pending.json"
 

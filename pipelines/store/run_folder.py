@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 
 

@@ -30,7 +30,7 @@ PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputSource:
     """One input folder or file.
 
     Attributes:
@@ -59,7 +59,7 @@ class BuiltEngine:
     pp_size: int
 
 
-def engine_source(folder: Path, hashes: HashCache) -> tuple[Source, BuiltEngine]:
+def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEngine]:
     """Look at an engine folder.
 
     Raises:
@@ -92,7 +92,7 @@ def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
 
 def model_source(
     folder: Path, hashes: HashCache, key: str = "model.path", *, weights: bool = True
-) -> tuple[Source, ModelShape]:
+) -> tuple[InputSource, ModelShape]:
     """Look at a local Hugging Face folder.
 
     Args:
@@ -113,7 +113,7 @@ def model_source(
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
-    return Source(folder, _digest(folder, files, hashes, key)), shape
+    return InputSource(folder, _digest(folder, files, hashes, key)), shape
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _check_weights(folder: Path, key: str) -> None:
     raise UserError(f"{key}='{folder}' has no *.safetensors file.")
 
 
-def files_source(path: Path, hashes: HashCache, key: str) -> Source:
+def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
     """Look at a file, or a folder of files (all of them, hidden ones aside).
 
     Raises:
@@ -157,13 +157,13 @@ def files_source(path: Path, hashes: HashCache, key: str) -> Source:
     """
     path = path.expanduser().absolute()
     if path.is_file():
-        return Source(path, _digest(path, [path], hashes, key))
+        return InputSource(path, _digest(path, [path], hashes, key))
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
     files = sorted(p for p in path.rglob("*") if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
-    return Source(path, _digest(path, files, hashes, key))
+    return InputSource(path, _digest(path, files, hashes, key))
 
 
 def _is_meant(path: Path) -> bool:

@@ -26,13 +26,13 @@ from pipelines.settings.groups import CONF
 from pipelines.settings.root import validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
-from pipelines.sweep.cells import Cell, cells_of
+from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweep.watch import Watch
 
 
-def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
+def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[SweepCell]]:
     """Run every combination of the comma lists that is not finished.
 
     Returns:
@@ -67,7 +67,7 @@ def _new_folder(overrides: Sequence[str]) -> Path:
     return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _write(folder: Path, cells: Sequence[Cell]) -> None:
+def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
     try:
         folder.mkdir(parents=True)
         for cell in cells:
@@ -79,7 +79,7 @@ def _write(folder: Path, cells: Sequence[Cell]) -> None:
         ) from None
 
 
-def _ended(cell: Cell, folder: Path) -> Cell:
+def _ended(cell: SweepCell, folder: Path) -> SweepCell:
     """A cell of which nothing was heard any more."""
     if cell.ended:
         return cell
@@ -133,7 +133,7 @@ def _of_hydra(word: Any) -> bool:
     return str(word.key_or_group).startswith(("hydra.", "hydra/"))
 
 
-def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | None, here: bool) -> list[Cell]:
+def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
     """Mark cells that are finished already, and cells that cannot be planned.
 
     Raises:
@@ -150,7 +150,7 @@ def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | No
     return judged
 
 
-def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> Cell:
+def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> SweepCell:
     """What planning says of a cell: done, failed, or waiting for a launcher.
 
     A cell of another machine is planned with that machine's facts, where they are known; whether it can run there is
@@ -173,7 +173,7 @@ def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | No
     return replace(cell, state="done", artifacts=artifacts)
 
 
-def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
+def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep) -> None:
     """What there is to do, and by whom."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
@@ -186,7 +186,7 @@ def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
         say(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
 
 
-def _launch(sweep: Sweep, folder: Path, waiting: Sequence[Cell]) -> None:
+def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     """Hand cells to the launcher and come back when all have ended."""
     from hydra.core.hydra_config import HydraConfig
 

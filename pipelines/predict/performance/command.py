@@ -1,4 +1,4 @@
-"""`calibrate`: a benchmark in, the coefficients of the model for this machine or GPU out."""
+"""`make calibrate`: fit the performance model to a benchmark, for this machine or GPU."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
-from pipelines.predict.performance.fitted import Calibration, calibration_of, comparison
-from pipelines.predict.performance.hardware import data_sheet, resolved
-from pipelines.predict.performance.known_model import known_model
-from pipelines.predict.performance.measured import Measured, read_measured
+from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import CALIBRATIONS
+from pipelines.settings.sizing import FITS
 
 SHOWN = {
     "token_compute": ("linears, computed", "us/token"),
@@ -53,23 +56,23 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     """
     if settings.sizing.measured is None:
         raise UserError(
-            "There is nothing to calibrate with.",
+            "There is no benchmark to fit to.",
             todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
         )
     measured = read_measured([settings.sizing.measured])
     start, words = start_of(settings, machine, measured)
     found = fit(measured, start)
-    made = calibration_of(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
-    path = settings.sizing.calibration or place(settings, made)
+    made = fitted_model(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
+    path = settings.sizing.fit or place(settings, made)
     made.save(path)
-    sys.stdout.write(fit_text(measured, found, words) + f"\ncalibration: {path}\n")
+    sys.stdout.write(fit_text(measured, found, words) + f"\nfit: {path}\n")
     return 0
 
 
 def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
     """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
-    if measured.engine == "openvino" or settings.hardware.name == "auto":
-        why = "the CPU engine" if measured.engine == "openvino" else "no GPU is named (hardware=...)"
+    if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
+        why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
     return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
 
@@ -77,12 +80,12 @@ def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[
 def free_engine(settings: Settings, measured: Measured) -> Engine:
     """The scheduler's limits, as the benchmark tells them, else as the configuration does.
 
-    Our CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
+    The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
     under guaranteed_no_evict a request starts when all its blocks are free.
     """
     limits, build = measured.limits, settings.build
     return Engine(
-        policy="inflight_chunked" if measured.engine == "openvino" else "inflight",
+        policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
         admission=admission_of(settings.triton.batch_scheduler_policy),
@@ -99,18 +102,18 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         measured,
         model=known_model(settings).name,
         precision=settings.variant,
-        engine=measured.engine or "tensorrt_llm",
+        engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
         tp=settings.build.tp_size,
         pp=settings.build.pp_size,
     )
 
 
-def place(settings: Settings, made: Calibration) -> Path:
-    """Where a calibration is kept: in the store, by what it is of."""
+def place(settings: Settings, made: FittedModel) -> Path:
+    """Where a fit is kept: in the store, by what it is of."""
     parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
-    return settings.paths.store / CALIBRATIONS / f"{name}.json"
+    return settings.paths.store / FITS / f"{name}.json"
 
 
 def fit_text(measured: Measured, found: Fit, words: str) -> str:

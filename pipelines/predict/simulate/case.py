@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
-from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.engine import HardwareSettings
-from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Case:
 def in_ticks(settings: Settings) -> bool:
     """Whether time is in ticks: as asked, or because nothing says what an iteration takes."""
     asked = settings.simulator.time
-    known = settings.hardware.name != "auto" or settings.sizing.calibration is not None
+    known = settings.hardware.name != "auto" or settings.sizing.fit is not None
     return asked == "ticks" or (asked == "auto" and not known)
 
 
@@ -67,13 +68,13 @@ def make_case(settings: Settings, machine: Machine) -> Case:
     """
     if in_ticks(settings):
         return _in_ticks(settings)
-    if settings.sizing.calibration is not None:
-        return _calibrated(settings, settings.sizing.calibration)
+    if settings.sizing.fit is not None:
+        return _fitted(settings, settings.sizing.fit)
     hardware = resolved(settings.hardware, machine)
     if hardware.memory_gb is None or hardware.name == "auto":
         raise UserError(
             "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
-            todo="Name one, e.g. hardware=h100_sxm, give sizing.calibration, or leave simulator.time out for ticks.",
+            todo="Name one, e.g. hardware=h100_sxm, give sizing.fit, or leave simulator.time out for ticks.",
         )
     return _in_seconds(settings, hardware)
 
@@ -92,7 +93,7 @@ def _in_ticks(settings: Settings) -> Case:
     engines = [replace(base, policy=policy) for policy in wanted.policy]
     notes = []
     if "inflight_chunked" in wanted.policy and wanted.max_num_tokens is None:
-        budget = slots + max(1, round(typical(settings.workload.isl) * wanted.decode / wanted.prefill))
+        budget = slots + max(1, round((settings.workload.isl.expected or 1) * wanted.decode / wanted.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
         notes.append(f"chunked prefill: {budget} tokens per iteration, so that pieces last about a decode step")
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
@@ -103,7 +104,7 @@ def _in_ticks(settings: Settings) -> Case:
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.predict.performance.deployment import gpu_model
-    from pipelines.predict.performance.known_model import known_model
+    from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
 
     model = known_model(settings)
@@ -112,18 +113,18 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         settings,
         found.deployment,
         what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
-        reason=f"{found.provenance}: {found.why}",
+        reason=origin(found.provenance, found.why),
         kv_source="modelled",
     )
 
 
-def _calibrated(settings: Settings, path: Path) -> Case:
-    """The deployment that a calibration was fitted to, with the limits that are given here instead of its own."""
-    from pipelines.predict.performance.fitted import load_calibration
+def _fitted(settings: Settings, path: Path) -> Case:
+    """The deployment that `sizing.fit` was fitted to, with the limits that are given here instead of its own."""
+    from pipelines.predict.performance.fit_file import load_fit
 
-    found = load_calibration(path)
+    found = load_fit(path)
     what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
-    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as calibrated")
+    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
 
 
 def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:
@@ -167,17 +168,8 @@ def _prefix(settings: Settings) -> int:
     """Tokens of each prompt that are in the cache: as asked, or what the workload's prompts share, where it is kept."""
     if settings.simulator.prefix_tokens is not None:
         return settings.simulator.prefix_tokens
-    shared = settings.workload.shared_prefix_share * typical(settings.workload.isl)
+    shared = settings.workload.shared_prefix_share * (settings.workload.isl.expected or 1)
     return int(shared) if settings.kv_cache.enable_block_reuse else 0
-
-
-def typical(length: LengthSettings) -> float:
-    """Mean of a length's distribution, as far as the settings say it; 1 for one that stands in a file."""
-    if length.mean is not None:
-        return length.mean
-    if length.values:
-        return sum(length.values) / len(length.values)
-    return 1.0 if length.min is None or length.max is None else (length.min + length.max) / 2
 
 
 def faults_of(settings: Settings) -> list[Fault]:
