@@ -18,27 +18,27 @@ sys.path.insert(0, str(ROOT))
 
 from pipelines.predict.simulator.backend import Backend  # noqa: E402
 from pipelines.predict.simulator.cost import IterationCost  # noqa: E402
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits  # noqa: E402
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits  # noqa: E402
 from pipelines.predict.simulator.run import simulate  # noqa: E402
 
 COST = IterationCost(
     token_compute=3e-5, row_compute=1e-6, weights=4e-3, head_weights=3e-4, prefill_attention=1e-10, kv_token=4e-8,
     token=1e-7, fixed=1e-3, sequence=1e-5, prefill=1e-4,
 )  # fmt: skip
-Case = tuple[SchedulerLimits, RequestStream]
+Case = tuple[SchedulerLimits, OfferedLoad]
 BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
 
 
-def closed(users: int, requests: int, isl: int, osl: int) -> RequestStream:
+def closed(users: int, requests: int, isl: int, osl: int) -> OfferedLoad:
     """A closed loop of equal requests."""
-    return RequestStream(np.full(requests, isl), np.full(requests, osl), users=users, client_delay=0.01)
+    return OfferedLoad(np.full(requests, isl), np.full(requests, osl), users=users, client_delay=0.01)
 
 
-def poisson(rate: float, requests: int, seed: int = 0) -> RequestStream:
+def poisson(rate: float, requests: int, seed: int = 0) -> OfferedLoad:
     """An open loop of random lengths."""
     rng = np.random.default_rng(seed)
     isl, osl = rng.integers(100, 3000, requests), rng.integers(10, 400, requests)
-    return RequestStream(isl, osl, arrival=np.cumsum(rng.exponential(1 / rate, requests)))
+    return OfferedLoad(isl, osl, arrival=np.cumsum(rng.exponential(1 / rate, requests)))
 
 
 CASES: dict[str, Case] = {

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 from pipelines.predict.simulator.cost import Cost
-from pipelines.predict.simulator.interface import Iterations, RequestStream, SchedulerLimits, SimulatedRun, Stays
+from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
 from pipelines.predict.simulator.run import simulate
 from tests.support.random_loads import simulations
 from tests.support.simulated_records import stamps, timings
 
-Case = tuple[SchedulerLimits, RequestStream, Cost]
+Case = tuple[SchedulerLimits, OfferedLoad, Cost]
 
 
 def tables(case: Case) -> tuple[SimulatedRun, Iterations, Stays]:

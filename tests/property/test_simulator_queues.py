@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.predict.simulator.cost import IterationCost, TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 
 STEPS = 400  # mean output tokens
@@ -32,7 +32,7 @@ def waits(slots: int, load: float, lengths: Callable[[np.random.Generator], Any]
         arrival = np.cumsum(rng.exponential(SERVICE / (load * slots), REQUESTS))
         osl = np.maximum(lengths(rng), 1)
         engine = SchedulerLimits(slots=slots, max_num_tokens=None)
-        r = simulate(engine, RequestStream(np.ones(REQUESTS, np.int64), osl, arrival), FLAT).requests
+        r = simulate(engine, OfferedLoad(np.ones(REQUESTS, np.int64), osl, arrival), FLAT).requests
         found.append((r.admitted - r.arrival)[REQUESTS // 5 :].mean())
     return np.array(found)
 
@@ -76,7 +76,7 @@ def test_littles_law(policy: Any) -> None:
     isl, osl = rng.integers(20, 400, 1500), rng.integers(20, 200, 1500)
     arrival = np.cumsum(rng.exponential(0.12, 1500))
     run = simulate(
-        SchedulerLimits(policy, slots=48, max_num_tokens=1024), RequestStream(isl, osl, arrival), REAL, iterations=True
+        SchedulerLimits(policy, slots=48, max_num_tokens=1024), OfferedLoad(isl, osl, arrival), REAL, iterations=True
     )
     table, r = run.iterations, run.requests
     assert table is not None
@@ -86,7 +86,7 @@ def test_littles_law(policy: Any) -> None:
 
 
 def drained(policy: Any, osl: Any, cost: Any, slots: int = 8) -> SimulatedRun:
-    load = RequestStream(np.full(len(osl), 100), osl, arrival=np.zeros(len(osl)))
+    load = OfferedLoad(np.full(len(osl), 100), osl, arrival=np.zeros(len(osl)))
     return simulate(SchedulerLimits(policy, slots=slots, max_num_tokens=None), load, cost)
 
 

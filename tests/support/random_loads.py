@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 
 SECONDS = IterationCost(
     token_compute=1.3e-4,
@@ -31,7 +31,7 @@ SECONDS = IterationCost(
 
 
 @st.composite
-def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, RequestStream, Cost]:
+def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
     n = draw(st.integers(1, 14))
     isl = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
     osl = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
@@ -54,9 +54,9 @@ def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, RequestStream, Cost]:
         delay = draw(st.sampled_from([0.0, 0.013, 2.7]))
         return (
             engine,
-            RequestStream(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay),
+            OfferedLoad(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay),
             cost,
         )
     unit = 1.0 if isinstance(cost, TickCost) else 0.01
     gaps = draw(st.lists(st.floats(0, 20), min_size=n, max_size=n))
-    return engine, RequestStream(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit), cost
+    return engine, OfferedLoad(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit), cost

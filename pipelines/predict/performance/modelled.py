@@ -13,7 +13,7 @@ from pipelines.domain.summary import Percentiles, summarise
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Requests, RequestStream, SchedulerLimits
+from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
@@ -54,7 +54,7 @@ class Trial:
         whole: the start and the end of the run are inside.
     """
 
-    load: RequestStream
+    load: OfferedLoad
     window: tuple[float, float] | None
     first: int
     last: int
@@ -77,14 +77,14 @@ def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
     )
     if level.arrival == "closed":
         return Trial(
-            RequestStream(isl, osl, users=users, client_delay=level.think_s),
+            OfferedLoad(isl, osl, users=users, client_delay=level.think_s),
             None,
             before,
             before + count,
             not level.steady,
         )
     arrival = _arrivals(level, total, random)
-    return Trial(RequestStream(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
+    return Trial(OfferedLoad(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
 
 
 def _replayed(level: MeasuredLevel) -> Trial:
@@ -94,13 +94,13 @@ def _replayed(level: MeasuredLevel) -> Trial:
     if level.arrival == "closed":
         first, last = np.searchsorted(sent.due, (start, end))
         return Trial(
-            RequestStream(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
+            OfferedLoad(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
             None,
             int(first),
             int(last),
             not level.steady,
         )
-    return Trial(RequestStream(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
+    return Trial(OfferedLoad(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
 
 
 def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> Any:
@@ -127,7 +127,7 @@ def run_trial(
     return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
 
 
-def dealt(load: RequestStream, lanes: int) -> list[RequestStream]:
+def dealt(load: OfferedLoad, lanes: int) -> list[OfferedLoad]:
     """The load of each lane: every so-many-th request, and in a closed loop every so-many-th user."""
     lanes = lanes if load.arrival is not None else min(lanes, load.users)
     if lanes == 1:

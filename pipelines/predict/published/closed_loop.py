@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.domain.summary import rates
 from pipelines.predict.published.cases import PublishedCase
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Admission, Policy, RequestStream, SchedulerLimits
+from pipelines.predict.simulator.interface import Admission, OfferedLoad, Policy, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
@@ -107,7 +107,7 @@ def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_token
     isl = np.maximum(np.rint(case.isl * draw[0]), 1).astype(np.int64)
     osl = np.maximum(np.rint(case.osl * draw[1]), 1).astype(np.int64)
     delay *= case.users if protocol.in_turn else 1
-    load = RequestStream(isl, osl, users=case.users, client_delay=delay)
+    load = OfferedLoad(isl, osl, users=case.users, client_delay=delay)
     return _serve(protocol, load, cost, kv_tokens)
 
 
@@ -117,12 +117,12 @@ def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResul
     factors = np.exp(draws.normal(-(TRACE_SPREAD**2) / 2, TRACE_SPREAD, (2, TRACE_REQUESTS)))
     isl, osl = (np.clip(mean * factor, 4, 4 * mean) for mean, factor in zip((case.isl, case.osl), factors, strict=True))
     arrival = np.cumsum(draws.exponential(1 / TRACE_RATE, TRACE_REQUESTS))
-    load = RequestStream(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
+    load = OfferedLoad(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
     protocol = Protocol(1, 1.0, "inflight_chunked", "MAX_UTILIZATION", 2048)
     return _serve(protocol, load, cost, kv_tokens)
 
 
-def _serve(protocol: Protocol, load: RequestStream, cost: IterationCost, kv_tokens: int) -> LoopResult:
+def _serve(protocol: Protocol, load: OfferedLoad, cost: IterationCost, kv_tokens: int) -> LoopResult:
     longest = int((load.isl + load.osl).max())
     engine = SchedulerLimits(
         policy=protocol.policy,

@@ -17,8 +17,8 @@ from pipelines.loadgen.lengths import sampler
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.plan import loads as levels_of
 from pipelines.predict.simulate.case import SimulationCase
-from pipelines.predict.simulate.outcome import LoadLabel, Window
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
@@ -41,7 +41,7 @@ class SimulatedLevel:
     """
 
     load: LoadLabel
-    requests: RequestStream
+    requests: OfferedLoad
     whole: bool
     counted: tuple[int, int]
 
@@ -63,7 +63,7 @@ class SimulatedLevel:
             )
         ]
 
-    def window(self, run: SimulatedRun, overhead: float) -> Window:
+    def window(self, run: SimulatedRun, overhead: float) -> CountedWindow:
         """What of a run of this load counts: from the first request to the last response, or a part under load.
 
         Args:
@@ -72,11 +72,11 @@ class SimulatedLevel:
         """
         times, (first, last) = run.requests.arrival, self.counted
         if self.whole:
-            return Window(float(times[0]), run.end + overhead, 0, len(times), whole=True)
+            return CountedWindow(float(times[0]), run.end + overhead, 0, len(times), whole=True)
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
         if until <= begin:  # all of them leave at once
-            return Window(begin, run.end + overhead, first, last, whole=True)
-        return Window(begin, until, first, last)
+            return CountedWindow(begin, run.end + overhead, first, last, whole=True)
+        return CountedWindow(begin, until, first, last)
 
 
 def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
@@ -94,7 +94,7 @@ def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> Simu
     """The requests of a level again as a closed loop of so many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
-    requests = RequestStream(isl, osl, None, users, case.client_delay)
+    requests = OfferedLoad(isl, osl, None, users, case.client_delay)
     return SimulatedLevel(LoadLabel(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
 
 
@@ -108,7 +108,7 @@ def _level(settings: Settings, case: SimulationCase, load: LoadLabel, whole: boo
     if settings.workload.arrival == "trace":
         return SimulatedLevel(load, _trace(settings.workload, asked), True, (0, 0))
     isl, osl = _lengths(settings.workload, total, random, users)
-    requests = RequestStream(isl, osl, users=users, client_delay=case.client_delay)
+    requests = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
     if not users:
         requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
     return SimulatedLevel(load, requests, whole, (before, before + count))
@@ -147,7 +147,7 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
     return np.array([due / SECOND for due in islice(drawn, count)])
 
 
-def _trace(workload: WorkloadSettings, limit: int | None) -> RequestStream:
+def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
     assert workload.trace is not None  # judged by the settings
     items = read_trace(workload.trace, workload.trace_speed)[:limit]
     if any(item.isl is None for item in items):
@@ -155,7 +155,7 @@ def _trace(workload: WorkloadSettings, limit: int | None) -> RequestStream:
             f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
             todo='Give their lengths: {"time": 0.5, "isl": 128, "osl": 64}.',
         )
-    return RequestStream(
+    return OfferedLoad(
         np.array([item.isl for item in items], dtype=np.int64),
         np.array([item.osl for item in items], dtype=np.int64),
         np.array([item.offset_ns / SECOND for item in items]),

@@ -14,7 +14,7 @@ from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CountedWindow:
     """What of a run counts.
 
     Attributes:
@@ -106,7 +106,7 @@ class LoadLabel:
 
 
 def measure(
-    run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: Window, overhead: float
+    run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: CountedWindow, overhead: float
 ) -> PolicyOutcome:
     """Read a run that was simulated with iterations.
 

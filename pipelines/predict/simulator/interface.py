@@ -58,7 +58,7 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestStream:
+class OfferedLoad:
     """Requests, in the order they arrive.
 
     Attributes:

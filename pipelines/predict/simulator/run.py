@@ -14,8 +14,8 @@ from pipelines.predict.simulator.backend import Backend, loop_of
 from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
 from pipelines.predict.simulator.interface import (
     Iterations,
+    OfferedLoad,
     Requests,
-    RequestStream,
     SchedulerLimits,
     SimulatedRun,
     Stays,
@@ -31,7 +31,7 @@ CONTEXT, GEN, EOS = 1, 2, 3  # cells of the picture; 0 is NoOp
 
 def simulate(
     engine: SchedulerLimits,
-    load: RequestStream,
+    load: OfferedLoad,
     cost: Cost,
     *,
     until: float | None = None,
@@ -73,7 +73,7 @@ def simulate(
     return _run(rules, records, (float(end), rows, stays), picture=slots, backend=name)
 
 
-def _records(load: RequestStream, isl: Any, osl: Any) -> tuple[Any, Any]:
+def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
     """`Request` and `RunTotals` of the start, as numpy records."""
     requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
@@ -112,7 +112,7 @@ def _columns(flat: Any, width: int) -> Any:
     return np.ascontiguousarray(flat.reshape(-1, width).T)
 
 
-def _rules(engine: SchedulerLimits, load: RequestStream, cost: Cost, until: float | None, *, record: bool) -> Rules:
+def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float | None, *, record: bool) -> Rules:
     block, prefix = engine.tokens_per_block, engine.prefix_tokens
     tokens = NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens
     ticks = isinstance(cost, TickCost)
@@ -148,7 +148,7 @@ def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> A
     return cells
 
 
-def _check(engine: SchedulerLimits, load: RequestStream, isl: Any, osl: Any) -> None:
+def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:
     """Raise for what cannot be simulated."""
     faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
     if faults:
@@ -186,7 +186,7 @@ def _engine_faults(engine: SchedulerLimits) -> list[Fault]:
     return faults
 
 
-def _load_faults(load: RequestStream, isl: Any, osl: Any) -> list[Fault]:
+def _load_faults(load: OfferedLoad, isl: Any, osl: Any) -> list[Fault]:
     faults = []
     if len(isl) != len(osl):
         faults.append(Fault(f"The load has {len(isl)} input and {len(osl)} output lengths.", allowed="One each."))

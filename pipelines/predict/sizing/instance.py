@@ -19,7 +19,7 @@ from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.question import Question
@@ -223,8 +223,8 @@ def saturation(question: Question, one: Instance) -> float:
     return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
 
 
-def _load(question: Question, arrival: Any) -> RequestStream:
-    return RequestStream(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+def _load(question: Question, arrival: Any) -> OfferedLoad:
+    return OfferedLoad(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
 
 
 def _percentile(values: Any, percentile: float) -> float:

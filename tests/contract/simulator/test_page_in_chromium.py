@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
-from pipelines.predict.simulate.outcome import LoadLabel, Window, measure
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulate.page import page
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
@@ -67,7 +67,7 @@ def in_python(wanted: dict[str, Any]) -> SimulatedRun:
     limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
     cost = TickCost(engine["prefill"], engine["decode"], engine["chunks"])
     return simulate(
-        limits, RequestStream(*columns), cost, until=wanted["until"], iterations=True, slots=True, backend="numpy"
+        limits, OfferedLoad(*columns), cost, until=wanted["until"], iterations=True, slots=True, backend="numpy"
     )
 
 
@@ -108,7 +108,7 @@ def test_every_step_is_the_same_as_in_python(browser, name):
 def test_the_counters_are_those_of_the_table(browser, name):
     found, run, engine = browser[name]["counters"], in_python(CASES[name]), CASES[name]["engine"]
     limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
-    outcome = measure(run, limits, LoadLabel("all"), Window(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
+    outcome = measure(run, limits, LoadLabel("all"), CountedWindow(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
     assert (found["done"], found["queue"]) == (outcome.requests, outcome.queue_end)
     same = {
         "ttft": outcome.ttft.mean,

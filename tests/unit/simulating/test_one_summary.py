@@ -15,9 +15,9 @@ from pipelines.predict.performance.modelled import ModelledDeployment, Trial, ru
 from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.published.bench import _statistic
 from pipelines.predict.published.closed_loop import Protocol, _serve
-from pipelines.predict.simulate.outcome import LoadLabel, Window, measure
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.instance import WARM_UP, watch
 from pipelines.report.tables_load import levels_table
@@ -34,7 +34,7 @@ ENGINE = SchedulerLimits(
     tokens_per_block=32,
 )
 DRAW = np.random.default_rng(7)
-LOAD = RequestStream(
+LOAD = OfferedLoad(
     isl=DRAW.integers(10, 400, COUNT),
     osl=DRAW.integers(1, 40, COUNT),  # some have one token, so no ITL
     arrival=np.sort(DRAW.uniform(0.5, 3.0, COUNT)),  # the first request is not due at 0
@@ -57,7 +57,7 @@ def same(one: Any, other: Any) -> None:
 
 def test_the_simulator_says_what_the_load_generator_says() -> None:
     expected = by_the_load_generator(RUN)
-    window = Window(float(LOAD.arrival[0]), RUN.end, 0, COUNT, whole=True)
+    window = CountedWindow(float(LOAD.arrival[0]), RUN.end, 0, COUNT, whole=True)
     found = measure(RUN, ENGINE, LoadLabel("x"), window, overhead=0.0)
     assert found.requests == expected.requests == COUNT
     assert found.requests_rate == pytest.approx(expected.requests_per_s)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NOOP, Box, boxes, with_gaps
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 
 
 def run_of(engine: SchedulerLimits, osl: list[int], until: float | None = None, gap: float = 0.0) -> SimulatedRun:
-    load = RequestStream(np.full(len(osl), 16), np.array(osl), gap * np.arange(len(osl)))
+    load = OfferedLoad(np.full(len(osl), 16), np.array(osl), gap * np.arange(len(osl)))
     return simulate(engine, load, TickCost(2, 1), until=until, slots=True, backend="numpy")
 
 
@@ -42,7 +42,7 @@ def test_an_empty_slot_does_nothing_between_and_after() -> None:
 
 def test_a_run_without_iterations_has_no_boxes() -> None:
     run = simulate(
-        SchedulerLimits(slots=1), RequestStream(np.array([4]), np.array([4]), np.zeros(1)), TickCost(), backend="numpy"
+        SchedulerLimits(slots=1), OfferedLoad(np.array([4]), np.array([4]), np.zeros(1)), TickCost(), backend="numpy"
     )
     with pytest.raises(ValueError, match="without iterations"):
         boxes(run)

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.predict.simulate.perfetto import trace
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 NUMBER = {"type": "number", "minimum": 0}
@@ -41,7 +41,7 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
     osl = np.random.default_rng(1).integers(1, 12, 40)
-    load = RequestStream(np.full(40, 64), osl, np.zeros(40))
+    load = OfferedLoad(np.full(40, 64), osl, np.zeros(40))
     runs = {
         policy: simulate(SchedulerLimits(policy, slots=3), load, TickCost(), iterations=True, backend="numpy")
         for policy in ("static", "inflight")

@@ -10,18 +10,18 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.predict.simulator import backend
 from pipelines.predict.simulator.cost import IterationCost, TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.simulated_records import stamps
 
 SECOND = IterationCost(0, 0, 0, 0, fixed=1.0)
 
 
-def load(isl: list[int], osl: list[int], **arrival: Any) -> RequestStream:
-    return RequestStream(np.array(isl), np.array(osl), **arrival)
+def load(isl: list[int], osl: list[int], **arrival: Any) -> OfferedLoad:
+    return OfferedLoad(np.array(isl), np.array(osl), **arrival)
 
 
-def plain(engine: SchedulerLimits, asked: RequestStream, cost: Any = SECOND, **options: Any) -> SimulatedRun:
+def plain(engine: SchedulerLimits, asked: OfferedLoad, cost: Any = SECOND, **options: Any) -> SimulatedRun:
     return simulate(engine, asked, cost, backend="numpy", iterations=True, **options)
 
 
@@ -122,7 +122,7 @@ def test_records_need_the_iterations() -> None:
         (SchedulerLimits(), load([1, 1], [1, 1], arrival=np.array([1.0])), "1 arrivals for 2 requests"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(engine: SchedulerLimits, asked: RequestStream, message: str) -> None:
+def test_what_cannot_be_simulated_is_refused(engine: SchedulerLimits, asked: OfferedLoad, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plain(engine, asked)
 

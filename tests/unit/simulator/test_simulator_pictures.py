@@ -8,12 +8,12 @@ import pytest
 from pipelines.document.blocks import Figure
 from pipelines.predict.simulate.pictures import MAX_SLOTS, Point, PolicyCurve, Shown, curves_picture, slots_picture
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import RequestStream, SchedulerLimits
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 
 def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:
-    load = RequestStream(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
+    load = OfferedLoad(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
     runs = [
         Shown(name, simulate(SchedulerLimits(name, count), load, TickCost(), iterations=True, backend="numpy"), count)
         for name in policies
@@ -55,7 +55,7 @@ def test_more_slots_than_can_be_read_are_named_not_drawn():
 
 
 def test_slots_that_were_never_in_use_are_rows_of_a_few_only():
-    load = RequestStream(np.full(5, 8), np.full(5, 4), np.zeros(5))
+    load = OfferedLoad(np.full(5, 8), np.full(5, 4), np.zeros(5))
     for count, rows, said in ((8, 8, "inflight<"), (2048, 5, "inflight (5 slots in use)<")):
         run = simulate(SchedulerLimits("inflight", count), load, TickCost(), iterations=True, backend="numpy")
         shown = Shown("inflight", run, count)
