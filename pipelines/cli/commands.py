@@ -13,7 +13,7 @@ from pipelines.host.machine import gather
 from pipelines.plan.targets import Target, farthest
 from pipelines.settings.compose import compose_config, load, to_raw
 from pipelines.settings.root import Settings, validate
-from pipelines.settings.sizing import calibration_files
+from pipelines.settings.sizing import fit_files
 from pipelines.store.store import Store
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def plan(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     made, _ = _plan_for(settings, farthest(settings))
     sys.stdout.write(plan_text(made))
-    if made.flavour.name != "openvino" or settings.sizing.calibration or any(calibration_files(settings.paths.store)):
+    if made.flavour.name != "openvino" or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         sys.stdout.write(modelled_text(made))

@@ -1,9 +1,9 @@
-"""The shape of a decoder-only language model, read from a Hugging Face config.json."""
+"""The shape of a decoder-only language model: the sizes that decide bytes, divisibility and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipelines.domain.errors import UserError
@@ -14,23 +14,33 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
 }
 """Architectures this project takes: HF class name -> family."""
+IMPLIED = {"gemma2": {"norms_per_layer": 4, "sliding_window": 4096, "global_every": 2}}
+"""Family -> fields of `ModelShape` that every model of it shares; other families keep the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that decide bytes, divisibility and cost.
+    """Sizes of a decoder-only language model, dense or a mixture of experts. Lengths are in tokens.
 
     Attributes:
-        architecture: Hugging Face class name, e.g. "LlamaForCausalLM".
+        architecture: Hugging Face class name, e.g. "LlamaForCausalLM"; empty for a model that this project does not
+            build, of which only the sizes are known.
         num_hidden_layers: decoder layers.
         hidden_size: residual stream width.
         num_attention_heads: query heads.
         num_key_value_heads: KV heads (1 = MQA, fewer than query heads = GQA).
         head_dim: width of one head; Gemma's is not hidden / heads.
-        intermediate_size: width of the gated MLP.
+        intermediate_size: width of the MLP, in a mixture of one expert.
         vocab_size: rows of the embedding.
-        max_position_embeddings: longest sequence the model was made for, in tokens.
+        max_position_embeddings: longest sequence the model was made for.
         tie_word_embeddings: the output head is the embedding.
+        gated_mlp: the MLP has a gate (three linears instead of two).
+        num_experts: experts per layer; 1 is a dense model.
+        num_experts_per_token: experts that one token goes through.
+        sliding_window: tokens that windowed layers attend to; 0 is no window.
+        global_every: every n-th layer attends to all tokens in spite of the window; 0 is none.
+        norms_per_layer: RMS or layer norms, each of `hidden_size` weights.
+        name: for people; two models with different names may have the same shape.
     """
 
     architecture: str
@@ -43,21 +53,33 @@ class ModelShape:
     vocab_size: int
     max_position_embeddings: int
     tie_word_embeddings: bool
-
-    @property
-    def family(self) -> str:
-        """Family name: gemma, gemma2 or llama."""
-        return ARCHITECTURES[self.architecture]
+    gated_mlp: bool = True
+    num_experts: int = 1
+    num_experts_per_token: int = 1
+    sliding_window: int = 0
+    global_every: int = 0
+    norms_per_layer: int = 2
+    name: str = field(default="", compare=False)
 
     @classmethod
-    def from_hf_config(cls, config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
-        """Read the shape from a parsed Hugging Face config.json.
+    def from_hf_config(
+        cls, config: Mapping[str, Any], source: str = "config.json", *, name: str = "", buildable: bool = True
+    ) -> ModelShape:
+        """Read the shape from a parsed Hugging Face config.json of a gated decoder.
+
+        Args:
+            config: the file.
+            source: of the file, for messages.
+            name: of the model, for people.
+            buildable: refuse an architecture that this project cannot build (Mistral, Mixtral, Qwen ...); sizing and
+                simulation take any.
 
         Raises:
             UserError: the architecture is not one of `ARCHITECTURES`, or a size is missing.
         """
         architecture = (config.get("architectures") or [None])[0]
-        if architecture not in ARCHITECTURES:
+        known = architecture in ARCHITECTURES
+        if buildable and not known:
             raise UserError(
                 f"{source} names the architecture '{architecture}', which is not known here.",
                 allowed=f"Known: {', '.join(ARCHITECTURES)}.",
@@ -65,7 +87,7 @@ class ModelShape:
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
             return cls(
-                architecture=architecture,
+                architecture=architecture if known else "",
                 num_hidden_layers=int(config["num_hidden_layers"]),
                 hidden_size=hidden,
                 num_attention_heads=heads,
@@ -74,48 +96,102 @@ class ModelShape:
                 intermediate_size=int(config["intermediate_size"]),
                 vocab_size=int(config["vocab_size"]),
                 max_position_embeddings=int(config["max_position_embeddings"]),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", architecture != "LlamaForCausalLM")),
+                tie_word_embeddings=bool(
+                    config.get("tie_word_embeddings", known and architecture != "LlamaForCausalLM")
+                ),
+                **(implied_sizes(architecture) if known else _stated_sizes(config)),
+                name=name,
             )
         except KeyError as missing:
             raise UserError(f"{source} has no {missing}; it is not a complete model configuration.") from None
 
     @property
+    def family(self) -> str:
+        """Family name: gemma, gemma2 or llama."""
+        return ARCHITECTURES[self.architecture]
+
+    def differences(self, other: ModelShape) -> list[str]:
+        """Names of the fields in which two shapes differ."""
+        names = [each.name for each in fields(self) if each.compare]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    @property
+    def window_layers(self) -> int:
+        """Layers with the sliding window."""
+        if not self.sliding_window:
+            return 0
+        return self.num_hidden_layers - (self.num_hidden_layers // self.global_every if self.global_every else 0)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Attention window per layer, to be repeated over the layers; empty is none."""
+        if not self.sliding_window:
+            return ()
+        if not self.global_every:
+            return (self.sliding_window,)
+        return (self.sliding_window,) * (self.global_every - 1) + (self.max_position_embeddings,)
+
+    @property
+    def attention_params(self) -> int:
+        """Weights of q, k, v and the output projection of one layer."""
+        return self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of the MLP of one layer, in a mixture of one expert."""
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+
+    @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """[out, in] of each linear of one layer, by TensorRT-LLM name (qkv merged)."""
+        """[out, in] of each linear of one layer, by TensorRT-LLM name (qkv merged, experts put together)."""
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        return {
-            "attention.qkv": (q + 2 * kv, self.hidden_size),
-            "attention.dense": (self.hidden_size, q),
-            "mlp.fc": (self.intermediate_size, self.hidden_size),
-            "mlp.gate": (self.intermediate_size, self.hidden_size),
-            "mlp.proj": (self.hidden_size, self.intermediate_size),
+        inner = self.intermediate_size * self.num_experts
+        mlp = {
+            "mlp.fc": (inner, self.hidden_size),
+            "mlp.gate": (inner, self.hidden_size),
+            "mlp.proj": (self.hidden_size, inner),
         }
+        if not self.gated_mlp:
+            del mlp["mlp.gate"]
+        return {"attention.qkv": (q + 2 * kv, self.hidden_size), "attention.dense": (self.hidden_size, q), **mlp}
 
     @property
     def linear_params(self) -> int:
-        """Weights of all linears of all layers (what quantization shrinks)."""
-        return self.num_hidden_layers * sum(n * k for n, k in self.linear_shapes.values())
+        """Weights of all linears of all layers, all experts (what quantization shrinks)."""
+        return self.num_hidden_layers * (self.attention_params + self.num_experts * self.expert_params)
 
     @property
-    def embedding_params(self) -> int:
-        """Weights of the embedding and, when not tied, of the output head."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+    def active_params(self) -> int:
+        """Weights of the linears that one token uses."""
+        return self.num_hidden_layers * (self.attention_params + self.num_experts_per_token * self.expert_params)
 
     @property
-    def norms_per_layer(self) -> int:
-        """RMS norms of a layer."""
-        return 4 if self.family == "gemma2" else 2
+    def head_params(self) -> int:
+        """Weights of the output head."""
+        return self.vocab_size * self.hidden_size
 
     @property
     def num_params(self) -> int:
-        """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416."""
-        norms = self.hidden_size * (self.norms_per_layer * self.num_hidden_layers + 1)
-        return self.linear_params + self.embedding_params + norms
+        """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416; Mixtral 8x7B: 46,701,744,128.
 
-    @property
-    def kv_bytes_per_token_16bit(self) -> int:
-        """KV-cache bytes of one token at 16 bit: 2 (K, V) x layers x KV heads x head_dim x 2 bytes.
-
-        Llama-3.1-8B: 2 * 32 * 8 * 128 * 2 = 131,072.
+        A mixture's routers are left out.
         """
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * 2
+        tables = self.head_params * (1 if self.tie_word_embeddings else 2)
+        norms = self.hidden_size * (self.norms_per_layer * self.num_hidden_layers + 1)
+        return self.linear_params + tables + norms
+
+
+def implied_sizes(architecture: str) -> dict[str, Any]:
+    """Fields of `ModelShape` that follow from a known architecture."""
+    return dict(IMPLIED.get(ARCHITECTURES[architecture], {}))
+
+
+def _stated_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts and windows as a config.json states them."""
+    windowed = config.get("use_sliding_window", True)
+    return {
+        "num_experts": int(config.get("num_local_experts") or 1),
+        "num_experts_per_token": int(config.get("num_experts_per_tok") or 1),
+        "sliding_window": int(config.get("sliding_window") or 0) if windowed else 0,
+        "global_every": int(config.get("sliding_window_pattern") or 0),
+    }

@@ -55,14 +55,13 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> No
     Raises:
         UserError: names each field that differs.
     """
-    fields = [name for name in ModelShape.__slots__ if getattr(found, name) != getattr(expected, name)]
     faults = [
         Fault(
             f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
             f"but the configuration expects {getattr(expected, name)}.",
             todo="Correct the model's configuration or choose the repository that it describes.",
         )
-        for name in fields
+        for name in expected.differences(found)
     ]
     if faults:
         raise UserError.of(faults)

@@ -12,7 +12,7 @@ from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.host.machine import native_bf16
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
-from pipelines.predict.performance.hardware import usable_bytes
+from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.load import DEFAULT_CONCURRENCY

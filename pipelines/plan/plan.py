@@ -126,8 +126,7 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
 
 
 def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> Fault:
-    names = [name for name in ModelShape.__slots__ if getattr(wanted, name) != getattr(found, name)]
-    first = names[0]
+    first = wanted.differences(found)[0]
     return Fault(
         f"model.path='{settings.model.folder}' is not a {settings.model.name}: "
         f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.command import aligned
-from pipelines.predict.performance.deployment import Model, calibrated, gpu_model, known
-from pipelines.predict.performance.fitted import processor
-from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.deployment import Model, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.fit_file import processor
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial
-from pipelines.predict.performance.specs import ModelSpec
+from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.loads import Level, make_levels
@@ -28,7 +30,7 @@ def modelled_text(plan: Plan) -> str:
     """Lines below the plan; empty where there is no model of what is planned.
 
     Raises:
-        UserError: a calibration cannot be read.
+        UserError: a fit cannot be read.
     """
     try:
         model = model_of(plan)
@@ -40,7 +42,7 @@ def modelled_text(plan: Plan) -> str:
     if not levels:
         return ""
     name = plan.settings.workload.name
-    told = f"modelled under workload={name} ({model.provenance}: {model.why}):"
+    told = f"modelled under workload={name} ({origin(model.provenance, model.why)}):"
     lines = ["", textwrap.fill(told, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
@@ -51,18 +53,18 @@ def modelled_text(plan: Plan) -> str:
 
 
 def model_of(plan: Plan) -> Model | None:
-    """The model of what is planned: a calibration of it, else the performance model of the GPU."""
+    """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
     settings, build = plan.settings, plan.settings.build
     engine, hardware = plan.flavour.name, resolved(plan.settings.hardware, plan.machine)
     on_cpu = engine == "openvino"
     where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
-    found = calibrated(
+    found = fitted_deployment(
         known(settings), model=settings.model.label, precision=settings.variant, engine=engine, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
         return found  # of a GPU without a data sheet nothing is said
-    model = ModelSpec.from_shape(plan.shape, settings.model.label)
+    model = replace(plan.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 

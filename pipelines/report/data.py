@@ -100,7 +100,7 @@ class ModelledRun:
 
     Attributes:
         levels: by the level's `requests_file`; without those that were cut short.
-        why: where the model comes from, e.g. "calibrated: ...".
+        why: where the model comes from, e.g. "fitted: ...".
     """
 
     levels: Mapping[str, Modelled]

@@ -11,12 +11,13 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import GpuFacts
-from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known
-from pipelines.predict.performance.fitted import Calibration, processor
+from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.fit_file import FittedModel, processor
+from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
-from pipelines.predict.performance.measured import measured_level
 from pipelines.predict.performance.modelled import Modelled, run_trial, trial
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec, gpu_named
+from pipelines.predict.performance.performance import origin
+from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.data import ModelledRun, ReportData, Run
 from pipelines.settings.root import Settings
@@ -28,38 +29,38 @@ def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData
 
     Args:
         data: of the report.
-        settings: where calibrations are, limits of the engine.
+        settings: where fits to benchmarks are kept, limits of the engine.
         store: folder of the store.
 
     Raises:
-        UserError: a calibration cannot be read.
+        UserError: a fit cannot be read.
     """
-    calibrations = known(settings)
+    fits = known(settings)
     on_gpu = any(run.result.engine != "openvino" for each in data.workloads for run in each.runs)
     shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
 
     def told(run: Run) -> Run:
-        return replace(run, modelled=_modelled_run(run, settings, store, shape, calibrations))
+        return replace(run, modelled=_modelled_run(run, settings, store, shape, fits))
 
     workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
     return replace(data, workloads=workloads)
 
 
 def _modelled_run(
-    run: Run, settings: Settings, store: Path, shape: ModelShape | None, calibrations: Sequence[Calibration]
+    run: Run, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
 ) -> ModelledRun | None:
     result = run.result
     pp = result.world_size // result.tp_size
     cpu = processor(result.machine) if result.engine == "openvino" else None
     where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
-    model = calibrated(
-        calibrations, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
+    model = fitted_deployment(
+        fits, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
         world=result.world_size, where=where,
     )  # fmt: skip
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
     if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
-            spec = ModelSpec.from_shape(shape, result.model)
+            spec = replace(shape, name=result.model)
             model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
@@ -68,7 +69,7 @@ def _modelled_run(
         measured = measured_level(result, level, store / run.piece.place)
         if measured is not None:
             levels[level.requests_file] = run_trial(trial(measured), model.deployment)
-    return ModelledRun(levels, f"{model.provenance}: {model.why}") if levels else None
+    return ModelledRun(levels, origin(model.provenance, model.why)) if levels else None
 
 
 def shape_of(settings: Settings) -> ModelShape | None:

@@ -154,9 +154,15 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
     return found
 
 
+RENAMED = {"sizing.calibration": "sizing.fit"}
+"""Former names of settings whose nearest word would be another thing: `calibration` is ModelOpt's text."""
+
+
 def _key_fault(key: str, known: set[str]) -> Fault | None:
     if not known or key in known:
         return None
+    if key in RENAMED:
+        return Fault(f"'{key}' is not a known setting.", f"It is now '{RENAMED[key]}'.")
     near = did_you_mean(key, known | set(groups()))
     if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
         near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})

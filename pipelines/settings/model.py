@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.model_shape import ModelShape, implied_sizes
 from pipelines.settings.base import Group, Positive
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
@@ -27,9 +27,9 @@ class ShapeSettings(Group):
     max_position_embeddings: Positive
     tie_word_embeddings: bool
 
-    def to_shape(self) -> ModelShape:
-        """The same as the domain's record."""
-        return ModelShape(**self.model_dump())
+    def to_shape(self, name: str = "") -> ModelShape:
+        """The shape, with what its architecture implies; `name` is for people."""
+        return ModelShape(**self.model_dump(), **implied_sizes(self.architecture), name=name)
 
 
 class ModelSettings(Group):

@@ -19,15 +19,15 @@ class SimulatorSettings(Group):
 
     Attributes:
         policy: those compared, in the order shown.
-        time: "auto" is seconds when a GPU is named or a calibration given, ticks otherwise.
+        time: "auto" is seconds when a GPU is named or `sizing.fit` is given, ticks otherwise.
         slots: requests scheduled together; None is 4 in ticks, the engine's max_batch_size in seconds.
         prefill: ticks of a prompt.
         decode: ticks of a decode step.
         chunks: iterations that a prompt is spread over, in ticks.
         max_num_tokens: of an iteration; None is no limit in ticks, the engine's in seconds.
-        admission: as TensorRT-LLM's batch_scheduler_policy; None is the repository's, or the calibration's.
+        admission: as TensorRT-LLM's batch_scheduler_policy; None is the repository's, or the fit's.
         kv_blocks: of the paged KV cache; None is no limit in ticks, what fits into the GPU in seconds.
-        tokens_per_block: of one; None is the build's, or the calibration's.
+        tokens_per_block: of one; None is the build's, or the fit's.
         prefix_tokens: of each prompt that are in the cache; None is 0 in ticks, what the prompts share in seconds.
         until: when the run ends, ticks or seconds; None is when all requests are done.
         client_delay: closed loop: ticks or seconds from an answer to the arrival of the user's next request, beside

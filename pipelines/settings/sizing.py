@@ -12,7 +12,7 @@ from pipelines.domain.units import rate_of_users
 from pipelines.settings.base import Group, Positive
 from pipelines.settings.load import Rate, SloSettings
 
-CALIBRATIONS = "calibrations"
+FITS = "fits"
 """Below the store: where `make calibrate` keeps its files, and where they are looked for."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
 Mode = Literal["online", "sequential", "offline"]
@@ -28,9 +28,9 @@ def _percent(value: object) -> object:
     return value
 
 
-def calibration_files(store: Path) -> list[Path]:
+def fit_files(store: Path) -> list[Path]:
     """What `make calibrate` has left in a store."""
-    return sorted((store / CALIBRATIONS).glob("*.json"))
+    return sorted((store / FITS).glob("*.json"))
 
 
 class SizingSloSettings(SloSettings):
@@ -160,7 +160,8 @@ class SizingSettings(Group):
         formats: weight formats to try; null is the one of `quant`.
         kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
         measured: a benchmark of yours to size from: ours, AIPerf, genai-perf or trtllm-bench JSON.
-        calibration: what `make calibrate` wrote, used instead of the published calibration.
+        fit: what `make calibrate` wrote: the performance model fitted to a benchmark, used instead of the one that is
+            fitted to published measurements.
         requests: simulated per load.
         prices: what things cost.
         autoscaling: instances that come and go.
@@ -183,7 +184,7 @@ class SizingSettings(Group):
     formats: tuple[QFormat, ...] | None
     kv_formats: tuple[KvFormat, ...] | None
     measured: Path | None
-    calibration: Path | None
+    fit: Path | None
     requests: Annotated[int, Field(ge=200)]
     prices: PriceSettings
     autoscaling: AutoscalingSettings

@@ -7,9 +7,9 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT
 from pipelines.predict.performance.fit import Row
-from pipelines.predict.performance.fitted import METRICS, load_calibration
-from pipelines.predict.performance.measured import read_measured
+from pipelines.predict.performance.fit_file import METRICS, load_fit
 from pipelines.predict.performance.modelled import run_trial, trial
+from pipelines.predict.performance.read_measured import read_measured
 
 QUICK = ["quant=int4_wo", "build.max_batch_size=32", "engine=openvino", "engine.openvino.num_threads=1"]
 LENGTHS = [
@@ -35,18 +35,18 @@ def fitted(cli):
     return result, cli.run("calibrate", *QUICK, f"sizing.measured={result}")
 
 
-def test_calibrating_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
+def test_a_fit_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
     _, text = fitted
     assert "concurrency 12" in text
     assert "median error" in text
-    made = load_calibration(cli.store / "calibrations" / "tiny_gemma-int4_wo-openvino-tp1.json")
+    made = load_fit(cli.store / "fits" / "tiny_gemma-int4_wo-openvino-tp1.json")
     assert made.deployment.engine.slots == 32
     assert made.deployment.engine.kv_blocks  # as the server's own gauge tells it
     assert len(made.levels) == 3
 
 
 def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
-    made = load_calibration(cli.store / "calibrations" / "tiny_gemma-int4_wo-openvino-tp1.json")
+    made = load_fit(cli.store / "fits" / "tiny_gemma-int4_wo-openvino-tp1.json")
     (level,) = read_measured([measured(cli, "benchmark.concurrency=8")]).levels
     errors = Row(level, run_trial(trial(level), made.deployment)).errors()
     assert set(METRICS) <= set(errors)
@@ -55,11 +55,11 @@ def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
 
 def test_plan_and_report_show_modelled_numbers(cli, fitted):
     plan = " ".join(cli.run("plan", *QUICK, *LENGTHS).split())
-    assert "modelled under workload=fixed (calibrated: fitted to 3 loads measured with trtllm-pipelines" in plan
+    assert "modelled under workload=fixed (fitted to 3 loads measured with trtllm-pipelines" in plan
     cli.run("report", *QUICK)
     (page,) = (cli.folder / "reports").glob("*/report.md")
     text = page.read_text()
-    assert "Modelled: simulated with the same requests, not measured; calibrated" in text
+    assert "Modelled: simulated with the same requests, not measured; fitted" in text
     assert "Dotted: modelled, not measured" in text
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.machine import gather
-from pipelines.predict.performance.fitted import load_calibration
+from pipelines.predict.performance.fit_file import load_fit
 from pipelines.predict.performance.hardware import row_of
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
@@ -108,17 +108,17 @@ def test_it_is_measured(measured):
     assert all(level.summary.errors == {} for level in result.levels)
 
 
-def test_the_performance_model_is_calibrated_to_it(cli, measured):
-    """The calibration is found again by what was measured: `plan` shows it for the same deployment."""
+def test_the_performance_model_is_fitted_to_it(cli, measured):
+    """The fit is found again by what was measured: `plan` shows it for the same deployment."""
     row = row_of(gather().gpus[0])
     if row is None:
         pytest.skip("conf/hardware does not know this GPU")
     words = (f"model.path={MODEL}", "quant=none", f"hardware={row.name}", "engine=tensorrt_llm")
     text = cli.run("calibrate", *words, f"sizing.measured={measured}")
     assert "multipliers on the performance model are fitted" in text
-    (file,) = (cli.folder / "store" / "calibrations").glob("tiny_llama-none-*.json")
-    made = load_calibration(file)
+    (file,) = (cli.folder / "store" / "fits").glob("tiny_llama-none-*.json")
+    made = load_fit(file)
     assert len(made.levels) == 2
     assert all(0.2 < made.levels[0]["modelled"]["ttft_s"][name] / made.levels[0]["measured"]["ttft_s"][name] < 5
                for name in ("mean", "p50"))  # fmt: skip
-    assert "calibrated: fitted to 2 loads" in " ".join(cli.run("plan", *words).split())
+    assert "fitted to 2 loads" in " ".join(cli.run("plan", *words).split())

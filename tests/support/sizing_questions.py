@@ -9,8 +9,9 @@ import numpy as np
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.formats import QFormat
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.performance.specs import gpu_named, model_named
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.question import Question

@@ -1,4 +1,4 @@
-"""`calibrate`: a benchmark in, the coefficients of the model for this machine or GPU out."""
+"""`make calibrate`: fit the performance model to a benchmark, for this machine or GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
-from pipelines.predict.performance.fitted import Calibration, calibration_of, comparison
-from pipelines.predict.performance.hardware import data_sheet, resolved
-from pipelines.predict.performance.known_model import known_model
-from pipelines.predict.performance.measured import Measured, read_measured
+from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import CALIBRATIONS
+from pipelines.settings.sizing import FITS
 
 SHOWN = {
     "token_compute": ("linears, computed", "us/token"),
@@ -47,16 +49,16 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     """
     if settings.sizing.measured is None:
         raise UserError(
-            "There is nothing to calibrate with.",
+            "There is no benchmark to fit to.",
             todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
         )
     measured = read_measured([settings.sizing.measured])
     start, words = start_of(settings, machine, measured)
     found = fit(measured, start)
-    made = calibration_of(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
-    path = settings.sizing.calibration or place(settings, made)
+    made = fitted_model(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
+    path = settings.sizing.fit or place(settings, made)
     made.save(path)
-    sys.stdout.write(fit_text(measured, found, words) + f"\ncalibration: {path}\n")
+    sys.stdout.write(fit_text(measured, found, words) + f"\nfit: {path}\n")
     return 0
 
 
@@ -100,11 +102,11 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
     )
 
 
-def place(settings: Settings, made: Calibration) -> Path:
-    """Where a calibration is kept: in the store, by what it is of."""
+def place(settings: Settings, made: FittedModel) -> Path:
+    """Where a fit is kept: in the store, by what it is of."""
     parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
-    return settings.paths.store / CALIBRATIONS / f"{name}.json"
+    return settings.paths.store / FITS / f"{name}.json"
 
 
 def fit_text(measured: Measured, found: Fit, words: str) -> str:

@@ -1,7 +1,7 @@
 """What stands as "modelled" beside "measured": the model of a deployment, and what it says of a benchmark's loads.
 
-A calibration of the same deployment on the same machine comes first; for GPUs the performance model stands in; for a
-CPU engine that was never calibrated there is no model, and nothing is shown.
+A fit to a benchmark of the same deployment on the same machine comes first; for GPUs the performance model stands in;
+for a CPU engine without a fit there is no model, and nothing is shown.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
-from pipelines.predict.performance.fitted import Calibration, load_calibration
+from pipelines.predict.performance.fit_file import FittedModel, load_fit
+from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import device_memory, kv_blocks
 from pipelines.predict.performance.modelled import Deployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.root import Settings
-from pipelines.settings.sizing import calibration_files
+from pipelines.settings.sizing import fit_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Model:
 
     Attributes:
         deployment: what is simulated.
-        provenance: "calibrated", "transferred" or "datasheet".
+        provenance: "fitted", "transferred" or "datasheet".
         why: the same in words.
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
     """
@@ -69,34 +70,34 @@ class Format:
         return cls(qformat, kv_format, sparse)
 
 
-def known(settings: Settings) -> list[Calibration]:
-    """Calibrations to look in: the one that is named, else those of the store; files of other versions are passed over.
+def known(settings: Settings) -> list[FittedModel]:
+    """Fits to look in: the one that is named, else those of the store; files of other versions are passed over.
 
     Raises:
         UserError: the one that is named cannot be read.
     """
-    if settings.sizing.calibration is not None:
-        return [load_calibration(settings.sizing.calibration)]
+    if settings.sizing.fit is not None:
+        return [load_fit(settings.sizing.fit)]
     found = []
-    for path in calibration_files(settings.paths.store):
+    for path in fit_files(settings.paths.store):
         with suppress(UserError):
-            found.append(load_calibration(path))
+            found.append(load_fit(path))
     return found
 
 
-def calibrated(
-    calibrations: Sequence[Calibration], *, model: str, precision: str, engine: str, tp: int, world: int,
+def fitted_deployment(
+    fits: Sequence[FittedModel], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
 ) -> Model | None:  # fmt: skip
-    """The calibration of this deployment on this machine, if there is one."""
-    for each in calibrations:
+    """The fit to a benchmark of this deployment on this machine, if there is one."""
+    for each in fits:
         if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
-            return Model(each.deployment, "calibrated", each.why, each.spread)
+            return Model(each.deployment, "fitted", each.why, each.spread)
     return None
 
 
 def gpu_model(
-    settings: Settings, model: ModelSpec, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
+    settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
     form: Format | None = None, tp: int | None = None, pp: int | None = None,
 ) -> Model:  # fmt: skip
     """What a model of iterations says of the deployment that the settings ask for.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pipelines.predict.performance.memory import EngineSizes, Shape
+from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.load import LengthSettings, WorkloadSettings
 from pipelines.settings.root import Settings
 
 
-def engine_sizes(settings: Settings, shape: Shape) -> EngineSizes:
+def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
     """What the settings mean for memory."""
     build, triton = settings.build, settings.triton
     return EngineSizes(

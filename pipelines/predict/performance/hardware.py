@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
-from pipelines.predict.performance.specs import GpuSpec, gpu_of, reported_bytes
-from pipelines.settings.compose import CONF
+from pipelines.predict.performance.gpus import rows
 from pipelines.settings.engine import HardwareSettings
 
 MEMORY_TOLERANCE = 0.12
 """GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""
-
-NEEDED = (
-    "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
-    "gpus_per_server", "tdp_w", "sm", "arch",
-)  # fmt: skip
-"""What the performance model must know of a GPU."""
-
-
-@cache
-def rows() -> tuple[HardwareSettings, ...]:
-    """All GPUs of conf/hardware."""
-    import yaml
-
-    files = sorted((CONF / "hardware").glob("*.yaml"))
-    return tuple(HardwareSettings.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files)
 
 
 def row_of(gpu: GpuFacts) -> HardwareSettings | None:
@@ -58,25 +40,6 @@ def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
     if row is None:
         return HardwareSettings(name="auto", gpu=gpu.name, memory_gb=gpu.memory_bytes / 1e9, **found)
     return row.model_copy(update=found)
-
-
-def usable_bytes(hardware: HardwareSettings) -> float:
-    """Memory of the GPU as its driver counts it, bytes; 0 where it is not known."""
-    return reported_bytes(hardware.model_dump())
-
-
-def data_sheet(hardware: HardwareSettings) -> GpuSpec:
-    """The GPU as the performance model takes it.
-
-    Raises:
-        UserError: conf/hardware lacks a part of it.
-    """
-    if missing := [key for key in NEEDED if getattr(hardware, key) is None]:
-        raise UserError(
-            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
-            todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
-        )
-    return gpu_of(hardware.model_dump())
 
 
 def describe(wanted: HardwareSettings, machine: Machine) -> str:

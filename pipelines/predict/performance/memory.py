@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
 
 LAYER_FACTOR = 1.3
@@ -30,76 +30,7 @@ ROPE_ENTRY_BYTES = 4
 """One entry of the table of rotary angles, max_position_embeddings x head_dim, part of the weights since 0.9."""
 
 
-class Shape(Protocol):
-    """What memory needs to know of a model: a `ModelShape`, or a `specs.ModelSpec` of any kind."""
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Decoder layers."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """Residual stream width."""
-        ...
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Query heads."""
-        ...
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """KV heads."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        ...
-
-    @property
-    def intermediate_size(self) -> int:
-        """Width of the MLP a token goes through."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        ...
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Longest sequence, tokens."""
-        ...
-
-    @property
-    def tie_word_embeddings(self) -> bool:
-        """The output head is the embedding."""
-        ...
-
-    @property
-    def norms_per_layer(self) -> int:
-        """Norms of a layer."""
-        ...
-
-    @property
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """[out, in] of each linear of one layer."""
-        ...
-
-    @property
-    def linear_params(self) -> int:
-        """Weights of all linears."""
-        ...
-
-    @property
-    def num_params(self) -> int:
-        """All weights."""
-        ...
-
-
-def weight_bytes(shape: Shape, qformat: QFormat) -> float:
+def weight_bytes(shape: ModelShape, qformat: QFormat) -> float:
     """Bytes of all weights, not split.
 
     Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
@@ -109,7 +40,7 @@ def weight_bytes(shape: Shape, qformat: QFormat) -> float:
     return shape.linear_params * FORMATS[qformat].linear_bits / 8 + 2 * (shape.num_params - shape.linear_params)
 
 
-def checkpoint_bytes(shape: Shape, qformat: QFormat) -> float:
+def checkpoint_bytes(shape: ModelShape, qformat: QFormat) -> float:
     """Bytes of the checkpoint on disk: as on the device, but weight-only formats still travel at 16 bit."""
     return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].weights.at_build else qformat)
 
@@ -138,7 +69,7 @@ class EngineSizes:
         windows: attention window per layer, repeated over the layers; empty is none.
     """
 
-    shape: Shape
+    shape: ModelShape
     qformat: QFormat
     kv_format: KvFormat = KvFormat.AUTO
     tp_size: int = 1
@@ -287,7 +218,8 @@ def activation_bytes(sizes: EngineSizes) -> float:
     are of one token per sequence, or of every token with gather_context_logits.
     """
     shape, tokens = sizes.shape, sizes.max_num_tokens
-    outputs = 4 * shape.hidden_size + 2 * shape.intermediate_size / sizes.tp_size + _rank_qkv(sizes)
+    inner = shape.intermediate_size * shape.num_experts_per_token  # of the experts that a token goes through
+    outputs = 4 * shape.hidden_size + 2 * inner / sizes.tp_size + _rank_qkv(sizes)
     layer = LAYER_FACTOR * tokens * 2 * outputs
     sequences = sizes.max_batch_size * sizes.max_beam_width
     rows = tokens if sizes.gather_context_logits else min(tokens, sequences)

@@ -15,7 +15,7 @@ from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine, Load, Requests
 from pipelines.predict.simulator.run import simulate
 
-Provenance = Literal["calibrated", "transferred", "datasheet"]
+Provenance = Literal["fitted", "transferred", "datasheet"]
 WARM, LEAST, MOST = 3, 200, 4000
 """Requests before a steady window per user; requests that are simulated when nobody said how many, least and most."""
 SEED = 20_240_601

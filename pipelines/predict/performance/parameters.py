@@ -4,7 +4,7 @@ log value = log shared + sum of the offsets of a setup's labels. A label is a le
 as `family=trtllm-torch` or `gpu=h100_sxm`. Offsets are shrunk towards 0 when they are fitted, so that a label with few
 measurements stays near the shared value; an unknown label has offset 0. `offline=...` is a benchmark that drives the
 engine in its own process, without a server: published full loads are, and nothing that is sized here. The file is
-written by scripts/calibrate_performance.py and says what it was fitted on.
+written by scripts/published_fit and says what it was fitted on.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Parameters:
 
     @classmethod
     def load(cls, path: Path | None = None) -> Parameters:
-        """Read a file of scripts/calibrate_performance.py; None is the one that comes with the project."""
+        """Read a file of scripts/published_fit; None is the one that comes with the project."""
         return _load(path or FILE)
 
     def values(self, labels: Iterable[str]) -> dict[str, float]:

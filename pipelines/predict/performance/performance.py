@@ -13,18 +13,24 @@ from typing import Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
+from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.frameworks import Framework, framework_named
+from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.physics import facts, iteration_cost
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.cost import IterationCost
 
-Provenance = Literal["calibrated", "transferred", "datasheet"]
-WIDER: dict[Provenance, float] = {"calibrated": 1.0, "transferred": 1.5, "datasheet": 2.5}
+Provenance = Literal["fitted", "transferred", "datasheet"]
+WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
 """How much wider an interval is where there are no residuals to take it from."""
 SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
 """Standard deviation of log(predicted / measured) that is assumed where nothing was fitted."""
+
+
+def origin(provenance: Provenance, why: str) -> str:
+    """Where coefficients come from, for people: "fitted to 3 loads ...", "transferred: L4 was measured ..."."""
+    return why if provenance == "fitted" else f"{provenance}: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Setup:
         framework: that serves it, with its version.
     """
 
-    model: ModelSpec
+    model: ModelShape
     gpu: GpuSpec
     qformat: QFormat = QFormat.NONE
     kv_format: KvFormat = KvFormat.AUTO
@@ -67,7 +73,7 @@ class Setup:
             f"gpu={gpu.name}",
             f"arch={gpu.family}",
             f"form={FORMATS[self.qformat].activation}",
-            f"kind={'mixture' if self.model.n_experts > 1 else 'dense'}",
+            f"kind={'mixture' if self.model.num_experts > 1 else 'dense'}",
             f"link={gpu.link(self.tp)[0]}",
         )
 
@@ -99,7 +105,7 @@ class Costed:
         cost: of an iteration.
         overhead_s: network and tokenizer, to be added to TTFT.
         client_delay: from a response to the same user's next request in a closed loop.
-        provenance: "calibrated": this GPU and this family of frameworks were measured; "transferred": one of them was;
+        provenance: "fitted": this GPU and this family of frameworks were measured; "transferred": one of them was;
             "datasheet": neither.
         why: the provenance in words.
         spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
@@ -149,7 +155,7 @@ class PerformanceModel:
         gpu, family = setup.gpu.gpu, setup.runs_on.family
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
-            return "calibrated", f"fitted to measurements on {gpu} with {family}"
+            return "fitted", f"fitted to measurements on {gpu} with {family}"
         if on_gpu or self.parameters.knows(f"family={family}"):
             measured = f"{gpu} was measured with other frameworks" if on_gpu else f"{family} was measured on other GPUs"
             return "transferred", measured
@@ -186,10 +192,11 @@ def refuse(setup: Setup) -> None:
             f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
             allowed=f"It can hold it as {' or '.join(able_kv)}.",
         )
-    if setup.tp < 1 or setup.model.heads % setup.tp:
+    name, heads, layers = setup.model.name, setup.model.num_attention_heads, setup.model.num_hidden_layers
+    if setup.tp < 1 or heads % setup.tp:
         raise UserError(
-            f"{setup.model.name} has {setup.model.heads} heads; tp_size={setup.tp} does not divide them.",
-            allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if setup.model.heads % n == 0)}.",
+            f"{name} has {heads} heads; tp_size={setup.tp} does not divide them.",
+            allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if heads % n == 0)}.",
         )
-    if not 1 <= setup.pp <= setup.model.layers:
-        raise UserError(f"pp_size={setup.pp} is not between 1 and {setup.model.name}'s {setup.model.layers} layers.")
+    if not 1 <= setup.pp <= layers:
+        raise UserError(f"pp_size={setup.pp} is not between 1 and {name}'s {layers} layers.")

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
+from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.simulator.cost import IterationCost
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
@@ -80,7 +81,7 @@ class Facts:
 
 
 def facts(
-    model: ModelSpec, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool
+    model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool
 ) -> Facts:
     """The quantities of a model on tp x pp GPUs.
 
@@ -89,30 +90,30 @@ def facts(
     """
     form = FORMATS[qformat]
     sparsity = SPARSE_BYTES[form.weights.bits] if sparse else 1.0
-    tp_kv = min(tp, model.kv_heads)
-    kv_layer = 2 * model.kv_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
+    tp_kv = min(tp, model.num_key_value_heads)
+    kv_layer = 2 * model.num_key_value_heads * model.head_dim * (2 if kv_format is KvFormat.AUTO else 1) / tp_kv
     windowed = model.window_layers
-    attention = model.layers * model.attention_params
+    attention = model.num_hidden_layers * model.attention_params
     return Facts(
         token_flops=2 * model.active_params / tp,
         row_flops=2 * model.head_params / tp,
         weight_bytes=model.linear_params * form.linear_bits / 8 * sparsity / tp,
         head_bytes=2 * model.head_params / tp,
-        attention_flops=4 * model.layers * model.heads * model.head_dim / tp,
-        kv_bytes=kv_layer * (model.layers - windowed),
+        attention_flops=4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim / tp,
+        kv_bytes=kv_layer * (model.num_hidden_layers - windowed),
         kv_window_bytes=kv_layer * windowed,
-        token_bytes=4 * model.hidden * model.layers,
-        reduce_bytes=BLOCK_LATENCIES * model.layers * 2 * (tp - 1) / tp * 2 * model.hidden,
-        reduces=(BLOCK_LATENCIES * model.layers if tp > 1 else 0) + (pp - 1),
+        token_bytes=4 * model.hidden_size * model.num_hidden_layers,
+        reduce_bytes=BLOCK_LATENCIES * model.num_hidden_layers * 2 * (tp - 1) / tp * 2 * model.hidden_size,
+        reduces=(BLOCK_LATENCIES * model.num_hidden_layers if tp > 1 else 0) + (pp - 1),
         peak=gpu.peak[form.activation],
         peak16=gpu.peak["16bit"],
         bandwidth=gpu.bandwidth,
         link=gpu.link(tp)[1],
-        layers=model.layers,
+        layers=model.num_hidden_layers,
         sparse=float(sparse),
-        dense_share=attention / model.linear_params if model.n_experts > 1 else 1.0,
-        expert_share=model.experts_per_token / model.n_experts,
-        windowed=windowed / model.layers,
+        dense_share=attention / model.linear_params if model.num_experts > 1 else 1.0,
+        expert_share=model.num_experts_per_token / model.num_experts,
+        windowed=windowed / model.num_hidden_layers,
         window=model.sliding_window,
     )
 

@@ -9,15 +9,15 @@ from pipelines.settings.root import Settings
 
 
 def costs(settings: Settings) -> Callable[[Setup], Costed]:
-    """What an iteration of a setup costs: the performance model, moved by the calibration that is named.
+    """What an iteration of a setup costs: the performance model, moved by the fit that is named.
 
     Raises:
-        UserError: it cannot be read; also when it is called with a setup that the calibration does not speak of.
+        UserError: it cannot be read; also when it is called with a setup that the fit does not cover.
     """
     model = PerformanceModel.load()
-    if settings.sizing.calibration is None:
+    if settings.sizing.fit is None:
         return model.cost
-    from pipelines.predict.performance.fitted import load_calibration
+    from pipelines.predict.performance.fit_file import load_fit
 
-    calibration = load_calibration(settings.sizing.calibration)
-    return lambda setup: calibration.cost(setup, model.cost(setup))
+    fitted = load_fit(settings.sizing.fit)
+    return lambda setup: fitted.cost(setup, model.cost(setup))

@@ -21,12 +21,10 @@ SMOOTH = ("isl", "osl", "tp", "load")
 """Distances in logarithms."""
 KINDS = ("framework", "family", "gpu", "model", "form", "metric", "mode")
 """Equal or not."""
-LENGTHS = (1.5, 1.5, 1.0, 1.5)
-ALIKE = (1.5, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0)
-PRIOR_WIDTH = np.array([1.0, 1.0, 1.0, *[0.7] * 4, *[1.0] * 7])
-"""Where the fit of a kernel starts, and how far it may go: lengths in logarithms, correlations as logits."""
 LIMIT = 1.5
 """Errors beyond a factor of 4.5 teach no more than one of 4.5: they are outliers."""
+NORMAL_80 = 1.2816
+"""Half the width of the interval that holds 80 % of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -127,27 +125,3 @@ def _words(case: Case) -> tuple[str, ...]:
     metric = f"{same.get(case.metric, case.metric)} {'p99' if case.stat == 'p99' else ''}"
     form = setup.qformat.value
     return (setup.framework, setup.runs_on.family, setup.gpu.name, setup.model.name, form, metric, case.mode)
-
-
-def fit_kernel(known: Points, errors: Any) -> Kernel:
-    """The kernel under which the errors are most likely, with weak priors (marginal likelihood, L-BFGS)."""
-    from scipy.optimize import minimize
-
-    start = np.array([*np.log([0.01, 0.005, 0.003]), *np.log(LENGTHS), *ALIKE])
-    clipped = np.clip(errors, -LIMIT, LIMIT)
-
-    def loss(vector: Any) -> float:
-        kernel = _kernel(vector)
-        covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
-        lower = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(clipped)))
-        white = np.linalg.solve(lower, clipped)
-        prior = ((vector - start) / PRIOR_WIDTH) ** 2
-        return float(0.5 * white @ white + np.log(np.diag(lower)).sum() + 0.5 * prior.sum())
-
-    return _kernel(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 20}).x)
-
-
-def _kernel(vector: Any) -> Kernel:
-    near, far, noise = np.exp(vector[:3])
-    lengths, alike = np.exp(vector[3:7]), 1 / (1 + np.exp(-vector[7:]))
-    return Kernel(float(near), float(far), float(noise), tuple(map(float, lengths)), tuple(map(float, alike)))

@@ -1,7 +1,7 @@
 """Predict published measurements: `python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv`.
 
 Reads the columns of `data/published.csv.gz` and writes them with predicted, low and high (an interval
-that held 80 % of measurements in cross-validation, same unit as the metric), provenance (calibrated, transferred,
+that held 80 % of measurements in cross-validation, same unit as the metric), provenance (fitted, transferred,
 datasheet) and reason (why a row was refused; its prediction is empty then). Rows keep their order. The measured `value`
 is not read.
 """
@@ -24,8 +24,7 @@ from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
 from pipelines.predict.published.bench import SIMULATED, Bench
 from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
-from pipelines.predict.published.crossvalidation import NORMAL_80
-from pipelines.predict.published.neighbours import Kernel, block_of, correct, points
+from pipelines.predict.published.neighbours import NORMAL_80, Kernel, block_of, correct, points
 
 ADDED = ("predicted", "low", "high", "provenance", "reason")
 

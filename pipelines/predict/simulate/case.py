@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
-from pipelines.predict.performance.hardware import data_sheet, resolved
+from pipelines.predict.performance.gpus import data_sheet
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.engine import HardwareSettings
@@ -55,7 +57,7 @@ class Case:
 def in_ticks(settings: Settings) -> bool:
     """Whether time is in ticks: as asked, or because nothing says what an iteration takes."""
     asked = settings.simulator.time
-    known = settings.hardware.name != "auto" or settings.sizing.calibration is not None
+    known = settings.hardware.name != "auto" or settings.sizing.fit is not None
     return asked == "ticks" or (asked == "auto" and not known)
 
 
@@ -67,13 +69,13 @@ def make_case(settings: Settings, machine: Machine) -> Case:
     """
     if in_ticks(settings):
         return _in_ticks(settings)
-    if settings.sizing.calibration is not None:
-        return _calibrated(settings, settings.sizing.calibration)
+    if settings.sizing.fit is not None:
+        return _fitted(settings, settings.sizing.fit)
     hardware = resolved(settings.hardware, machine)
     if hardware.memory_gb is None or hardware.name == "auto":
         raise UserError(
             "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
-            todo="Name one, e.g. hardware=h100_sxm, give sizing.calibration, or leave simulator.time out for ticks.",
+            todo="Name one, e.g. hardware=h100_sxm, give sizing.fit, or leave simulator.time out for ticks.",
         )
     return _in_seconds(settings, hardware)
 
@@ -103,7 +105,7 @@ def _in_ticks(settings: Settings) -> Case:
 
 def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     from pipelines.predict.performance.deployment import gpu_model
-    from pipelines.predict.performance.known_model import known_model
+    from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
 
     model = known_model(settings)
@@ -112,18 +114,18 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
         settings,
         found.deployment,
         what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
-        reason=f"{found.provenance}: {found.why}",
+        reason=origin(found.provenance, found.why),
         kv_source="modelled",
     )
 
 
-def _calibrated(settings: Settings, path: Path) -> Case:
-    """The deployment that a calibration was fitted to, with the limits that are given here instead of its own."""
-    from pipelines.predict.performance.fitted import load_calibration
+def _fitted(settings: Settings, path: Path) -> Case:
+    """The deployment that `sizing.fit` was fitted to, with the limits that are given here instead of its own."""
+    from pipelines.predict.performance.fit_file import load_fit
 
-    found = load_calibration(path)
+    found = load_fit(path)
     what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
-    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as calibrated")
+    return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
 
 
 def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
 from pipelines.host.screen import say
 from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import Level, make_levels
-from pipelines.predict.simulate.outcome import Outcome, measure
+from pipelines.predict.simulate.simulated import run_all
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
-from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulate.written import write_all
 from pipelines.settings.compose import load, relative_to_cwd
 from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings
@@ -23,20 +22,8 @@ REQUESTS = "benchmark.num_requests=100"
 """What is simulated when nobody says what: the classic drawing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """A policy under a load."""
-
-    engine: Engine
-    level: Level
-    run: Run
-    outcome: Outcome
-
-
 def simulate(overrides: Sequence[str]) -> int:
     """Simulate the policies under the loads, print the table, write files and pictures into a run folder."""
-    from pipelines.predict.simulate.written import write_all
-
     words, settings = with_defaults(overrides)
     case, levels = _judged(settings)
     with run_folder("simulate", settings, words) as folder:
@@ -85,16 +72,3 @@ def _judged(settings: Settings) -> tuple[Case, list[Level]]:
     if faults:
         raise UserError.of(faults[:1])
     return case, levels
-
-
-def run_all(settings: Settings, case: Case, levels: Sequence[Level]) -> list[Simulated]:
-    """Every policy under every load, in the order of the table."""
-    from pipelines.predict.simulator.run import simulate as run_load
-
-    found = []
-    for level in levels:
-        for engine in case.engines:
-            run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
-            outcome = measure(run, engine, level.load, level.window(run), case.overhead)
-            found.append(Simulated(engine, level, run, outcome))
-    return found

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.loads import closed_level
+from pipelines.predict.simulate.loads import Level, closed_level
 from pipelines.predict.simulate.pictures import Curve, Point
+from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, words
 from pipelines.predict.simulator.interface import Engine
-
-if TYPE_CHECKING:
-    from pipelines.predict.simulate.command import Simulated
-    from pipelines.predict.simulate.loads import Level
 
 MOST_USERS = 256
 

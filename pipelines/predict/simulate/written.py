@@ -12,13 +12,13 @@ import numpy as np
 from pipelines.predict.simulate.case import Case, typical
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv, write
+from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, asked, words
 from pipelines.predict.simulator.interface import Run
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
     from pipelines.document.blocks import Figure
-    from pipelines.predict.simulate.command import Simulated
 
 DRAWN_TICKS = 60.0
 DRAWN_ANSWERS = 2.5

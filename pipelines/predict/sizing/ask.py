@@ -6,10 +6,11 @@ from random import Random
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import Machine
-from pipelines.predict.performance.hardware import data_sheet, resolved
-from pipelines.predict.performance.known_model import known_model
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
+from pipelines.predict.performance.gpus import GpuSpec, data_sheet
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.simulator.interface import admission_of
 from pipelines.predict.sizing.demand import Demand, stated_demand
 from pipelines.predict.sizing.price import Prices
@@ -89,12 +90,12 @@ def demand_of(settings: Settings) -> Demand:
     return demand
 
 
-def usual_tp(chosen: int, model: ModelSpec, gpu: GpuSpec) -> tuple[int, ...]:
+def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
     """Powers of two up to a server that divide the heads; one size when the configuration chose it."""
     if chosen > 1:
         return (chosen,)
-    powers = (1, 2, 4, 8, 16)
-    return tuple(size for size in powers if size <= gpu.gpus_per_server and model.heads % size == 0) or (1,)
+    powers, heads = (1, 2, 4, 8, 16), model.num_attention_heads
+    return tuple(size for size in powers if size <= gpu.gpus_per_server and heads % size == 0) or (1,)
 
 
 def limits(settings: Settings, mean_isl: float) -> Limits:

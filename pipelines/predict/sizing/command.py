@@ -28,7 +28,7 @@ SHOWN_CURVES = 6
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     settings = load(overrides)
-    if settings.sizing.measured is not None and settings.sizing.calibration is None:
+    if settings.sizing.measured is not None and settings.sizing.fit is None:
         return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
     result = solve(settings, question, costs(settings))

@@ -6,6 +6,7 @@ import math
 
 from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Section, Table, Terms
 from pipelines.document.show import NONE, number
+from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import Option
 from pipelines.predict.sizing.pictures import day_picture, one_change, pareto
 from pipelines.predict.sizing.question import Question
@@ -151,7 +152,7 @@ def _terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("Day", tokens_text(question)),
         ("KV cache", memory_text(best)),
         ("Interval", interval_text(best)),
-        ("Rests on", f"{best.instance.costed.provenance}: {best.instance.costed.why}"),
+        ("Rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
         ("Framework", question.framework),
         ("TTFT", "request sent to first token, with queue, prefill, network and tokenizer"),
         ("ITL", "(E2E - TTFT) / (output tokens - 1) per request"),

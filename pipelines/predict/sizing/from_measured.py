@@ -1,7 +1,7 @@
 """A fleet from a benchmark instead of a model: the best load that was measured and meets the limits.
 
 Nothing is interpolated: between two loads nobody measured anything. A closed loop sends the next request when one ends,
-so its queue is shorter than that of real arrivals at the same rate; a calibration (`make calibrate`) accounts for that.
+so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for that.
 """
 
 from __future__ import annotations

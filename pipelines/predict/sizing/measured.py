@@ -10,7 +10,7 @@ from pipelines.document.show import ms, number
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.measured import read_measured
+from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
@@ -26,7 +26,10 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     """
     demand, sizing = demand_of(settings), settings.sizing
     if sizing.autoscaling.wanted:
-        raise UserError("A day is replayed with a model; sizing.measured has loads alone.", todo="Calibrate first.")
+        raise UserError(
+            "A day is replayed with a model; sizing.measured has loads alone.",
+            todo="Fit one to them first: make calibrate.",
+        )
     measured = read_measured([path])
     hardware = resolved(settings.hardware, machine)
     each = measured.tp * measured.pp
@@ -91,7 +94,7 @@ def _unchecked(found: MeasuredAnswer) -> str:
     if found.best.concurrency is not None:
         text += (
             ". It was measured in a closed loop, whose queue is shorter than that of real arrivals: make calibrate, "
-            "then sizing.calibration=FILE, accounts for it"
+            "then sizing.fit=FILE, accounts for it"
         )
     return text
 

@@ -9,8 +9,9 @@ from typing import Any
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.performance import Setup
-from pipelines.predict.performance.specs import GpuSpec, ModelSpec
 from pipelines.predict.simulator.interface import Admission, Policy
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.price import Prices
@@ -70,7 +71,7 @@ class Question:
         framework: that serves it.
     """
 
-    model: ModelSpec
+    model: ModelShape
     gpu: GpuSpec
     demand: Demand
     isl: Any
@@ -121,11 +122,11 @@ class Question:
         Raises:
             UserError: a request is longer than the model's context.
         """
-        if self.longest > self.model.max_positions:
+        if self.longest > self.model.max_position_embeddings:
             worst = int((self.isl + self.osl).argmax())
             raise UserError(
                 f"A request of {self.isl[worst]:,} input and {self.osl[worst]:,} output tokens is longer than the "
-                f"context of {self.model.name}, {self.model.max_positions:,} tokens.",
+                f"context of {self.model.name}, {self.model.max_position_embeddings:,} tokens.",
                 todo="Shorten workload.isl or workload.osl (a distribution needs a max), or choose another model.",
             )
 

@@ -98,7 +98,7 @@ def _setups(question: Question, setup: Setup) -> Iterator[tuple[str, Setup]]:
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
             yield f"format {qformat}", replace(setup, qformat=qformat)
     for tp in (setup.tp // 2, setup.tp * 2):
-        if tp >= 1 and question.model.heads % tp == 0 and tp <= question.gpu.gpus_per_server:
+        if tp >= 1 and question.model.num_attention_heads % tp == 0 and tp <= question.gpu.gpus_per_server:
             yield f"TP {tp}", replace(setup, tp=tp)
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number
+from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, Option
 from pipelines.predict.sizing.fleet import Fleet
 from pipelines.predict.sizing.price import Cost
@@ -125,7 +126,7 @@ def _recommended(result: Result) -> list[str]:
         pair("fleet", fleet_text(best.fleet)),
         pair("because", result.answer.reason),
         pair("interval", interval_text(best)),
-        pair("rests on", f"{best.instance.costed.provenance}: {best.instance.costed.why}"),
+        pair("rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
         pair("KV cache", memory_text(best)),
         pair("tokens", tokens_text(question)),
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.predict.performance.specs import MODELS
+from pipelines.predict.performance.models import MODELS
 from pipelines.settings.compose import CONF, choices, compose_config, groups, load
 from tests.conftest import REFERENCE
 
@@ -67,7 +67,8 @@ def test_model_shapes_equal_the_published_table():
             continue
         row, shape = rows[model.hub_id], model.shape.to_shape()
         assert shape.num_params == int(row["params_total"])
-        assert shape.kv_bytes_per_token_16bit == int(row["kv_bytes_per_token_16bit"])
+        kv_bytes = 4 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
+        assert kv_bytes == int(row["kv_bytes_per_token_16bit"])
         checked += 1
     assert checked == 8
 
@@ -77,6 +78,7 @@ def test_model_shapes_equal_the_published_table():
     [
         ("quant=fp9", r"quant=fp9 is not known\. Choose one of .*int4_awq.*Did you mean 'fp8'\?"),
         ("modle=tiny_llama", r"'modle' is not a known setting\. Did you mean 'model'\?"),
+        ("sizing.calibration=x", r"'sizing\.calibration' is not a known setting\. It is now 'sizing\.fit'"),
         ("max_batch_size=3", r"Did you mean 'build\.max_batch_size'\?"),
         ("build.max_batchsize=3", r"'build\.max_batchsize' is not a known setting"),
         ("build.lora_target_modules=attn_q", r"'attn_q' is not a list\. Write build\.lora_target_modules=\[attn_q\]"),

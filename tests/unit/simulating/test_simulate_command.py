@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.cli import commands
 from pipelines.domain.errors import UserError
-from pipelines.predict.performance.fitted import Calibration
+from pipelines.predict.performance.fit_file import FittedModel
 from pipelines.predict.performance.modelled import Deployment
 from pipelines.predict.simulate import files, pictures
 from pipelines.predict.simulate.command import with_defaults
@@ -189,7 +189,7 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
     assert made["what"].startswith("mixtral-8x7b fp8 on h200_sxm")
 
 
-def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
+def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
     deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
     known = {"model": "tiny_gemma", "precision": "fp8", "engine": "openvino", "gpu": None, "cpu": "x", "tp": 1, "pp": 1}
@@ -202,9 +202,9 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
         "versions": {},
         "multipliers": {},
     }
-    made = Calibration(**known, **fitted, deployment=deployment, fitted_on={"tool": "this project"})
+    made = FittedModel(**known, **fitted, deployment=deployment, fitted_on={"tool": "this project"})
     made.save(tmp_path / "c.json")
-    words = (f"sizing.calibration={tmp_path}/c.json", "benchmark.concurrency=3", "simulator.kv_blocks=100")
+    words = (f"sizing.fit={tmp_path}/c.json", "benchmark.concurrency=3", "simulator.kv_blocks=100")
     summary = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
     outcome = summary["outcomes"][1]
     assert (summary["unit"], outcome["slots"]) == ("s", 6)
@@ -213,7 +213,7 @@ def test_a_calibration_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert "tiny_gemma fp8 on openvino" in said
     assert "KV cache: 100 blocks of 16 tokens (as given)" in said
     simulated(tmp_path, *words[:2])
-    assert "KV cache: 512 blocks of 16 tokens (as calibrated)" in capsys.readouterr().out
+    assert "KV cache: 512 blocks of 16 tokens (as fitted)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "ticks"), [((), 60), (("workload.osl=64",), 2.5 * 65), (("simulator.drawn=9",), 9)])

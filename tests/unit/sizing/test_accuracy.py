@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pipelines.predict.performance.parameters import Parameters
-from pipelines.predict.published.accuracy import GOALS, goals_of, verdict
 from pipelines.predict.published.cases import PUBLISHED, case_of, read_rows
-from pipelines.predict.published.crossvalidation import folds
 from pipelines.predict.published.predict import predict
+from scripts.published_fit.accuracy import GOALS, VALIDATED, goals_of, verdict
+from scripts.published_fit.crossvalidation import folds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 DOCUMENT = Parameters.load().document
@@ -24,7 +24,7 @@ ROWS = read_rows(PUBLISHED)
 
 def validated():
     """Cross-validated predictions by case."""
-    text = gzip.decompress(PUBLISHED.with_name("cross_validation.csv.gz").read_bytes()).decode()
+    text = gzip.decompress(VALIDATED.read_bytes()).decode()
     return {row["case_id"]: row for row in csv.DictReader(io.StringIO(text))}
 
 

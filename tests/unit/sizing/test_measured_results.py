@@ -9,7 +9,7 @@ import pytest
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.timing import RequestTiming, to_columns
-from pipelines.predict.performance.measured import read_measured
+from pipelines.predict.performance.read_measured import read_measured
 from tests.support.report_store import benchmark
 
 FILES = Path(__file__).parents[2] / "reference" / "benchmarks"

@@ -4,8 +4,8 @@ import pytest
 
 from pipelines.host.machine import gather
 from pipelines.predict.performance.deployment import gpu_model
-from pipelines.predict.performance.known_model import known_model
-from pipelines.predict.performance.specs import gpu_named
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.ask import ask

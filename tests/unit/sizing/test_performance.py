@@ -8,10 +8,11 @@ import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.performance import PerformanceModel, Setup
 from pipelines.predict.performance.physics import facts
-from pipelines.predict.performance.specs import gpu_named, model_named
 
 H100 = Setup(model_named("llama-3.1-8b"), gpu_named("h100_sxm"), QFormat.FP8)
 
@@ -117,7 +118,7 @@ def test_efficiencies_are_physical():
 @pytest.mark.parametrize(
     ("gpu", "framework", "provenance", "why"),
     [
-        ("h100_sxm", "TensorRT-LLM 1.2", "calibrated", "H100-SXM-80GB with trtllm-torch"),
+        ("h100_sxm", "TensorRT-LLM 1.2", "fitted", "H100-SXM-80GB with trtllm-torch"),
         ("a10", "vLLM 0.12.0", "transferred", "vllm was measured on other GPUs"),
         ("a100_pcie_80gb", "vLLM 0.12.0", "transferred", "A100-PCIe-80GB was measured with other frameworks"),
     ],

@@ -36,7 +36,7 @@ def test_rows_come_back_in_order_with_what_is_predicted(tmp_path, capsys):
     assert [row["value"] for row in found] == [row["value"] for row in rows]
     for row in found:
         assert 0 < float(row["low"]) < float(row["predicted"]) < float(row["high"])
-        assert (row["provenance"], row["reason"]) == ("calibrated", "")
+        assert (row["provenance"], row["reason"]) == ("fitted", "")
     assert "3 rows, 3 predicted, 0 refused" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

@@ -7,9 +7,10 @@ import pytest
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.units import MIB
+from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.memory import device_memory
+from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Setup
-from pipelines.predict.performance.specs import gpu_named, model_named
 from tests.conftest import REFERENCE
 
 CASE = json.loads((REFERENCE / "seed_cases.json").read_text())["engine_memory_mib"]

@@ -43,7 +43,7 @@ def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
     best = found["options"][0]
     assert found["recommended"] == best["option"] == "TP 1 fp8"
     assert best["fleet"]["needed"] == -(-65 // best["requests_per_s"])
-    assert best["provenance"] in ("calibrated", "transferred", "datasheet")
+    assert best["provenance"] in ("fitted", "transferred", "datasheet")
     assert best["requests_per_s_low"] <= best["requests_per_s"] <= best["requests_per_s_high"]
     assert found["check"]["fleet"]["meets"]
     rows = list(csv.DictReader((folder / "table.csv").open()))
@@ -121,7 +121,7 @@ def test_a_chosen_tp_is_not_searched():
 
 def test_a_model_of_the_table_needs_no_file_in_conf():
     asked = ask(load("sizing.model=mixtral-8x7b", "hardware=h100_sxm", "sizing.average_rate=5"), NO_GPU)
-    assert asked.model.n_experts == 8
+    assert asked.model.num_experts == 8
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_folder_that_is_given_comes_before_conf(tmp_path):
     sizes |= {"intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 32768}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "num_local_experts": 8, "num_experts_per_tok": 2}))
     asked = ask(load("model=llama_3_8b", f"model.path={tmp_path}", "hardware=h100_sxm", "sizing.peak_rate=5"), NO_GPU)
-    assert (asked.model.n_experts, asked.model.name) == (8, tmp_path.name)
+    assert (asked.model.num_experts, asked.model.name) == (8, tmp_path.name)
 
 
 def test_turns_of_a_conversation_carry_all_before_them():

@@ -10,8 +10,9 @@ import pytest
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel
-from pipelines.predict.performance.specs import gpu_named, model_named
 from pipelines.predict.sizing.answer import answer, attempt
 from pipelines.predict.sizing.instance import Watched, input_share, instance, instances_for, see
 from pipelines.predict.sizing.price import Prices

@@ -11,18 +11,18 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.predict.performance.deployment import Format, calibrated, gpu_model, known
-from pipelines.predict.performance.fitted import load_calibration
-from pipelines.predict.performance.known_model import known_model
+from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.fit_file import load_fit
+from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import PerformanceModel, Setup
-from pipelines.predict.performance.specs import gpu_named
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
 from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
 from pipelines.report.tables_load import levels_table
 from pipelines.settings.compose import load
-from pipelines.settings.sizing import CALIBRATIONS
+from pipelines.settings.sizing import FITS
 from pipelines.store.store import Store
 from tests.support.report_store import benchmark, full_store
 
@@ -46,28 +46,28 @@ def ours(tmp_path_factory):
     return folder / RESULT, result
 
 
-def test_our_engine_is_calibrated_without_a_model_and_found_again(tmp_path, capsys, ours):
+def test_our_engine_is_fitted_without_a_model_and_found_again(tmp_path, capsys, ours):
     text = run(capsys, f"sizing.measured={ours[0]}", f"paths.store={tmp_path}")
     assert "each coefficient is fitted by itself: the CPU engine" in text
     assert "concurrency 16, ISL 128, OSL 8" in text
     assert "median error, %" in text
-    assert max(map(len, text.partition("\ncalibration: ")[0].splitlines()[2:])) <= 80
-    file = tmp_path / CALIBRATIONS / "synthetic-fp8-openvino-tp1.json"
-    assert f"calibration: {file}" in text
-    made = load_calibration(file)
+    assert max(map(len, text.partition("\nfit: ")[0].splitlines()[2:])) <= 80
+    file = tmp_path / FITS / "synthetic-fp8-openvino-tp1.json"
+    assert f"fit: {file}" in text
+    made = load_fit(file)
     assert made.cpu == "2 CPU cores, Linux x86_64 Python 3.11.7"
     assert made.why == "fitted to 3 loads measured with trtllm-pipelines on 2026-01-02"
     same = {"model": "synthetic", "precision": "fp8", "engine": "openvino", "tp": 1, "world": 1}
-    assert calibrated([made], **same, where={made.cpu}).provenance == "calibrated"
-    assert calibrated([made], **same, where={"64 CPU cores, Linux"}) is None
-    assert calibrated([made], **{**same, "precision": "none"}, where={made.cpu}) is None
+    assert fitted_deployment([made], **same, where={made.cpu}).provenance == "fitted"
+    assert fitted_deployment([made], **same, where={"64 CPU cores, Linux"}) is None
+    assert fitted_deployment([made], **{**same, "precision": "none"}, where={made.cpu}) is None
 
 
 def test_the_place_of_the_file_can_be_given(tmp_path, capsys, ours):
     file = tmp_path / "here.json"
-    run(capsys, f"sizing.measured={ours[0]}", f"sizing.calibration={file}", f"paths.store={tmp_path / 'store'}")
-    assert load_calibration(file).model == "synthetic"
-    assert not (tmp_path / "store" / CALIBRATIONS).exists()
+    run(capsys, f"sizing.measured={ours[0]}", f"sizing.fit={file}", f"paths.store={tmp_path / 'store'}")
+    assert load_fit(file).model == "synthetic"
+    assert not (tmp_path / "store" / FITS).exists()
 
 
 def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys):
@@ -75,7 +75,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     text = run(capsys, *words)
     assert "multipliers on the performance model are fitted" in text
     assert "not decided by these loads" in text  # one load cannot tell ten coefficients apart
-    made = load_calibration(tmp_path / CALIBRATIONS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
+    made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
     prior = gpu_model(settings, known_model(settings), gpu_named("h100_sxm"), PerformanceModel.load().cost).deployment
@@ -88,24 +88,24 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     [
         ("{", "is not JSON"),
         ('{"schema": 7}', "has schema 7"),
-        ('{"schema": 2}', "is not a calibration"),
+        ('{"schema": 2}', "is not a fit of `make calibrate`"),
         ("[]", "schema None"),
     ],
 )
-def test_a_broken_calibration_is_refused(tmp_path, text, words):
+def test_a_broken_fit_is_refused(tmp_path, text, words):
     path = tmp_path / "c.json"
     path.write_text(text)
     with pytest.raises(UserError, match=words):
-        load_calibration(path)
+        load_fit(path)
 
 
-def test_a_calibration_that_is_not_there_says_how_to_make_one():
+def test_a_fit_that_is_not_there_says_how_to_make_one():
     with pytest.raises(UserError, match=r"/nowhere/c.json cannot be read.*make calibrate"):
-        load_calibration(Path("/nowhere/c.json"))
+        load_fit(Path("/nowhere/c.json"))
 
 
-def test_without_a_benchmark_there_is_nothing_to_calibrate_with():
-    with pytest.raises(UserError, match=r"nothing to calibrate with.*sizing.measured="):
+def test_without_a_benchmark_there_is_nothing_to_fit_to():
+    with pytest.raises(UserError, match=r"no benchmark to fit to.*sizing.measured="):
         COMMANDS["calibrate"].run([])
 
 
@@ -163,22 +163,22 @@ def test_the_plan_shows_what_the_model_says_only_where_there_is_one(tmp_path, ca
     assert "usually off by" in text
 
 
-def test_a_calibration_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
+def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     """The setup that was measured costs what was fitted; another split of it moves by the same factors and says so."""
     file = tmp_path / "c.json"
-    run(capsys, f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"sizing.calibration={file}")
-    settings = load([*LLAMA, f"sizing.calibration={file}"])
+    run(capsys, f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"sizing.fit={file}")
+    settings = load([*LLAMA, f"sizing.fit={file}"])
     model = known_model(settings)
     here = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8))
     split = costs(settings)(Setup(model, gpu_named("h100_sxm"), QFormat.FP8, tp=2))
-    assert (here.provenance, split.provenance) == ("calibrated", "transferred")
-    assert here.cost.fixed == pytest.approx(load_calibration(file).deployment.cost.fixed)
+    assert (here.provenance, split.provenance) == ("fitted", "transferred")
+    assert here.cost.fixed == pytest.approx(load_fit(file).deployment.cost.fixed)
     assert "TP 1" in split.why
     with pytest.raises(UserError, match="is of llama_3_1_8b on h100_sxm, not of A100"):
         costs(settings)(Setup(model, gpu_named("a100_sxm_80gb"), QFormat.NONE))
 
 
-def test_calibrations_of_other_versions_are_passed_over(tmp_path):
-    (tmp_path / CALIBRATIONS).mkdir()
-    (tmp_path / CALIBRATIONS / "old.json").write_text('{"schema": 0}')
+def test_fits_of_other_versions_are_passed_over(tmp_path):
+    (tmp_path / FITS).mkdir()
+    (tmp_path / FITS / "old.json").write_text('{"schema": 0}')
     assert known(load([f"paths.store={tmp_path}"])) == []

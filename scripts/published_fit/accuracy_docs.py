@@ -1,6 +1,6 @@
 """Write docs/accuracy.md and its pictures from the fitted parameters and the cross-validated predictions.
 
-python scripts/accuracy_docs.py
+python -m scripts.published_fit.accuracy_docs
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from pipelines.predict.performance.parameters import PRIORS, Parameters
-from pipelines.predict.published.accuracy import GOALS, verdict
 from pipelines.predict.published.cases import PUBLISHED, read_rows
+from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURE = "pictures/accuracy.png"
 PANELS = (
     ("TTFT, closed loop, ms", "closed_loop_concurrency", ("ttft_ms",)),
@@ -31,7 +28,7 @@ PANELS = (
 HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
 TEXT = """# Accuracy of the performance model
 
-Written by `scripts/accuracy_docs.py` from `pipelines/predict/performance/parameters.json`;
+Written by `scripts/published_fit/accuracy_docs.py` from `pipelines/predict/performance/parameters.json`;
 no number is typed by hand. Errors are of
 **predictions for measurements that were left out** of the fit ({folds}-fold cross-validation over {rows:,} published
 measurements; all rows of one configuration, over framework versions and models of the same shape, are in one fold).
@@ -186,7 +183,7 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     rows = {row["case_id"]: row for row in read_rows(PUBLISHED)}
-    text = gzip.decompress(PUBLISHED.with_name("cross_validation.csv.gz").read_bytes()).decode()
+    text = gzip.decompress(VALIDATED.read_bytes()).decode()
     found = [(rows[each["case_id"]], each) for each in csv.DictReader(io.StringIO(text))]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 8), constrained_layout=True)
     colours: dict[str, Any] = {}

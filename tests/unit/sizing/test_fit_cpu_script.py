@@ -10,7 +10,7 @@ from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.performance.modelled import Modelled
 from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
-from scripts.calibrate_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
+from scripts.fit_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
 
 
 @pytest.mark.parametrize("words", [PILOT, *FITTED, *UNSEEN])

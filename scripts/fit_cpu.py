@@ -1,11 +1,11 @@
-"""Is the model right? Calibrates to a few loads on our own tritonserver and predicts others, which it then measures.
+"""Is the model right? Fits it to a few loads on our own tritonserver and predicts others, which it then measures.
 
-    python -m scripts.calibrate_cpu [--seconds 8 --rounds 2 --out FOLDER] [key=value ...]
+    python -m scripts.fit_cpu [--seconds 8 --rounds 2 --out FOLDER] [key=value ...]
 
 Builds and serves the bundled model through the normal flow, on one thread of the CPU engine, so that server and client
 have the other core. Loads of the fit and loads to predict are measured in turn, `--rounds` times with other requests,
 so that drift of the machine meets both; what is predicted is never fitted to. Rates are shares of what 16 users get in
-a first run, which also fills the KV cache. The calibration, all results and a table in Markdown go to `--out`.
+a first run, which also fills the KV cache. The fit, all results and a table in Markdown go to `--out`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from pipelines.loadgen.run import Identity, Target, run_benchmark
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import Row, fit
-from pipelines.predict.performance.fitted import METRICS, TITLES, calibration_of, comparison, measured_value
-from pipelines.predict.performance.measured import Measured, from_result, joined, read_measured
+from pipelines.predict.performance.fit_file import METRICS, TITLES, comparison, fitted_model, measured_value
+from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.read_measured import from_result, joined, read_measured
 from pipelines.run.session import run_target
 from pipelines.serving.process import TritonServer
 from pipelines.settings.compose import load
@@ -265,7 +266,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
-    arguments.out = arguments.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-calibrate-cpu"
+    arguments.out = arguments.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-fit-cpu"
     return arguments
 
 
@@ -283,11 +284,9 @@ def main() -> None:
         rows = predicted(unseen, found.deployment)
     except UserError as error:
         sys.exit(f"error: {error}")
-    calibration_of(measured, found, library_versions(("numpy", "scipy", "numba"))).save(
-        arguments.out / "calibration.json"
-    )
+    fitted_model(measured, found, library_versions(("numpy", "scipy", "numba"))).save(arguments.out / "fit.json")
     cores = measured.about["machine"]["cpu_count"]
-    command = " ".join(["python -m scripts.calibrate_cpu", *(f"'{word}'" for word in arguments.words)])
+    command = " ".join(["python -m scripts.fit_cpu", *(f"'{word}'" for word in arguments.words)])
     when = f"{str(measured.about['measured_at'])[:10]}, "
     when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
     table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.predict.published.bench import Bench
-from pipelines.predict.published.fit import SCALE, Design, Fitted, loss_of
-from pipelines.predict.published.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, fit_kernel, points
+from pipelines.predict.published.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, points
+from scripts.published_fit.fit import SCALE, Design, Fitted, loss_of
+from scripts.published_fit.kernels import fit_kernel
 
 FOLDS = 5
 KERNEL_ROWS = 700
@@ -19,8 +20,6 @@ DAMPINGS = (0.01, 0.1, 1.0, 10.0)
 """Of the steps that are tried, until one lowers the loss of the rows that were kept."""
 ENOUGH_ROWS = 20
 """Blocks with fewer rows are not corrected."""
-NORMAL_80 = 1.2816
-"""Half the width of the interval that holds 80 % of a normal distribution, in standard deviations."""
 
 
 def folds(groups: Sequence[str]) -> Any:

@@ -96,7 +96,7 @@ def test_what_a_single_load_cannot_decide_is_said():
     assert low < found.deployment.cost.fixed < high
 
 
-def test_a_measurement_without_streaming_cannot_calibrate_a_machine_without_a_model():
+def test_a_measurement_without_streaming_cannot_be_fitted_for_a_machine_without_a_model():
     level = replace(load(4), e2e_s=Distribution(1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2))
     with pytest.raises(UserError, match="no level has TTFT and ITL"):
         guess(Measured("aiperf", (level,), "m", ("results.json",)), ENGINE)

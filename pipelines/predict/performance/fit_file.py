@@ -1,4 +1,4 @@
-"""A calibration as a file: what was fitted, on what, how well, with which versions."""
+"""A fit to a benchmark as a file: what was fitted, on what, how well, with which versions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipelines.predict.simulator.interface import Engine
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
-"""What a calibration is judged by."""
+"""What a fit is judged by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class FittedModel:
     """Coefficients of one deployment on one kind of machine.
 
     Attributes:
@@ -87,8 +87,8 @@ class Calibration:
         """
         if not self.multipliers or self.gpu != setup.gpu.name:
             raise UserError(
-                f"sizing.calibration is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
-                todo="Calibrate on this GPU: make calibrate hardware=... model=... sizing.measured=...",
+                f"sizing.fit is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
+                todo="Fit on this GPU: make calibrate hardware=... model=... sizing.measured=...",
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
@@ -99,7 +99,7 @@ class Calibration:
             name: self.spread[name] if same else max(self.spread[name], other) for name, other in said.spread.items()
         }
         why = self.why if same else f"{self.why} of {self.precision} TP {self.tp} PP {self.pp}"
-        provenance: Provenance = "calibrated" if same else "transferred"
+        provenance: Provenance = "fitted" if same else "transferred"
         return replace(
             said, cost=after.cost, overhead_s=after.overhead_s, client_delay=after.client_gap_s, provenance=provenance,
             why=why, spread=spread,
@@ -117,29 +117,29 @@ class Calibration:
             aside.write_text(json.dumps(asdict(self), indent=1) + "\n")
             aside.replace(path)
         except OSError as error:
-            raise UserError(f"sizing.calibration={path} cannot be written: {error.strerror}.") from None
+            raise UserError(f"sizing.fit={path} cannot be written: {error.strerror}.") from None
 
 
-def load_calibration(path: Path) -> Calibration:
+def load_fit(path: Path) -> FittedModel:
     """Read what `save` wrote.
 
     Raises:
-        UserError: it is not there, of another version, or no calibration.
+        UserError: it is not there, of another version, or not a fit.
     """
     try:
         data = json.loads(path.expanduser().read_text())
     except OSError as error:
         raise UserError(
-            f"sizing.calibration={path} cannot be read: {error.strerror}.",
+            f"sizing.fit={path} cannot be read: {error.strerror}.",
             todo="Make one: make calibrate sizing.measured=benchmark.json",
         ) from None
     except ValueError as error:
-        raise UserError(f"sizing.calibration={path} is not JSON: {error}.") from None
+        raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         given = data.get("schema") if isinstance(data, dict) else None
         raise UserError(
-            f"sizing.calibration={path} has schema {given!r}; this version reads {SCHEMA}.",
-            todo="Calibrate again: make calibrate sizing.measured=benchmark.json",
+            f"sizing.fit={path} has schema {given!r}; this version reads {SCHEMA}.",
+            todo="Fit again: make calibrate sizing.measured=benchmark.json",
         )
     try:
         inner = data["deployment"]
@@ -147,15 +147,15 @@ def load_calibration(path: Path) -> Calibration:
         deployment = Deployment(**{**inner, "engine": engine, "cost": cost})
         lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
         intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
-        return Calibration(**{**data, **lists, "intervals": intervals, "deployment": deployment})
+        return FittedModel(**{**data, **lists, "intervals": intervals, "deployment": deployment})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UserError(f"sizing.calibration={path} is not a calibration: {error}.") from None
+        raise UserError(f"sizing.fit={path} is not a fit of `make calibrate`: {error}.") from None
 
 
-def calibration_of(measured: Measured, found: Fit, versions: Mapping[str, str]) -> Calibration:
+def fitted_model(measured: Measured, found: Fit, versions: Mapping[str, str]) -> FittedModel:
     """What to keep of a fit."""
     machine = measured.about.get("machine") or {}
-    return Calibration(
+    return FittedModel(
         model=measured.model,
         precision=measured.precision,
         engine=measured.engine,

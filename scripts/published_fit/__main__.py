@@ -1,12 +1,12 @@
 """Fit the performance model to the published measurements, cross-validate it, and write what came out.
 
-    python scripts/calibrate_performance.py --more     # all of it: some ten minutes on one core
-    python scripts/calibrate_performance.py --steps 1  # nearly keep the fit, validate again
-    python scripts/accuracy_docs.py                    # docs/accuracy.md from the result
+    python -m scripts.published_fit --more         # all of it: some ten minutes on one core
+    python -m scripts.published_fit --steps 1      # nearly keep the fit, validate again
+    python -m scripts.published_fit.accuracy_docs  # docs/accuracy.md from the result
 
 Reads pipelines/predict/published/data/published.csv.gz (public measurements with the source of each) and the present
 pipelines/predict/performance/parameters.json (where the fit starts); writes that file, which the sizing and
-`python -m pipelines.predict.published.predict` use, and pipelines/predict/published/data/cross_validation.csv.gz.
+`python -m pipelines.predict.published.predict` use, and cross_validation.csv.gz beside this script.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
 from pipelines.predict.published import closed_loop
-from pipelines.predict.published.accuracy import GOALS, UNSEEN, goals_of
 from pipelines.predict.published.bench import Bench
 from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
-from pipelines.predict.published.crossvalidation import FOLDS, NORMAL_80, Neighbours, folds, refit, score
-from pipelines.predict.published.fit import Design, Fitted, fit
+from pipelines.predict.published.neighbours import NORMAL_80
 from pipelines.predict.published.neighbours import block_of as neighbours_block
+from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
+from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refit, score
+from scripts.published_fit.fit import Design, Fitted, fit
 
-VALIDATED = PUBLISHED.with_name("cross_validation.csv.gz")
 STEP = 0.04
 """Of the finite differences: simulated closed loops are not smooth below it."""
 ABLATION_STEPS = 4
@@ -90,7 +87,7 @@ def main() -> None:
     else:
         scores, of_terms, unseen = before.get("transfer", {}), before.get("ablations", {}), None
     document = {
-        "made_by": "scripts/calibrate_performance.py",
+        "made_by": "scripts/published_fit",
         "data": {
             "file": PUBLISHED.name,
             "sha256": hashlib.sha256(PUBLISHED.read_bytes()).hexdigest(),
@@ -166,7 +163,7 @@ def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, floa
         at = np.isin(bench.metric, metrics)
         wide = {
             kind: float(np.quantile(np.abs(each[at]), 0.8))
-            for kind, each in (("calibrated", physics), ("transferred", unseen))
+            for kind, each in (("fitted", physics), ("transferred", unseen))
         }
         found[name] = {kind: round(width / NORMAL_80, 4) for kind, width in wide.items()}
         found[name]["datasheet"] = round(found[name]["transferred"] * WIDER["datasheet"] / WIDER["transferred"], 4)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines.predict.published.cases import Case
+
+VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
+"""What was predicted for each published row when its group was left out of the fit."""
 
 
 @dataclass(frozen=True, slots=True)

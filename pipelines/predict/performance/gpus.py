@@ -1,0 +1,151 @@
+"""GPUs as their data sheets describe them: the files of conf/hardware, in SI units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.units import GIB
+from pipelines.settings.compose import CONF
+from pipelines.settings.engine import HardwareSettings
+
+BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
+"""GPUs that an NVLink bridge joins, by the notes of their data sheets; more of them talk over PCIe."""
+NEEDED = (
+    "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
+    "gpus_per_server", "tdp_w", "sm", "arch",
+)  # fmt: skip
+"""What the performance model must know of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU by its data sheet. Rates are dense, per GPU.
+
+    Attributes:
+        name: of the file in conf/hardware.
+        gpu: for people, e.g. "H100-SXM-80GB".
+        memory_gb: of its data sheet.
+        reported_bytes: memory as the driver counts it: what an engine can take.
+        bandwidth: of its memory, bytes/s.
+        peak: FLOP/s (or integer operations) by activation type: "16bit", "fp8", "int8", "fp4"; absent is unsupported.
+        sparse_multiplier: data-sheet rate with 2:4 sparsity over the dense one.
+        nvlink: bytes/s in one direction; 0 is none.
+        pcie: bytes/s in one direction.
+        gpus_per_server: of the usual server.
+        tdp_w: power, W.
+        sm: compute capability.
+        arch: e.g. "Hopper GH100".
+    """
+
+    name: str
+    gpu: str
+    memory_gb: float
+    reported_bytes: float
+    bandwidth: float
+    peak: Mapping[str, float]
+    sparse_multiplier: float
+    nvlink: float
+    pcie: float
+    gpus_per_server: int
+    tdp_w: float
+    sm: float
+    arch: str
+
+    def link(self, ranks: int) -> tuple[str, float]:
+        """What joins so many of these GPUs in one server, and its bytes/s in one direction: "nvlink" or "pcie"."""
+        if self.nvlink and ranks <= BRIDGED.get(self.name, ranks):
+            return "nvlink", self.nvlink
+        return "pcie", self.pcie
+
+    @property
+    def family(self) -> str:
+        """Generation: ampere, ada, hopper or blackwell."""
+        return self.arch.split()[0].lower()
+
+
+@cache
+def rows() -> tuple[HardwareSettings, ...]:
+    """All files of conf/hardware."""
+    import yaml
+
+    files = sorted((CONF / "hardware").glob("*.yaml"))
+    return tuple(HardwareSettings.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files)
+
+
+@cache
+def gpus() -> Mapping[str, GpuSpec]:
+    """All GPUs of conf/hardware by the name of their file."""
+    return {row.name: data_sheet(row) for row in rows() if row.gpu}
+
+
+def usable_bytes(hardware: HardwareSettings) -> float:
+    """Memory of the GPU as its driver counts it, bytes; 0 where it is not known.
+
+    It is what nvidia-smi has reported, else derived from the data sheet, whose GB are rounded GiB. GB200 of 186 GB:
+    189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of 48 GB: 46,068 MiB. A
+    GeForce has no ECC, and a sixteenth more than is computed here.
+    """
+    if hardware.reported_gb:
+        return hardware.reported_gb * 1e9
+    inline_ecc = (hardware.arch or "").lower().startswith("ada") or hardware.name == "a10"
+    return (hardware.memory_gb or 0) * GIB * (15 / 16 if inline_ecc else 0.995)
+
+
+def data_sheet(hardware: HardwareSettings) -> GpuSpec:
+    """Convert a GPU of the settings to what the performance model takes.
+
+    Raises:
+        UserError: conf/hardware lacks a part of it.
+    """
+    row = hardware.model_dump()
+    if missing := [key for key in NEEDED if row[key] is None]:
+        raise UserError(
+            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
+            todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
+        )
+    rates = {"16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops"}
+    rates["fp4"] = "fp4_dense_tflops"
+    return GpuSpec(
+        name=row["name"],
+        gpu=row["gpu"],
+        memory_gb=row["memory_gb"],
+        reported_bytes=usable_bytes(hardware),
+        bandwidth=row["mem_bw_gb_s"] * 1e9,
+        peak={kind: row[key] * 1e12 for kind, key in rates.items() if row[key]},
+        sparse_multiplier=row["sparse_multiplier"],
+        nvlink=row["nvlink_gb_s_bidir"] / 2 * 1e9,
+        pcie=row["pcie_gb_s_per_dir"] * 1e9,
+        gpus_per_server=row["gpus_per_server"],
+        tdp_w=row["tdp_w"],
+        sm=row["sm"],
+        arch=row["arch"],
+    )
+
+
+def gpu_named(text: str) -> GpuSpec:
+    """Find a GPU by a name as people write it: "h100_sxm", "H100-SXM-80GB", "L40S-48GB".
+
+    Raises:
+        UserError: it is not known; says the nearest name.
+    """
+    known: dict[str, GpuSpec] = {}
+    for spec in gpus().values():
+        memory = f"{spec.memory_gb:.0f}gb"
+        known |= {_plain(name): spec for name in (spec.name, spec.gpu, spec.gpu + memory)}
+    found = known.get(_plain(text))
+    if found is None:
+        names = sorted(name for spec in gpus().values() for name in (spec.gpu, spec.name))
+        raise UserError(
+            f"The GPU '{text}' is not known.",
+            allowed=f"Known: {', '.join(names)}.",
+            todo=did_you_mean(text.lower(), [name.lower() for name in names]),
+        )
+    return found
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -1,0 +1,93 @@
+"""Models by name, without downloading them: rows of `models.csv` beside this file, and the model of the settings."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
+from pipelines.settings.root import Settings
+from pipelines.store.sources import model_config
+
+MODELS = Path(__file__).parent / "models.csv"
+"""Sizes of public models under the names of `ModelShape`'s fields, each row with its source."""
+
+SAME_SHAPE = {
+    "llama-3.3-70b": "llama-3.1-70b",
+    "mistral-7b": "mistral-7b-v0.3",
+    "mistral-7b-v0.2": "mistral-7b-v0.3",
+}
+"""Names of models whose sizes are those of another row (a sliding window is not used by TensorRT-LLM's benchmarks)."""
+DECORATION = re.compile(r"(-instruct|-chat|-it|-hf|-base)+$")
+"""What people put after a model's name."""
+
+
+def known_model(settings: Settings) -> ModelShape:
+    """Shape of the model to size, dense or a mixture: `sizing.model`, else the folder's config.json, else conf/model.
+
+    Raises:
+        UserError: it is not known.
+    """
+    if settings.sizing.model is not None:
+        return model_named(settings.sizing.model)
+    model = settings.model
+    if model.folder is not None:
+        source = str(model.folder / "config.json")
+        return ModelShape.from_hf_config(model_config(model.folder), source, name=model.label, buildable=False)
+    if model.shape is not None:
+        return model.shape.to_shape(model.label)
+    raise UserError(
+        f"The sizes of {model.label} are not known before it is downloaded.",
+        todo="Name a model of pipelines/predict/performance/models.csv (sizing.model=llama-3.1-8b), or one of "
+        "conf/model, or give model.path.",
+    )
+
+
+def model_named(text: str) -> ModelShape:
+    """Find a model by a name as people write it: "llama-3.3-70b", "meta-llama/Llama-3.1-8B-Instruct".
+
+    Raises:
+        UserError: it is not known; says the nearest name.
+    """
+    known = models()
+    name = DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
+    found = known.get(SAME_SHAPE.get(name, name))
+    if found is None:
+        names = sorted([*known, *SAME_SHAPE])
+        raise UserError(
+            f"The model '{text}' is not known.",
+            allowed=f"Known: {', '.join(names)}.",
+            todo=did_you_mean(name, names),
+        )
+    return found
+
+
+@cache
+def models() -> Mapping[str, ModelShape]:
+    """All models of models.csv by name."""
+    with MODELS.open(encoding="utf-8", newline="") as lines:
+        return {row["model"]: _shape(row) for row in csv.DictReader(lines)}
+
+
+def _shape(row: Mapping[str, str]) -> ModelShape:
+    built = {family: architecture for architecture, family in ARCHITECTURES.items()}
+    sizes = (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "intermediate_size", "vocab_size", "max_position_embeddings",
+    )  # fmt: skip
+    return ModelShape(
+        architecture=built.get(row["family"], ""),
+        **{size: int(row[size]) for size in sizes},
+        tie_word_embeddings=row["tie_word_embeddings"] == "True",
+        gated_mlp=row["gated_mlp"] == "True",
+        num_experts=int(row["num_experts"] or 1),
+        num_experts_per_token=int(row["num_experts_per_token"] or 1),
+        sliding_window=int(row["sliding_window"] or 0),
+        global_every=int(row["global_every"] or 0),
+        norms_per_layer=4 if row["norm"].startswith("rms4") else 2,
+        name=row["model"],
+    )

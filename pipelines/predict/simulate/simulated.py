@@ -1,0 +1,35 @@
+"""Run every policy under every load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.loads import Level
+from pipelines.predict.simulate.outcome import Outcome, measure
+from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.settings.root import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A policy under a load."""
+
+    engine: Engine
+    level: Level
+    run: Run
+    outcome: Outcome
+
+
+def run_all(settings: Settings, case: Case, levels: Sequence[Level]) -> list[Simulated]:
+    """Every policy under every load, in the order of the table."""
+    from pipelines.predict.simulator.run import simulate as run_load
+
+    found = []
+    for level in levels:
+        for engine in case.engines:
+            run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
+            outcome = measure(run, engine, level.load, level.window(run), case.overhead)
+            found.append(Simulated(engine, level, run, outcome))
+    return found

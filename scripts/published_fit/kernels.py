@@ -1,0 +1,38 @@
+"""Fit the kernels of `pipelines.predict.published.neighbours` to the errors of measured cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipelines.predict.published.neighbours import LIMIT, Kernel, Points
+
+LENGTHS = (1.5, 1.5, 1.0, 1.5)
+ALIKE = (1.5, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0)
+PRIOR_WIDTH = np.array([1.0, 1.0, 1.0, *[0.7] * 4, *[1.0] * 7])
+"""Where the fit of a kernel starts, and how far it may go: lengths in logarithms, correlations as logits."""
+
+
+def fit_kernel(known: Points, errors: Any) -> Kernel:
+    """The kernel under which the errors are most likely, with weak priors (marginal likelihood, L-BFGS)."""
+    from scipy.optimize import minimize
+
+    start = np.array([*np.log([0.01, 0.005, 0.003]), *np.log(LENGTHS), *ALIKE])
+    clipped = np.clip(errors, -LIMIT, LIMIT)
+
+    def loss(vector: Any) -> float:
+        kernel = _kernel(vector)
+        covariance = kernel.between(known, known) + kernel.noise * np.eye(len(clipped))
+        lower = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(clipped)))
+        white = np.linalg.solve(lower, clipped)
+        prior = ((vector - start) / PRIOR_WIDTH) ** 2
+        return float(0.5 * white @ white + np.log(np.diag(lower)).sum() + 0.5 * prior.sum())
+
+    return _kernel(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 20}).x)
+
+
+def _kernel(vector: Any) -> Kernel:
+    near, far, noise = np.exp(vector[:3])
+    lengths, alike = np.exp(vector[3:7]), 1 / (1 + np.exp(-vector[7:]))
+    return Kernel(float(near), float(far), float(noise), tuple(map(float, lengths)), tuple(map(float, alike)))
