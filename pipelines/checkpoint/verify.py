@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import (
     BY_QUANT_ALGO,
     FLOAT_WEIGHTS,
@@ -30,7 +31,6 @@ from pipelines.domain.formats import (
     FormatSpec,
     WeightKind,
 )
-from pipelines.domain.model_shape import ARCHITECTURES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,10 +159,10 @@ def verify(folder: Path) -> list[Fault]:
 def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
     """What TensorRT-LLM would refuse or misread in config.json, beyond what reading it has checked."""
     block = config.quantization
-    if config.architecture not in ARCHITECTURES:
+    if config.architecture not in FAMILIES:
         yield Fault(
             f"config.json has architecture='{config.architecture}', which is not known here.",
-            f"Known: {', '.join(ARCHITECTURES)}.",
+            f"Known: {', '.join(FAMILIES)}.",
         )
     if block.quant_algo not in LINEAR_RULES:
         known = ", ".join(str(algo) for algo in LINEAR_RULES)
@@ -234,7 +234,7 @@ def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
         tensors |= {f"{here}.{name}": tensor for name, tensor in _layer_tensors(config, everywhere).items()}
     if stage == config.pp_size - 1:
         tensors["transformer.ln_f.weight"] = Expected(dtype, (config.hidden_size,))
-        if not ARCHITECTURES[config.architecture].startswith("gemma"):  # Gemma's head is its embedding
+        if not FAMILIES[config.architecture].head_is_embedding:
             tensors |= _linear_tensors(config, "lm_head", "lm_head", vocab_rows, config.hidden_size)
     return tensors
 
@@ -252,9 +252,7 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
         "mlp.gate": (inner, hidden),
         "mlp.proj": (hidden, inner),
     }
-    norms = ["input_layernorm", "post_layernorm"]
-    if ARCHITECTURES[config.architecture] == "gemma2":
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    norms = FAMILIES[config.architecture].layer_norms
     tensors = {f"{norm}.weight": Expected(dtype, (hidden,)) for norm in norms}
     for name, (out, width) in linears.items():
         tensors |= _linear_tensors(config, name, f"{path}.{name}", out, width)

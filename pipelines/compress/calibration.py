@@ -64,7 +64,7 @@ def _groups(sequences: Sequence[list[int]], batch_size: int) -> Iterator[list[li
             yield rest[start : start + batch_size]
 
 
-def forward_passes(data: CalibrationSet, progress: Progress, device: str, *, whole_head: bool = False) -> Forward:
+def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> Forward:
     """Return the function ModelOpt calls to run the model over all batches.
 
     AWQ calls it twice; every pass is shown by itself.
@@ -73,8 +73,6 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str, *, who
         data: what to run.
         progress: advances by one per batch.
         device: where the model is.
-        whole_head: run the output head on every position, as calibrating the head needs; otherwise on the
-            last one only, because B x T x V logits are by far the largest tensor.
 
     Raises:
         UserError: from the returned function, when an output is not a finite number; names the first layer.
@@ -85,20 +83,20 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str, *, who
         title = f"calibrating, pass {next(passes)}"
         with progress.task(title, len(data.batches), "batches") as advance, torch.no_grad():
             for batch in data.batches:
-                _run(model, batch.to(device), positions=0 if whole_head else 1)
+                _run(model, batch.to(device))
                 advance(1)
 
     return forward
 
 
-def _run(model: torch.nn.Module, batch: torch.Tensor, positions: int) -> None:
-    """Run one batch; `positions` counts from the end, 0 is all.
+def _run(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Run one batch, the output head on the last position only: B x T x V logits are by far the largest tensor.
 
     Raises:
         UserError: an activation is NaN or infinite; names the first layer.
     """
     try:
-        logits = model(input_ids=batch, logits_to_keep=positions).logits
+        logits = model(input_ids=batch, logits_to_keep=1).logits
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
         if layer := _first_broken_layer(model, batch):
             raise broken_at(layer) from error

@@ -29,7 +29,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelFolder:
     """A model on disk, looked at but not loaded.
 
     Attributes:
@@ -50,7 +50,7 @@ class Source:
         return sum(path.stat().st_size for path in self.weight_files)
 
 
-def look_at(folder: Path) -> Source:
+def look_at(folder: Path) -> ModelFolder:
     """Read config.json and check every safetensors header against its file's size.
 
     Raises:
@@ -75,10 +75,10 @@ def look_at(folder: Path) -> Source:
         )
     for path in files:
         read_header(path)
-    return Source(folder, config, ModelShape.from_hf_config(config, str(config_path)), files)
+    return ModelFolder(folder, config, ModelShape.from_hf_config(config, str(config_path)), files)
 
 
-def pick_dtype(source: Source, wanted: Dtype) -> str:
+def pick_dtype(source: ModelFolder, wanted: Dtype) -> str:
     """Return "bfloat16" or "float16": the one asked for, or the model's own.
 
     A float32 model becomes bfloat16: its range is that of float32, while float16 overflows in Gemma.
@@ -89,13 +89,13 @@ def pick_dtype(source: Source, wanted: Dtype) -> str:
     return own if own in _EXPORTED else "bfloat16"
 
 
-def own_dtype(source: Source) -> str:
+def own_dtype(source: ModelFolder) -> str:
     """Return the type the model's weights are kept in; float32 where its configuration does not say."""
     own = source.config.get("dtype") or source.config.get("torch_dtype")
     return own if own in _TORCH_DTYPES else "float32"
 
 
-def load_model(source: Source, dtype: str, device: str) -> torch.nn.Module:
+def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
     """Load the weights in `dtype` straight from the safetensors files, ready for inference.
 
     Raises:
@@ -123,7 +123,7 @@ def load_model(source: Source, dtype: str, device: str) -> torch.nn.Module:
     return ready
 
 
-def load_tokenizer(source: Source) -> Any:
+def load_tokenizer(source: ModelFolder) -> Any:
     """Load the folder's tokenizer.
 
     tokenizer.json says everything by itself; read directly it gives the same ids under every version of
@@ -159,7 +159,7 @@ def check_finite(model: torch.nn.Module, folder: Path) -> None:
             )
 
 
-def _hf_config(source: Source) -> Any:
+def _hf_config(source: ModelFolder) -> Any:
     """Return Transformers' configuration, with RoPE understood whichever version wrote the file.
 
     Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` and would fall back

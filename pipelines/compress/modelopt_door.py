@@ -20,12 +20,10 @@ from modelopt.torch.export import (
 
 from pipelines.compress.recipes import Config
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, QFormat
 
 VERSION: str = modelopt.__version__
-
-_DECODER_TYPES = {"gemma": "gemma", "llama": "llama"}
-"""Families that ModelOpt exports without tensorrt_llm installed; Gemma 2 is not among them."""
 
 Forward = Callable[[torch.nn.Module], None]
 
@@ -69,7 +67,7 @@ def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
 
 
 def export(
-    model: torch.nn.Module, family: str, dtype: torch.dtype, out_dir: Path, *, tp_size: int, pp_size: int
+    model: torch.nn.Module, family: Family, dtype: torch.dtype, out_dir: Path, *, tp_size: int, pp_size: int
 ) -> None:
     """Write config.json and rank{r}.safetensors, r = pp_rank * tp_size + tp_rank, as ModelOpt leaves them.
 
@@ -78,7 +76,7 @@ def export(
     with _vocabulary_unpadded(model):
         export_tensorrt_llm_checkpoint(
             model,
-            _DECODER_TYPES[family],
+            _decoder(family),
             dtype,
             out_dir,
             inference_tensor_parallel=tp_size,
@@ -91,7 +89,7 @@ def export_unified(model: torch.nn.Module, dtype: torch.dtype, out_dir: Path) ->
     export_hf_checkpoint(model, dtype=dtype, export_dir=out_dir)
 
 
-def merge_fused_scales(model: torch.nn.Module, family: str, dtype: torch.dtype) -> None:
+def merge_fused_scales(model: torch.nn.Module, family: Family, dtype: torch.dtype) -> None:
     """Give q/k/v and gate/up the common scales that an export gives them; changes `model` in place.
 
     An export fuses those linears and lets them share scales. A model that was calibrated but never exported
@@ -99,10 +97,21 @@ def merge_fused_scales(model: torch.nn.Module, family: str, dtype: torch.dtype) 
     """
     with _vocabulary_unpadded(model):
         ranks = torch_to_tensorrt_llm_checkpoint(
-            model, _DECODER_TYPES[family], dtype, inference_tensor_parallel=1, inference_pipeline_parallel=1
+            model, _decoder(family), dtype, inference_tensor_parallel=1, inference_pipeline_parallel=1
         )
         for _ in ranks:
             pass
+
+
+def _decoder(family: Family) -> str:
+    """ModelOpt's name of the decoder.
+
+    Raises:
+        UserError: ModelOpt does not export this family.
+    """
+    if family.modelopt_type is None:
+        raise UserError(f"ModelOpt cannot export {family.architecture} to a TensorRT-LLM checkpoint.")
+    return family.modelopt_type
 
 
 @contextmanager

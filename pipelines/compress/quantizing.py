@@ -16,7 +16,7 @@ from pipelines.checkpoint.describe import describe
 from pipelines.checkpoint.unified import describe_unified
 from pipelines.compress.calibration import CalibrationSet, broken_at, forward_passes, layer_of, make_batches
 from pipelines.compress.f32_products import f32_products
-from pipelines.compress.loading import Source, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
+from pipelines.compress.loading import ModelFolder, load_model, load_tokenizer, look_at, pick_dtype, torch_dtype
 from pipelines.compress.postprocess import correct_export
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.compress.recipes import modelopt_config
@@ -31,7 +31,7 @@ class _Simulated:
     """A model that simulates its format, and how it came to that."""
 
     model: torch.nn.Module
-    source: Source
+    source: ModelFolder
     dtype: str
     device: str
     data: CalibrationSet | None
@@ -54,7 +54,6 @@ def run_quantize(
 ) -> dict[str, Any]:
     """See `pipelines.compress.api.quantize`."""
     source = look_at(model_dir)
-    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
@@ -98,7 +97,6 @@ def run_simulate(
 ) -> torch.nn.Module:
     """See `pipelines.compress.api.fake_quantized_model`."""
     source = look_at(model_dir)
-    _check(source, spec)
     with muted() as quiet, transformers_to_log():
         from pipelines.compress import modelopt_door
 
@@ -107,17 +105,8 @@ def run_simulate(
     return done.model.requires_grad_(False)  # calibration puts new parameters in place of some weights
 
 
-def _check(source: Source, spec: QuantSpec) -> None:
-    if spec.quantize_lm_head and source.shape.tie_word_embeddings:  # a lookup needs 16 bit: TensorRT-LLM issue 1394
-        raise UserError(
-            f"quantize_lm_head=true does not work with {source.shape.architecture} here: the head is the embedding,"
-            " which stays in 16 bit.",
-            todo="Set quantize_lm_head=false.",
-        )
-
-
 def _simulate(
-    source: Source,
+    source: ModelFolder,
     spec: QuantSpec,
     texts: Iterable[str],
     calibration: CalibrationSpec,
@@ -141,7 +130,7 @@ def _simulate(
         model = load_model(source, picked, device)
     begin = time.monotonic()
     if config is not None and data is not None:
-        forward = forward_passes(data, progress, device, whole_head=spec.quantize_lm_head)
+        forward = forward_passes(data, progress, device)
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
         _check_calibrated(model)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.compress.specs import QuantSpec
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.families import Family
+from pipelines.domain.formats import FORMATS, KvFormat
 
 Config = dict[str, Any]
 
@@ -30,17 +31,15 @@ _KV_CACHE: dict[KvFormat, Config] = {
     KvFormat.INT8: {"num_bits": 8, "axis": None},
 }
 
-_LM_HEAD_PATTERN = "*lm_head*"
-_WEIGHTS, _INPUTS = "*weight_quantizer", "*input_quantizer"
-_FP8_TENSOR: Config = {"num_bits": (4, 3), "axis": None}
+_WEIGHTS = "*weight_quantizer"
 
 
-def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config]) -> Config | None:
+def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
     """Return the configuration for `mtq.quantize`, or None when nothing is simulated (16 bit throughout).
 
     Args:
         spec: what the user wants.
-        family: "gemma" or "llama"; Gemma has exceptions of its own.
+        family: of the model; some have defaults of their own.
         preset: gives ModelOpt's configuration of a name from `pipelines.domain.formats.FORMATS`.
     """
     form = FORMATS[spec.qformat]
@@ -49,9 +48,6 @@ def modelopt_config(spec: QuantSpec, family: str, preset: Callable[[str], Config
     config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
     if group := form.weights.group_size(spec.group_size):
         _set_group_size(config, group)
-    if spec.quantize_lm_head:
-        _set(config, "*lm_head*weight_quantizer", _FP8_TENSOR)
-        _set(config, "*lm_head*input_quantizer", _FP8_TENSOR)
     if spec.kv_cache is not KvFormat.AUTO:
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec, family, config["algorithm"])
@@ -72,8 +68,6 @@ def _set(config: Config, pattern: str, attributes: Config) -> None:
     """Switch the quantizers of a name pattern on with these attributes; the last word wins in both styles."""
     entries = config["quant_cfg"]
     if isinstance(entries, dict):
-        if pattern.startswith(_LM_HEAD_PATTERN):
-            entries.pop(_LM_HEAD_PATTERN, None)  # the preset switches the whole head off
         entries[pattern] = {**attributes, "enable": True}
     else:
         entries.append({"quantizer_name": pattern, "cfg": dict(attributes), "enable": True})
@@ -89,16 +83,13 @@ def _set_group_size(config: Config, group_size: int) -> None:
     first["block_sizes"] = {**first["block_sizes"], -1: group_size}
 
 
-def _algorithm(spec: QuantSpec, family: str, default: Any) -> Any:
-    """Return ModelOpt's calibration algorithm, with the parameters given or those Gemma needs."""
-    gemma = family.startswith("gemma")
-    tuning = FORMATS[spec.qformat].tuning
-    if tuning == "smoothquant":
-        alpha = spec.smoothquant_alpha if spec.smoothquant_alpha is not None else (0.5 if gemma else None)
-        return default if alpha is None else {"method": "smoothquant", "alpha": alpha}
-    if tuning == "awq":
-        step = spec.awq_alpha_step
-        if step is None and gemma and spec.qformat is QFormat.W4A8_AWQ:
-            step = 1.0
-        return default if step is None else {"method": "awq_lite", "alpha_step": step}
-    return default
+def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
+    """Return ModelOpt's calibration algorithm, with the parameters given or those that the family needs."""
+    form = FORMATS[spec.qformat]
+    given = spec.smoothquant_alpha if form.tuning == "smoothquant" else spec.awq_alpha_step
+    value = family.tuning_default(form) if given is None else given
+    if form.tuning is None or value is None:
+        return default
+    if form.tuning == "smoothquant":
+        return {"method": "smoothquant", "alpha": value}
+    return {"method": "awq_lite", "alpha_step": value}

@@ -32,7 +32,6 @@ class QuantSpec:
             None is ModelOpt's 1.0, and 0.5 for Gemma as in TensorRT-LLM's quantize.py.
         awq_alpha_step: step of AWQ's search over 0..1; None is ModelOpt's 0.1, and 1.0 for Gemma with
             w4a8_awq as in quantize.py.
-        quantize_lm_head: quantize the output head as well; fp8 with a head of its own only.
     """
 
     qformat: QFormat
@@ -40,7 +39,6 @@ class QuantSpec:
     group_size: int = 128
     smoothquant_alpha: float | None = None
     awq_alpha_step: float | None = None
-    quantize_lm_head: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a value that would be ignored or make no sense.
@@ -65,13 +63,6 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
         faults.append(Fault(f"awq_alpha_step={step} has no meaning for {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
-    if spec.quantize_lm_head and spec.qformat is not QFormat.FP8:
-        faults.append(
-            Fault(
-                f"quantize_lm_head=true does not work with {spec.qformat}: a head is quantized in fp8 only.",
-                todo="Set quantize_lm_head=false or quant=fp8.",
-            )
-        )
     return faults
 
 

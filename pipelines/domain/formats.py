@@ -171,13 +171,13 @@ class FormatSpec:
 
     @property
     def calibrated(self) -> bool:
-        """Whether ModelOpt needs calibration data: a scale depends on activations."""
-        return self.activation != "16bit" or self.tuning is not None
+        """Whether ModelOpt simulates the format, on texts."""
+        return self.preset is not None
 
     @property
     def plain_activations(self) -> bool:
         """Whether products see the activation as it is, neither rounded nor multiplied by a scale."""
-        return not self.calibrated
+        return self.activation == "16bit" and self.tuning is None
 
     @property
     def linear_bits(self) -> float:

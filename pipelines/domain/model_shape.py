@@ -7,15 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipelines.domain.errors import UserError
-
-ARCHITECTURES = {
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "LlamaForCausalLM": "llama",
-}
-"""Architectures this project takes: HF class name -> family."""
-IMPLIED = {"gemma2": {"norms_per_layer": 4, "sliding_window": 4096, "global_every": 2}}
-"""Family -> fields of `ModelShape` that every model of it shares; other families keep the defaults."""
+from pipelines.domain.families import FAMILIES, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +67,14 @@ class ModelShape:
                 simulation take any.
 
         Raises:
-            UserError: the architecture is not one of `ARCHITECTURES`, or a size is missing.
+            UserError: the architecture is not one of `FAMILIES`, or a size is missing.
         """
         architecture = (config.get("architectures") or [None])[0]
-        known = architecture in ARCHITECTURES
+        known = architecture in FAMILIES
         if buildable and not known:
             raise UserError(
                 f"{source} names the architecture '{architecture}', which is not known here.",
-                allowed=f"Known: {', '.join(ARCHITECTURES)}.",
+                allowed=f"Known: {', '.join(FAMILIES)}.",
             )
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -97,7 +89,7 @@ class ModelShape:
                 vocab_size=int(config["vocab_size"]),
                 max_position_embeddings=int(config["max_position_embeddings"]),
                 tie_word_embeddings=bool(
-                    config.get("tie_word_embeddings", known and architecture != "LlamaForCausalLM")
+                    config.get("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding)
                 ),
                 **(implied_sizes(architecture) if known else _stated_sizes(config)),
                 name=name,
@@ -106,9 +98,9 @@ class ModelShape:
             raise UserError(f"{source} has no {missing}; it is not a complete model configuration.") from None
 
     @property
-    def family(self) -> str:
-        """Family name: gemma, gemma2 or llama."""
-        return ARCHITECTURES[self.architecture]
+    def family(self) -> Family:
+        """What is known of all models of this architecture."""
+        return FAMILIES[self.architecture]
 
     def differences(self, other: ModelShape) -> list[str]:
         """Names of the fields in which two shapes differ."""
@@ -183,7 +175,12 @@ class ModelShape:
 
 def implied_sizes(architecture: str) -> dict[str, Any]:
     """Fields of `ModelShape` that follow from a known architecture."""
-    return dict(IMPLIED.get(ARCHITECTURES[architecture], {}))
+    family = FAMILIES[architecture]
+    return {
+        "norms_per_layer": len(family.layer_norms),
+        "sliding_window": family.sliding_window,
+        "global_every": family.global_every,
+    }
 
 
 def _stated_sizes(config: Mapping[str, Any]) -> dict[str, Any]:

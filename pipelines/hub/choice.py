@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.hub.source import Listing
+from pipelines.hub.source import HubListing
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -31,7 +31,7 @@ RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".m
 """Pickles and the like, which run code when they are loaded."""
 
 
-def check_model(listing: Listing) -> None:
+def check_model(listing: HubListing) -> None:
     """Refuse a repository that cannot be a usable model, before anything is fetched.
 
     Raises:
@@ -49,7 +49,7 @@ def check_model(listing: Listing) -> None:
         raise UserError.of(faults)
 
 
-def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> None:
+def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) -> None:
     """Compare the repository's model with the configured one.
 
     Raises:
@@ -67,7 +67,7 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> No
         raise UserError.of(faults)
 
 
-def model_files(listing: Listing, index: Mapping[str, Any] | None) -> list[str]:
+def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:
     """Names of the files that make the model.
 
     Args:
@@ -94,7 +94,7 @@ def model_files(listing: Listing, index: Mapping[str, Any] | None) -> list[str]:
     return [*small, INDEX, *shards]
 
 
-def dataset_files(listing: Listing, patterns: Sequence[str] | None) -> list[str]:
+def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[str]:
     """Names of the data files that match; what can run code is left out.
 
     Raises:
@@ -115,7 +115,7 @@ def dataset_files(listing: Listing, patterns: Sequence[str] | None) -> list[str]
     return found
 
 
-def _shards(listing: Listing, index: Mapping[str, Any]) -> list[str]:
+def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{INDEX} of {listing.place} has no weight_map; it names no shards.")
@@ -125,7 +125,7 @@ def _shards(listing: Listing, index: Mapping[str, Any]) -> list[str]:
     return shards
 
 
-def _no_weights(listing: Listing) -> Fault:
+def _no_weights(listing: HubListing) -> Fault:
     pickles = [name for name in listing.files if name.endswith(RUNNABLE)]
     if pickles:
         return Fault(

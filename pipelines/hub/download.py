@@ -21,14 +21,14 @@ from pipelines.hub import choice
 from pipelines.hub.faults import explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 from pipelines.hub.listing import look_up
-from pipelines.hub.source import HubFile, HubSource, Listing, Snapshot
+from pipelines.hub.source import HubFile, HubListing, HubSnapshot, HubSource
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def download_model(
     source: HubSource, out_dir: Path, *, expected_shape: ModelShape | None, progress: Progress
-) -> Snapshot:
+) -> HubSnapshot:
     """Have a model's configuration, tokenizer and safetensors weights in a folder.
 
     The files live in the Hub's cache (HF_HOME), where a run that was killed goes on and other tools find them; large
@@ -56,7 +56,7 @@ def download_model(
 
 def download_dataset(
     source: HubSource, out_dir: Path, *, patterns: Sequence[str] | None = None, progress: Progress
-) -> Snapshot:
+) -> HubSnapshot:
     """Have the data files of a data set in a folder, in the repository's subfolders.
 
     Args:
@@ -73,7 +73,7 @@ def download_dataset(
         return _deliver(listing, choice.dataset_files(listing, patterns), out_dir, progress)
 
 
-def _read_json(listing: Listing, name: str) -> Mapping[str, Any]:
+def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
     path = fetch(listing, [listing.files[name]], SilentProgress())[name]
     try:
         content = json.loads(path.read_text())
@@ -84,17 +84,17 @@ def _read_json(listing: Listing, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _deliver(listing: Listing, names: Sequence[str], out_dir: Path, progress: Progress) -> Snapshot:
+def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress: Progress) -> HubSnapshot:
     files = [listing.files[name] for name in names]
     out_dir.mkdir(parents=True, exist_ok=True)
     _check_space(listing, files, out_dir)
     paths = fetch(listing, files, progress)
     remember_revision(listing)
     _place(files, paths, out_dir, progress)
-    return Snapshot(listing.commit, {file.name: _record(file, paths[file.name]) for file in files})
+    return HubSnapshot(listing.commit, {file.name: _record(file, paths[file.name]) for file in files})
 
 
-def _check_space(listing: Listing, files: Sequence[HubFile], out_dir: Path) -> None:
+def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
     """Stop before the first byte when the files will not fit.
 
     Raises:

@@ -28,9 +28,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_bytes
+from pipelines.host.files import write_text
 from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
 from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
-from pipelines.hub.source import HubFile, HubSource, Listing
+from pipelines.hub.source import HubFile, HubListing, HubSource
 
 WORKERS = 4  # files at a time; a few streams fill a link, more only take the server's patience
 
@@ -39,7 +40,7 @@ WORKERS = 4  # files at a time; a few streams fill a link, more only take the se
 class _Job:
     """What all files of one download share."""
 
-    listing: Listing
+    listing: HubListing
     advance: Advance
     progress: Progress
     stop: Event = field(default_factory=Event)
@@ -49,7 +50,7 @@ class _StoppedError(Exception):
     """Another file failed, so this one is left where it is."""
 
 
-def fetch(listing: Listing, files: Sequence[HubFile], progress: Progress) -> dict[str, Path]:
+def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> dict[str, Path]:
     """Have each file in the cache, verified against the Hub's hash.
 
     Args:
@@ -76,13 +77,13 @@ def fetch(listing: Listing, files: Sequence[HubFile], progress: Progress) -> dic
                 raise
 
 
-def missing_bytes(listing: Listing, files: Sequence[HubFile]) -> int:
+def missing_bytes(listing: HubListing, files: Sequence[HubFile]) -> int:
     """Bytes that the cache still has to take in for these files."""
     absent = [file for file in files if _cached(listing, file) is None and not _blob(listing.source, file).exists()]
     return sum(file.size - _size(_partial(listing.source, file)) for file in absent)
 
 
-def remember_revision(listing: Listing) -> None:
+def remember_revision(listing: HubListing) -> None:
     """Let the cache know which commit the revision means, so that it can be found offline.
 
     Done last, and not by the client at the start: offline, a revision without a name in the cache is not found, and
@@ -94,10 +95,7 @@ def remember_revision(listing: Listing) -> None:
     ref = _storage(source) / "refs" / source.revision
     if ref.is_file() and ref.read_text() == listing.commit:
         return  # also the way through a complete cache that is read-only
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    aside = ref.with_name(f"{ref.name}.new")
-    aside.write_text(listing.commit)
-    aside.replace(ref)
+    write_text(ref, listing.commit)
 
 
 def _fetch_one(job: _Job, file: HubFile) -> Path:
@@ -199,7 +197,7 @@ def _is_interruption(error: BaseException) -> bool:
     return isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
 
 
-def _broken(listing: Listing, file: HubFile, received: int, error: BaseException) -> UserError:
+def _broken(listing: HubListing, file: HubFile, received: int, error: BaseException) -> UserError:
     return UserError(
         f"The connection to {shown_endpoint()} broke while {file.name} of {listing.source.repo_id} was fetched: "
         f"{show_bytes(received)} of {show_bytes(file.size)} are here ({short(error)}).",
@@ -207,7 +205,7 @@ def _broken(listing: Listing, file: HubFile, received: int, error: BaseException
     )
 
 
-def _wrong_hash(listing: Listing, file: HubFile, path: Path) -> UserError:
+def _wrong_hash(listing: HubListing, file: HubFile, path: Path) -> UserError:
     """Say what is wrong with a file and, where it can be fetched again, remove it."""
     algorithm = "SHA-256" if file.large else "git SHA-1"
     todo = "Unset HF_HUB_OFFLINE to fetch it anew."
@@ -237,7 +235,7 @@ def _remove(path: Path) -> None:
     path.unlink()
 
 
-def _cached(listing: Listing, file: HubFile) -> Path | None:
+def _cached(listing: HubListing, file: HubFile) -> Path | None:
     source, cache = listing.source, constants.HF_HUB_CACHE
     found = try_to_load_from_cache(
         source.repo_id, file.name, cache_dir=cache, revision=listing.commit, repo_type=source.repo_type

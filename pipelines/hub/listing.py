@@ -11,13 +11,13 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from pipelines.domain.errors import UserError
 from pipelines.hub.choice import CONFIG, DATA_PATTERNS
 from pipelines.hub.faults import check_token
-from pipelines.hub.source import HubFile, HubSource, Listing
+from pipelines.hub.source import HubFile, HubListing, HubSource
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
-def look_up(source: HubSource) -> Listing:
+def look_up(source: HubSource) -> HubListing:
     """Resolve the revision to a commit and list its files with sizes and hashes.
 
     Raises:
@@ -26,7 +26,7 @@ def look_up(source: HubSource) -> Listing:
     return _from_cache(source) if constants.HF_HUB_OFFLINE else _from_hub(source)
 
 
-def _from_hub(source: HubSource) -> Listing:
+def _from_hub(source: HubSource) -> HubListing:
     check_token()
     info: Any = HfApi().repo_info(
         source.repo_id,
@@ -36,7 +36,7 @@ def _from_hub(source: HubSource) -> Listing:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # the client's own default is to wait for ever
     )
     files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
-    return Listing(source, str(info.sha), files, offline=False)
+    return HubListing(source, str(info.sha), files, offline=False)
 
 
 def _hub_file(source: HubSource, sibling: Any) -> HubFile:
@@ -55,7 +55,7 @@ def _hub_file(source: HubSource, sibling: Any) -> HubFile:
     return HubFile(name, int(size), etag, large=sibling.lfs is not None)
 
 
-def _from_cache(source: HubSource) -> Listing:
+def _from_cache(source: HubSource) -> HubListing:
     # The patterns only tell a client that remembers the whole listing which absent files matter.
     patterns = DATA_PATTERNS if source.repo_type == "dataset" else (CONFIG,)
     folder = Path(
@@ -69,7 +69,7 @@ def _from_cache(source: HubSource) -> Listing:
     )
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): _cached_file(folder, path) for path in paths}
-    return Listing(source, folder.name, files, offline=True)
+    return HubListing(source, folder.name, files, offline=True)
 
 
 def _cached_file(folder: Path, path: Path) -> HubFile:

@@ -31,7 +31,7 @@ class HubSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class HubSnapshot:
     """The files of one commit that are now in a folder.
 
     Attributes:
@@ -62,7 +62,7 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class HubListing:
     """What a repository has at one commit.
 
     Attributes:

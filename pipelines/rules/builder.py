@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape
 from pipelines.rules.sources import BUILDER, COMMAND, FLAGS_GUIDE, FP8_GUIDE, GEMMA, PLUGIN, REUSE, STREAMING
 
 LIMITS = "Limits"
 PLUGINS = "Plugins and fusions"
 WEIGHTS = "Sparse and streamed weights"
-FUSING = ("LlamaForCausalLM", "Gemma2ForCausalLM")
 NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer issues #36, #1974"
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 
-def longest(d: Deployment) -> int | None:
+def longest(d: DeploymentFacts) -> int | None:
     """Tokens of the longest sequence, prompt and output together."""
     return d.build.max_seq_len or (d.shape.max_position_embeddings if d.shape else None)
 
 
-def _prompt_too_long(d: Deployment) -> Cases:
+def _prompt_too_long(d: DeploymentFacts) -> Cases:
     limit = longest(d)
     return ({"limit": limit},) if limit is not None and d.build.max_input_len > limit else ()
 
 
-def _fp8_plugins(d: Deployment) -> Cases:
+def _fp8_plugins(d: DeploymentFacts) -> Cases:
     given = [name for name in FP8_PLUGINS if getattr(d.build, name) == "fp8"]
     given += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
     return [{"name": name} for name in given] if d.qformat is not QFormat.FP8 else []
 
 
-def _fuses(d: Deployment) -> bool:
-    return d.build.tp_size > 1 and shape(d).architecture in FUSING
+def _fuses(d: DeploymentFacts) -> bool:
+    return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features
 
 
-def _gathers(d: Deployment) -> Cases:
+def _gathers(d: DeploymentFacts) -> Cases:
     names = ("gather_context_logits", "gather_all_token_logits")
     return [{"name": name} for name in names if getattr(d.build, name) and d.build.max_draft_len > 0]
 
 
-def _norm_quant(d: Deployment) -> bool:
-    fits = shape(d).architecture == "LlamaForCausalLM" and d.qformat is QFormat.NVFP4
+def _norm_quant(d: DeploymentFacts) -> bool:
+    fits = "norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4
     return d.build.norm_quant_fusion == "enable" and not fits
 
 
@@ -159,8 +159,8 @@ RULES = (
         needs=("shape",),
         when=lambda d: d.build.reduce_fusion == "enable" and not _fuses(d),
         failed="build.reduce_fusion=enable would be ignored: it needs tp_size of 2 or more, given {d.build.tp_size},"
-        " and"
-        " Llama or Gemma 2, given {d.shape.architecture}.",
+        f" and {either(titles('reduce_fusion'))},"
+        " given {d.shape.architecture}.",
         todo="Set build.reduce_fusion=disable.",
         source=BUILDER,
     ),
@@ -193,9 +193,10 @@ RULES = (
         needs=("shape",),
         when=lambda d: (
             d.build.user_buffer == "enable"
-            and (d.qformat is not QFormat.FP8 or shape(d).architecture != "LlamaForCausalLM")
+            and (d.qformat is not QFormat.FP8 or "user_buffer" not in shape(d).family.features)
         ),
-        failed="build.user_buffer=enable is made for Llama in FP8; given are {d.shape.architecture} and"
+        failed=f"build.user_buffer=enable is made for {either(titles('user_buffer'))} in FP8;"
+        " given are {d.shape.architecture} and"
         " quant={d.qformat}.",
         todo="Set build.user_buffer=disable.",
         source=f"{FP8_GUIDE}; {PLUGIN}",
@@ -206,7 +207,8 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_norm_quant,
-        failed="build.norm_quant_fusion=enable would be ignored: it is for Llama in NVFP4; given are"
+        failed="build.norm_quant_fusion=enable would be ignored: it is for"
+        f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"
         " {d.shape.architecture} and quant={d.qformat}.",
         todo="Set build.norm_quant_fusion=disable.",
         source=BUILDER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import FAMILIES, titles
 from pipelines.domain.formats import (
     QFormat,
     formats_for,
@@ -12,11 +13,12 @@ from pipelines.domain.formats import (
     lacks_int8_kv,
     lacks_integers,
 )
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape, sm
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
-FAMILIES = "Formats and model families"
+BY_FAMILY = "Formats and model families"
+EXPORTED = [name for name, family in FAMILIES.items() if family.modelopt_type]
 
 REFUSED_ON_SM100 = (
     "gemm_swiglu_plugin",
@@ -28,17 +30,17 @@ REFUSED_ON_SM100 = (
 """Plugins that PluginConfig.validate rejects there."""
 
 
-def _works(d: Deployment) -> Cases:
+def _works(d: DeploymentFacts) -> Cases:
     """Words for a message: the formats that work on this GPU, for this family."""
-    gemma = d.shape is not None and d.shape.family.startswith("gemma")
-    return ({"works": listed(q for q in formats_for(sm(d)) if not (gemma and q is QFormat.NVFP4))},)
+    barred = d.shape is not None and "nvfp4" not in d.shape.family.features
+    return ({"works": listed(q for q in formats_for(sm(d)) if not (barred and q is QFormat.NVFP4))},)
 
 
-def _works_as_kv(d: Deployment) -> Cases:
+def _works_as_kv(d: DeploymentFacts) -> Cases:
     return ({"works": listed(kv_formats_for(sm(d)))},)
 
 
-def _plugins_on_sm100(d: Deployment) -> Cases:
+def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     given = [(name, getattr(d.build, name)) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= sm(d) < 12.0
     return [{"name": name, "value": value} for name, value in given if sm100 and value != "disable"]
@@ -125,20 +127,20 @@ RULES = (
     ),
     Rule(
         name="nvfp4-is-not-for-gemma",
-        topic=FAMILIES,
+        topic=BY_FAMILY,
         needs=("shape",),
-        when=lambda d: d.qformat is QFormat.NVFP4 and shape(d).family.startswith("gemma"),
+        when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
-        allowed="NVFP4 is for Llama.",
+        allowed=f"NVFP4 is for {either(titles('nvfp4'), 'and')}.",
         todo="Choose fp8 or int4_awq.",
         source=PRECISION,
     ),
     Rule(
         name="w4a8-of-gemma-was-listed-no",
-        topic=FAMILIES,
+        topic=BY_FAMILY,
         severity=Severity.WARN,
         needs=("shape",),
-        when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.startswith("gemma"),
+        when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.w4a8_in_doubt,
         failed="quant=w4a8_awq of {d.shape.architecture} was listed as not supported by TensorRT-Cloud 0.12, although"
         " TensorRT-LLM's quantize.py has a case for it.",
         todo="Check its accuracy with `make evaluate`.",
@@ -146,24 +148,24 @@ RULES = (
     ),
     Rule(
         name="gemma2-cannot-be-exported",
-        topic=FAMILIES,
+        topic=BY_FAMILY,
         engines=BUILT,
         needs=("shape",),
-        when=lambda d: shape(d).family == "gemma2",
+        when=lambda d: shape(d).family.modelopt_type is None and [{"title": shape(d).family.title}],
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: ModelOpt's exporter does not"
-        " know Gemma 2.",
-        allowed="Exported are GemmaForCausalLM and LlamaForCausalLM.",
-        todo="Choose a Gemma 1 or Llama model, or serve this one unquantized from its Hugging Face folder.",
+        " know {title}.",
+        allowed=f"Exported are {either(EXPORTED, 'and')}.",
+        todo="Choose a model of these, or serve this one unquantized from its Hugging Face folder.",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
     Rule(
         name="gemma-prefers-bfloat16",
-        topic=FAMILIES,
+        topic=BY_FAMILY,
         severity=Severity.WARN,
         engines=GPU,
         needs=("shape",),
         when=lambda d: (
-            shape(d).family.startswith("gemma")
+            shape(d).family.float16_overflows
             and [
                 {"name": name}
                 for name in ("gemm_plugin", "gpt_attention_plugin", "lora_plugin")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat
-from pipelines.rules.record import LLM_API, Cases, Deployment, Rule, listed, shape, sm
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
 
@@ -34,12 +35,12 @@ def _works() -> Cases:
     return ({"works": listed(name for name, spec in FORMATS.items() if spec.llm_api)},)
 
 
-def _too_new(d: Deployment) -> bool:
+def _too_new(d: DeploymentFacts) -> bool:
     limit = FORMATS[d.qformat].llm_api_below
     return limit is not None and sm(d) >= limit
 
 
-def _options(d: Deployment) -> Cases:
+def _options(d: DeploymentFacts) -> Cases:
     """Options of trtllm-build that were set by hand."""
     spared = {*READ, *HOW_BUILT}
     spared |= {*SPECULATION} if d.speculation != "none" else set()
@@ -100,11 +101,11 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         needs=("shape",),
-        when=lambda d: shape(d).family in ("gemma", "gemma2"),
-        failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend has of"
-        " Gemma only Gemma 3.",
-        allowed="Gemma 1 and 2 run on TensorRT engines, up to TensorRT-LLM 1.2.",
-        todo="Take a Llama model, or engine=tensorrt_llm.",
+        when=lambda d: "llm_api" not in shape(d).family.features,
+        failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend has"
+        f" {either(titles('llm_api'), 'and')}, and of Gemma only Gemma 3.",
+        allowed="Other models run on TensorRT engines, up to TensorRT-LLM 1.2.",
+        todo=f"Take a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
     ),
     Rule(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, images, shape
+from pipelines.domain.families import titles
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, images, shape
 from pipelines.rules.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
 
 TOPIC = "Serving"
@@ -18,13 +19,13 @@ def visual_positions(batch: int, visual_tokens: int, images_per_request: int) ->
     return batch * visual_tokens * images_per_request
 
 
-def _table(d: Deployment) -> Cases:
+def _table(d: DeploymentFacts) -> Cases:
     seen = images(d)
     needed = visual_positions(d.build.max_batch_size, seen.visual_tokens, seen.images_per_request)
     return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
 
 
-def _crowded(d: Deployment) -> Cases:
+def _crowded(d: DeploymentFacts) -> Cases:
     nodes = d.triton.num_nodes
     return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
 
@@ -99,8 +100,9 @@ RULES = (
         topic=IMAGES,
         engines=GPU,
         needs=("images", "shape"),
-        when=lambda d: images(d).model_type == "llava" and shape(d).architecture != "LlamaForCausalLM",
-        failed="multimodal=llava has a Llama behind its encoder; given is {d.shape.architecture}.",
+        when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
+        failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
+        " given is {d.shape.architecture}.",
         todo="Give LLaVA's own language model.",
         source=MULTIMODAL,
     ),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, draft, either, listed, shape
 from pipelines.rules.sources import (
     BACKEND,
     BUILDER,
@@ -30,7 +31,7 @@ HEADS = ("medusa", "redrafter", "eagle")
 MANY_TOKENS = 0.5
 
 
-def _tokens(d: Deployment) -> Cases:
+def _tokens(d: DeploymentFacts) -> Cases:
     build = d.build
     needed = build.max_batch_size * (build.max_draft_len + 1)
     fits = build.max_num_tokens // (build.max_draft_len + 1)
@@ -38,7 +39,7 @@ def _tokens(d: Deployment) -> Cases:
     return ({"needed": needed, "fits": fits},) if short else ()
 
 
-def _wrong_decoding(d: Deployment) -> Cases:
+def _wrong_decoding(d: DeploymentFacts) -> Cases:
     """The server's mode against the engine's."""
     wanted = DECODING.get(d.build.speculative_decoding_mode or "")
     given = d.triton.decoding_mode
@@ -47,7 +48,7 @@ def _wrong_decoding(d: Deployment) -> Cases:
     return ({"wanted": wanted or "null"},)
 
 
-def _lookahead(d: Deployment) -> Cases:
+def _lookahead(d: DeploymentFacts) -> Cases:
     triton = d.triton
     sizes = (triton.lookahead_window_size, triton.lookahead_ngram_size, triton.lookahead_verification_set_size)
     if d.build.speculative_decoding_mode != "lookahead_decoding" or None in sizes:
@@ -56,7 +57,7 @@ def _lookahead(d: Deployment) -> Cases:
     return ({"sizes": sizes, "needed": needed},) if d.build.max_draft_len != needed else ()
 
 
-def _speculates(d: Deployment) -> bool:
+def _speculates(d: DeploymentFacts) -> bool:
     return d.speculation != "none" or d.build.speculative_decoding_mode is not None
 
 
@@ -186,10 +187,11 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         needs=("shape",),
-        when=lambda d: d.speculation in HEADS and shape(d).architecture != "LlamaForCausalLM",
-        failed="speculative={d.speculation} is made for Llama by TensorRT-LLM's conversion; given is"
+        when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
+        failed="speculative={d.speculation} is made for"
+        f" {either(titles('decoding_heads'))} by TensorRT-LLM's conversion; given is"
         " {d.shape.architecture}.",
-        todo="Take speculative=draft_target or lookahead, or a Llama model.",
+        todo=f"Take speculative=draft_target or lookahead, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(

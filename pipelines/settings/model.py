@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape, implied_sizes
 from pipelines.settings.base import Group, Positive
 
@@ -16,7 +17,7 @@ BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 class ShapeSettings(Group):
     """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
 
-    architecture: Literal["GemmaForCausalLM", "Gemma2ForCausalLM", "LlamaForCausalLM"]
+    architecture: Architecture
     num_hidden_layers: Positive
     hidden_size: Positive
     num_attention_heads: Positive

@@ -17,7 +17,7 @@ from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
-from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.cells import SweepCell, read
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -67,7 +67,7 @@ class _Stop:
         raise KeyboardInterrupt
 
 
-def _run(cell: Cell, machine: Machine) -> Cell:
+def _run(cell: SweepCell, machine: Machine) -> SweepCell:
     """Plan and run.
 
     Raises:

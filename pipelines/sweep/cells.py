@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.host.files import write_json
 from pipelines.plan.targets import Target
-from pipelines.store.store import write_json
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One combination.
 
     Attributes:
@@ -63,7 +63,7 @@ class Cell:
         """The accuracy without compression; its own where it has none."""
         return Path(self.artifacts.get("baseline.evaluate", self.artifacts["evaluate"]))
 
-    def failed(self, reason: str) -> Cell:
+    def failed(self, reason: str) -> SweepCell:
         """The same, failed."""
         return replace(self, state="failed", reason=reason)
 
@@ -79,21 +79,23 @@ class Cell:
         """Keep it."""
         write_json(self.file(folder), asdict(self))
 
-    def fresh(self, folder: Path) -> Cell:
+    def fresh(self, folder: Path) -> SweepCell:
         """What is known of it now."""
         return read(self.file(folder))
 
 
-def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[Cell]:
+def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[SweepCell]:
     """One cell per combination of overrides."""
     common = set(combinations[0]).intersection(*combinations) if len(combinations) > 1 else set()
     return [
-        Cell(number, target, tuple(words), " ".join(word for word in words if word not in common) or "(as configured)")
+        SweepCell(
+            number, target, tuple(words), " ".join(word for word in words if word not in common) or "(as configured)"
+        )
         for number, words in enumerate(combinations, 1)
     ]
 
 
-def read(path: Path) -> Cell:
+def read(path: Path) -> SweepCell:
     """One cell's file."""
     raw = json.loads(path.read_text())
-    return Cell(**{**raw, "overrides": tuple(raw["overrides"])})
+    return SweepCell(**{**raw, "overrides": tuple(raw["overrides"])})

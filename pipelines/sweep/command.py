@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.host.files import write_json
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.run.console import columns, comparison
-from pipelines.settings.compose import load, relative_to_cwd
-from pipelines.store.store import Store, write_json
-from pipelines.sweep.cells import Cell
+from pipelines.settings.compose import load
+from pipelines.store.store import Store
+from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
 
@@ -56,7 +58,7 @@ def _single(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if text.startswith(("paths.", "report."))]
 
 
-def _close(folder: Path, cells: Sequence[Cell]) -> int:
+def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
     """Name the cells that failed and where everything lies."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
@@ -66,6 +68,6 @@ def _close(folder: Path, cells: Sequence[Cell]) -> int:
     return 1 if failed else 0
 
 
-def _why(cell: Cell, folder: Path) -> str:
+def _why(cell: SweepCell, folder: Path) -> str:
     log = cell.log(folder)
     return f"{cell.reason}; log: {relative_to_cwd(log)}" if log.is_file() else cell.reason

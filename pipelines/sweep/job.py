@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
-from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.cells import SweepCell, read
 
 STOP_S = 30.0  # for a cell that is told to stop: a server drains, drafts are removed
 
@@ -52,7 +52,7 @@ class RunCell:
         if self.shown and after.state == "failed":
             say(f"failed: {after.reason}")
 
-    def _run(self, cell: Cell) -> int:
+    def _run(self, cell: SweepCell) -> int:
         command = [sys.executable, "-m", "pipelines.sweep.cell", str(cell.file(self.folder))]
         python_path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with self._output(cell) as out:
@@ -65,7 +65,7 @@ class RunCell:
                 raise
 
     @contextmanager
-    def _output(self, cell: Cell) -> Iterator[IO[bytes] | None]:
+    def _output(self, cell: SweepCell) -> Iterator[IO[bytes] | None]:
         if self.shown:
             yield None
         else:

@@ -20,17 +20,19 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target
-from pipelines.settings.compose import CONF, compose_config, diagnose, to_raw
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.diagnose import diagnose, unexplained
+from pipelines.settings.groups import CONF
 from pipelines.settings.root import validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
-from pipelines.sweep.cells import Cell, cells_of
+from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweep.watch import Watch
 
 
-def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
+def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[SweepCell]]:
     """Run every combination of the comma lists that is not finished.
 
     Returns:
@@ -65,7 +67,7 @@ def _new_folder(overrides: Sequence[str]) -> Path:
     return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _write(folder: Path, cells: Sequence[Cell]) -> None:
+def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
     try:
         folder.mkdir(parents=True)
         for cell in cells:
@@ -77,7 +79,7 @@ def _write(folder: Path, cells: Sequence[Cell]) -> None:
         ) from None
 
 
-def _ended(cell: Cell, folder: Path) -> Cell:
+def _ended(cell: SweepCell, folder: Path) -> SweepCell:
     """A cell of which nothing was heard any more."""
     if cell.ended:
         return cell
@@ -115,9 +117,9 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
             (combinations,) = BasicSweeper.split_arguments(words, None)
-    except (HydraException, OmegaConfBaseException) as error:
-        faults = [*launcher_faults(overrides), *diagnose(overrides)]
-        raise UserError.of(faults or [Fault(str(error).strip().splitlines()[0])]) from None
+    except (HydraException, OmegaConfBaseException, ValueError):  # a ValueError is a number where a name belongs
+        faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
+        raise UserError.of(faults or [unexplained(overrides)]) from None
     return Sweep(config, tuple(tuple(combination) for combination in combinations))
 
 
@@ -131,7 +133,7 @@ def _of_hydra(word: Any) -> bool:
     return str(word.key_or_group).startswith(("hydra.", "hydra/"))
 
 
-def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | None, here: bool) -> list[Cell]:
+def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
     """Mark cells that are finished already, and cells that cannot be planned.
 
     Raises:
@@ -148,7 +150,7 @@ def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | No
     return judged
 
 
-def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> Cell:
+def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> SweepCell:
     """What planning says of a cell: done, failed, or waiting for a launcher.
 
     A cell of another machine is planned with that machine's facts, where they are known; whether it can run there is
@@ -171,7 +173,7 @@ def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | No
     return replace(cell, state="done", artifacts=artifacts)
 
 
-def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
+def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep) -> None:
     """What there is to do, and by whom."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
@@ -184,7 +186,7 @@ def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
         say(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
 
 
-def _launch(sweep: Sweep, folder: Path, waiting: Sequence[Cell]) -> None:
+def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
     """Hand cells to the launcher and come back when all have ended."""
     from hydra.core.hydra_config import HydraConfig
 

@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.plan.targets import MEASURED, Target
-from pipelines.settings.compose import CONF
+from pipelines.settings.groups import CONF
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"

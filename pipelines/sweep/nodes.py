@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from pipelines.host.files import write_json
 from pipelines.host.machine import Machine
-from pipelines.store.store import fingerprint, write_json
-from pipelines.sweep.cells import Cell
+from pipelines.store.store import fingerprint
+from pipelines.sweep.cells import SweepCell
 
 FILE = ".nodes.json"
 
@@ -29,7 +30,7 @@ def recall(store: Path, launcher: Any) -> Machine | None:
         return None
 
 
-def remember(store: Path, launcher: Any, cells: Sequence[Cell]) -> None:
+def remember(store: Path, launcher: Any, cells: Sequence[SweepCell]) -> None:
     """Keep the machine of a cell that ran."""
     machines = [cell.machine for cell in cells if cell.machine]
     if machines and store.is_dir():

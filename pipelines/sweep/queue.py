@@ -14,7 +14,7 @@ GONE = "Invalid job id"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """One job as squeue shows it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Job:
         return "queued" if self.reason in ("None", "") else f"queued ({self.reason})"
 
 
-def states(job_id: str) -> dict[str, Job] | None:
+def states(job_id: str) -> dict[str, SlurmJob] | None:
     """Jobs of a submission by their ids ("17", or "17_0", "17_1" of an array); None when Slurm does not answer.
 
     A job that ended some minutes ago is not listed any more.
@@ -54,7 +54,7 @@ def states(job_id: str) -> dict[str, Job] | None:
         log.warning("squeue: %s", answer.stderr.strip())
         return None
     rows = [line.strip().split("|", 2) for line in answer.stdout.splitlines() if line.strip()]
-    return {name: Job(state, reason) for name, state, reason in rows}
+    return {name: SlurmJob(state, reason) for name, state, reason in rows}
 
 
 def cancel(job_id: str) -> str:

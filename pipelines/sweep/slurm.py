@@ -19,11 +19,11 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLaunche
 from omegaconf import OmegaConf
 
 from pipelines.domain.errors import UserError
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep import queue
-from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.cells import SweepCell, read
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.watch import Watch
 
@@ -122,7 +122,7 @@ class _Waiting:
         cells = self._watch.look(queued)
         return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
 
-    def _is_over(self, cell: Cell, submitted: Any, job: queue.Job | None) -> bool:
+    def _is_over(self, cell: SweepCell, submitted: Any, job: queue.SlurmJob | None) -> bool:
         """Whether nothing more will come; a cell that failed may be started again by Slurm (preemption)."""
         if cell.state == "done":
             return True

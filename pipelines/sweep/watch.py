@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.domain.units import show_seconds
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
-from pipelines.sweep.cells import Cell
+from pipelines.sweep.cells import SweepCell
 
 LOOK_S = 1.0
 
@@ -18,12 +18,12 @@ LOOK_S = 1.0
 class Watch:
     """Reads the files of a sweep's cells and prints what is new in them."""
 
-    def __init__(self, folder: Path, cells: Sequence[Cell]) -> None:
+    def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
         self.folder = folder
         self.cells = list(cells)
         self._told: dict[int, str] = {}
 
-    def look(self, queued: Mapping[int, str] | None = None) -> list[Cell]:
+    def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
         """Read every cell that is not done and print what changed.
 
         Args:
@@ -44,7 +44,7 @@ class Watch:
             say(f"    {self._counts()}")
         return self.cells
 
-    def _text(self, cell: Cell, waiting: str) -> str:
+    def _text(self, cell: SweepCell, waiting: str) -> str:
         if cell.state == "running":
             return f"running on {cell.host}: {cell.words}, log {relative_to_cwd(cell.log(self.folder))}"
         if cell.state == "done":

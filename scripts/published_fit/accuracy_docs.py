@@ -11,6 +11,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+from pipelines.host.files import write_text
 from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.published.cases import PUBLISHED, read_rows
 from scripts.published_fit.accuracy import GOALS, VALIDATED, verdict
@@ -126,7 +127,7 @@ def main() -> None:
         parameters="\n".join(parameter_lines(document["parameters"])),
         bounds=", ".join(bound) or "none",
     )
-    (DOCS / "accuracy.md").write_text(page, encoding="utf-8")
+    write_text(DOCS / "accuracy.md", page)
     draw(DOCS / PICTURE)
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pipelines.domain.families import FAMILIES
+
 
 def _scales(count: int, spread: float, generator: torch.Generator) -> Tensor:
     """Return ``count`` powers of two whose exponents are normal with deviation ``spread``."""
@@ -40,7 +42,7 @@ def plant_outliers(model: PreTrainedModel, *, spread: float, seed: int) -> None:
     between v and o, where query heads that share a KV head share its scales.
     """
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    offset = 1.0 if config.model_type == "gemma" else 0.0
+    offset = FAMILIES[type(model).__name__].norm_offset
     sharing = config.num_attention_heads // config.num_key_value_heads
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp

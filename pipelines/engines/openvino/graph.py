@@ -23,6 +23,7 @@ from pipelines.checkpoint.dequantize import check_weight_dtype
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.engines.openvino.activations import quantized_input, same_input
 from pipelines.engines.openvino.names import named
@@ -30,7 +31,6 @@ from pipelines.engines.openvino.rope import inverse_frequencies
 from pipelines.engines.openvino.rounding import to_fp8, to_int8
 from pipelines.engines.openvino.weights import WeightStore
 
-ARCHITECTURES = ("GemmaForCausalLM", "LlamaForCausalLM")
 _LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj", "lm_head")
 _NOT_BUILT = ("residual_mlp", "qk_layernorm", "inter_layernorms", "attn_logit_softcapping", "final_logit_softcapping")
 
@@ -101,8 +101,8 @@ class GraphBuilder:
 
     def _embed(self, embedding: ov.Node, ids: ov.Node) -> ov.Node:
         hidden = op.convert(op.gather(embedding, ids, np.int64(0)), "f32")
-        if self._config.architecture == "GemmaForCausalLM":
-            # Gemma scales by sqrt(hidden) rounded to the model's own type
+        if FAMILIES[self._config.architecture].scales_embedding:
+            # by sqrt(hidden) rounded to the model's own type, as Transformers does
             normalizer = np.array(self._config.hidden_size**0.5).astype(_model_dtype(self._config.dtype))
             hidden = op.multiply(hidden, normalizer.astype(np.float32))
         return named(hidden, "model.embed_tokens")
@@ -227,10 +227,11 @@ def check_supported(checkpoint: Checkpoint) -> None:
         UserError: naming the feature and its value.
     """
     config = checkpoint.config
-    if config.architecture not in ARCHITECTURES:
+    built = [name for name, family in FAMILIES.items() if family.cpu_engine]
+    if config.architecture not in built:
         raise UserError(
             f"engine=openvino does not build {config.architecture}.",
-            allowed=f"It builds {', '.join(ARCHITECTURES)}.",
+            allowed=f"It builds {', '.join(built)}.",
             todo="Use engine=tensorrt_llm for this model.",
         )
     if config.hidden_act not in _ACTS:

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.model_shape import ARCHITECTURES, ModelShape
+from pipelines.domain.families import FAMILIES
+from pipelines.domain.model_shape import ModelShape
 from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 
@@ -74,7 +75,7 @@ def models() -> Mapping[str, ModelShape]:
 
 
 def _shape(row: Mapping[str, str]) -> ModelShape:
-    built = {family: architecture for architecture, family in ARCHITECTURES.items()}
+    built = {family.name: family.architecture for family in FAMILIES.values()}
     sizes = (
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size", "max_position_embeddings",

@@ -141,14 +141,6 @@ def test_the_same_inputs_give_the_same_bytes(qformat, models, texts, tmp_path) -
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
-def test_a_quantized_head_is_in_the_checkpoint(models, texts, tmp_path) -> None:
-    """With fp8 and a head of its own, lm_head is FP8 with scales, and not excluded."""
-    quantize(models["llama"], tmp_path, QuantSpec(QFormat.FP8, quantize_lm_head=True), texts, CALIBRATION)
-    checkpoint = Checkpoint.open(tmp_path)
-    assert verify(tmp_path) == []
-    assert checkpoint.spec("lm_head.weight").dtype == "F8_E4M3"
-
-
 def test_rope_of_either_transformers_style_arrives(models, texts, tmp_path) -> None:
     """Theta and Llama-3 scaling reach the checkpoint from rope_parameters as well as from rope_scaling."""
     scaling = {

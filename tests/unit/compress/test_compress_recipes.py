@@ -8,8 +8,10 @@ import pytest
 
 from pipelines.compress.recipes import modelopt_config
 from pipelines.compress.specs import QuantSpec
+from pipelines.domain.families import FAMILIES, Architecture
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 
+LLAMA, GEMMA = FAMILIES[Architecture.LLAMA], FAMILIES[Architecture.GEMMA]
 BLOCK = {"num_bits": 4, "block_sizes": {-1: 128, "type": "static"}}
 FP8 = {"num_bits": (4, 3), "axis": None}
 
@@ -34,19 +36,20 @@ def new_style(name: str) -> dict[str, Any]:
 
 
 def test_every_calibrated_format_has_a_preset() -> None:
-    assert all((spec.preset is not None) == spec.calibrated for spec in FORMATS.values())
+    needs_scales = {qformat for qformat, spec in FORMATS.items() if not spec.plain_activations}
+    assert needs_scales == {qformat for qformat, spec in FORMATS.items() if spec.preset is not None}
 
 
 @pytest.mark.parametrize("preset", [old_style, new_style])
 @pytest.mark.parametrize("qformat", [QFormat.NONE, QFormat.INT8_WO, QFormat.INT4_WO])
 def test_float_formats_simulate_nothing(qformat, preset) -> None:
-    assert modelopt_config(QuantSpec(qformat), "llama", preset) is None
+    assert modelopt_config(QuantSpec(qformat), LLAMA, preset) is None
 
 
 @pytest.mark.parametrize("qformat", [QFormat.INT4_AWQ, QFormat.W4A8_AWQ])
 def test_the_group_size_reaches_both_styles(qformat) -> None:
-    old = modelopt_config(QuantSpec(qformat, group_size=64), "llama", old_style)
-    new = modelopt_config(QuantSpec(qformat, group_size=64), "llama", new_style)
+    old = modelopt_config(QuantSpec(qformat, group_size=64), LLAMA, old_style)
+    new = modelopt_config(QuantSpec(qformat, group_size=64), LLAMA, new_style)
     assert old is not None
     assert new is not None
     weights = [old["quant_cfg"]["*weight_quantizer"], new["quant_cfg"][1]["cfg"]]
@@ -57,8 +60,8 @@ def test_the_group_size_reaches_both_styles(qformat) -> None:
 
 @pytest.mark.parametrize(("kv_cache", "bits"), [(KvFormat.FP8, (4, 3)), (KvFormat.INT8, 8)])
 def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
-    old = modelopt_config(QuantSpec(QFormat.FP8, kv_cache), "llama", old_style)
-    new = modelopt_config(QuantSpec(QFormat.NONE, kv_cache), "llama", new_style)
+    old = modelopt_config(QuantSpec(QFormat.FP8, kv_cache), LLAMA, old_style)
+    new = modelopt_config(QuantSpec(QFormat.NONE, kv_cache), LLAMA, new_style)
     assert old is not None
     assert new is not None
     assert old["quant_cfg"]["*[kv]_bmm_quantizer"] == {"num_bits": bits, "axis": None, "enable": True}
@@ -68,22 +71,15 @@ def test_the_kv_cache_uses_the_bmm_quantizers(kv_cache, bits) -> None:
     ]
 
 
-def test_a_quantized_head_overrides_the_preset() -> None:
-    old = modelopt_config(QuantSpec(QFormat.FP8, quantize_lm_head=True), "llama", old_style)
-    assert old is not None
-    assert "*lm_head*" not in old["quant_cfg"]
-    assert old["quant_cfg"]["*lm_head*weight_quantizer"]["enable"] is True
-
-
 @pytest.mark.parametrize(
     ("spec", "family", "algorithm"),
     [
-        (QuantSpec(QFormat.INT8_SQ), "llama", "preset"),
-        (QuantSpec(QFormat.INT8_SQ), "gemma", {"method": "smoothquant", "alpha": 0.5}),
-        (QuantSpec(QFormat.INT8_SQ, smoothquant_alpha=0.0), "gemma", {"method": "smoothquant", "alpha": 0.0}),
-        (QuantSpec(QFormat.W4A8_AWQ), "gemma", {"method": "awq_lite", "alpha_step": 1.0}),
-        (QuantSpec(QFormat.INT4_AWQ), "gemma", "preset"),
-        (QuantSpec(QFormat.INT4_AWQ, awq_alpha_step=0.2), "llama", {"method": "awq_lite", "alpha_step": 0.2}),
+        (QuantSpec(QFormat.INT8_SQ), LLAMA, "preset"),
+        (QuantSpec(QFormat.INT8_SQ), GEMMA, {"method": "smoothquant", "alpha": 0.5}),
+        (QuantSpec(QFormat.INT8_SQ, smoothquant_alpha=0.0), GEMMA, {"method": "smoothquant", "alpha": 0.0}),
+        (QuantSpec(QFormat.W4A8_AWQ), GEMMA, {"method": "awq_lite", "alpha_step": 1.0}),
+        (QuantSpec(QFormat.INT4_AWQ), GEMMA, "preset"),
+        (QuantSpec(QFormat.INT4_AWQ, awq_alpha_step=0.2), LLAMA, {"method": "awq_lite", "alpha_step": 0.2}),
     ],
 )
 def test_gemma_has_exceptions_and_given_values_win(spec, family, algorithm) -> None:
@@ -94,5 +90,5 @@ def test_gemma_has_exceptions_and_given_values_win(spec, family, algorithm) -> N
 
 def test_the_preset_itself_is_not_changed() -> None:
     kept = new_style("INT4_AWQ_CFG")
-    modelopt_config(QuantSpec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), "llama", lambda _name: kept)
+    modelopt_config(QuantSpec(QFormat.INT4_AWQ, KvFormat.FP8, group_size=32), LLAMA, lambda _name: kept)
     assert kept == new_style("INT4_AWQ_CFG")

@@ -20,7 +20,6 @@ from pipelines.domain.formats import FORMATS, QFormat
         ({"qformat": QFormat.INT8_SQ, "smoothquant_alpha": 1.5}, "smoothquant_alpha=1.5 is out of range"),
         ({"qformat": QFormat.FP8, "awq_alpha_step": 0.1}, "awq_alpha_step=0.1 has no meaning for fp8"),
         ({"qformat": QFormat.INT4_AWQ, "awq_alpha_step": 0.0}, "awq_alpha_step=0.0 is out of range"),
-        ({"qformat": QFormat.INT8_SQ, "quantize_lm_head": True}, "quantize_lm_head=true does not work with int8_sq"),
     ],
 )
 def test_a_quant_spec_refuses(arguments, message) -> None:

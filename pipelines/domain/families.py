@@ -1,0 +1,135 @@
+"""Model families: one row says everything that is known of a family, and all other code reads the row.
+
+Sources: the models' Transformers classes; TensorRT-LLM 1.2 `quantize_by_modelopt.py`, `builder.py`, support matrix;
+ModelOpt 0.37/0.47 exports. Rules on what a family supports give their sources themselves (`pipelines.rules`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from pipelines.domain.formats import FormatSpec
+
+
+class Architecture(StrEnum):
+    """Hugging Face class names, by which config.json names a family; TensorRT-LLM has the same."""
+
+    GEMMA = "GemmaForCausalLM"
+    GEMMA2 = "Gemma2ForCausalLM"
+    LLAMA = "LlamaForCausalLM"
+
+
+Feature = Literal[
+    "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "decoding_heads", "llava"
+]  # fmt: skip
+"""Parts of TensorRT-LLM that exist for some families only: its PyTorch backend, the format NVFP4, three fusions, the
+conversion of Medusa, ReDrafter and EAGLE heads, LLaVA's vision encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Everything that is known of one family of decoder-only models with gated MLPs and RMS norms.
+
+    Attributes:
+        name: short, in lower case.
+        title: for people.
+        architecture: in config.json.
+        modelopt_type: ModelOpt's name of the decoder, where it exports TensorRT-LLM checkpoints without tensorrt_llm
+            being installed; None where it does not.
+        cpu_engine: the CPU engine's graph computes it.
+        head_is_embedding: a checkpoint has no output head of its own, and config.json need not say so.
+        scales_embedding: embeddings are multiplied by sqrt(hidden size).
+        norm_offset: norms multiply by (this + the weight of the Hugging Face model).
+        layer_norms: norms of a layer, TensorRT-LLM's names.
+        sliding_window: tokens that windowed layers attend to; 0 is no window.
+        global_every: every n-th layer attends to all tokens in spite of the window; 0 is none.
+        float16_overflows: activations leave float16's range.
+        smoothquant_alpha: share of the outliers that SmoothQuant moves to the weights; None is ModelOpt's own.
+        fp8_awq_alpha_step: step of AWQ's search before FP8 activations; None is ModelOpt's own.
+        w4a8_in_doubt: an official table says that W4A8 does not work, an official script that it does.
+        features: of TensorRT-LLM, that it has for this family.
+    """
+
+    name: str
+    title: str
+    architecture: Architecture
+    modelopt_type: str | None
+    cpu_engine: bool
+    head_is_embedding: bool = False
+    scales_embedding: bool = False
+    norm_offset: float = 0.0
+    layer_norms: tuple[str, ...] = ("input_layernorm", "post_layernorm")
+    sliding_window: int = 0
+    global_every: int = 0
+    float16_overflows: bool = False
+    smoothquant_alpha: float | None = None
+    fp8_awq_alpha_step: float | None = None
+    w4a8_in_doubt: bool = False
+    features: frozenset[Feature] = frozenset()
+
+    def tuning_default(self, form: FormatSpec) -> float | None:
+        """SmoothQuant's alpha or AWQ's step for a format when nobody gives one; None is ModelOpt's own."""
+        if form.tuning == "smoothquant":
+            return self.smoothquant_alpha
+        return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
+
+
+_ROWS = (
+    Family(
+        name="gemma",
+        title="Gemma",
+        architecture=Architecture.GEMMA,
+        modelopt_type="gemma",
+        cpu_engine=True,
+        head_is_embedding=True,
+        scales_embedding=True,
+        norm_offset=1.0,
+        float16_overflows=True,
+        smoothquant_alpha=0.5,
+        fp8_awq_alpha_step=1.0,
+        w4a8_in_doubt=True,
+    ),
+    Family(
+        name="gemma2",
+        title="Gemma 2",
+        architecture=Architecture.GEMMA2,
+        modelopt_type=None,
+        cpu_engine=False,
+        head_is_embedding=True,
+        scales_embedding=True,
+        norm_offset=1.0,
+        layer_norms=(
+            "input_layernorm",
+            "post_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ),
+        sliding_window=4096,
+        global_every=2,
+        float16_overflows=True,
+        smoothquant_alpha=0.5,
+        fp8_awq_alpha_step=1.0,
+        w4a8_in_doubt=True,
+        features=frozenset({"reduce_fusion"}),
+    ),
+    Family(
+        name="llama",
+        title="Llama",
+        architecture=Architecture.LLAMA,
+        modelopt_type="llama",
+        cpu_engine=True,
+        features=frozenset(
+            {"llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "decoding_heads", "llava"}
+        ),
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
+"""Architecture -> family: the families this project builds."""
+
+
+def titles(feature: Feature) -> list[str]:
+    """Titles of the families that have a feature of TensorRT-LLM."""
+    return [family.title for family in _ROWS if feature in family.features]
