@@ -11,7 +11,6 @@ a first run, which also fills the KV cache. The fit, all results and a table in 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -24,8 +23,9 @@ from typing import Any
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
-from pipelines.loadgen.run import Identity, Target, run_benchmark
+from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import Row, fit
@@ -95,7 +95,7 @@ class Bench:
 
     url: str
     tokenizer: Path
-    identity: Identity
+    identity: ServerIdentity
     words: tuple[str, ...]
     folder: Path
 
@@ -105,7 +105,7 @@ class Bench:
         place = self.folder / name
         place.mkdir(parents=True)
         result: BenchmarkResult = run_benchmark(
-            Target(self.url, settings.benchmark.model_name),
+            ServerTarget(self.url, settings.benchmark.model_name),
             settings.workload,
             settings.benchmark,
             tokenizer_dir=self.tokenizer,
@@ -225,7 +225,7 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
     tokenizer = settings.model.folder
     if tokenizer is None:
         raise UserError("This needs a model in a folder.", todo="Take a bundled one, or give model.path.")
-    identity = Identity(
+    identity = ServerIdentity(
         settings.model.label,
         settings.variant,
         "openvino",
@@ -290,10 +290,10 @@ def main() -> None:
     when = f"{str(measured.about['measured_at'])[:10]}, "
     when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
     table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)
-    (arguments.out / "table.md").write_text(table)
+    write_text(arguments.out / "table.md", table)
     flat_rows = [over_rounds(each) for each in rows]
     errors = medians(flat_rows)
-    (arguments.out / "medians.json").write_text(json.dumps(errors, indent=1) + "\n")
+    write_json(arguments.out / "medians.json", errors, sort_keys=False)
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
     verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
     sys.stdout.write(fit_text(measured, found, "each coefficient is fitted by itself") + "\n\npredicted:\n")

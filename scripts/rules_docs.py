@@ -18,12 +18,15 @@ from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
+from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
+from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
 from pipelines.plan.user_inputs import Found
-from pipelines.rules.record import Deployment, EngineName, Finding, Rule, Severity
+from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.table import RULES, check
-from pipelines.settings.compose import CONF, compose_config, to_raw
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.groups import CONF
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import validate
 
@@ -93,12 +96,6 @@ FEATURES = (
     Feature("`parallel=tp8_pp2`", {"parallel": "tp8_pp2"}),
     Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
 )
-ENGINES: dict[EngineName, str] = {
-    "tensorrt_llm": "tensorrt_llm",
-    "openvino": "openvino",
-    "llmapi": "tensorrt_llm_llmapi",
-}
-"""Flavour -> its word on the command line."""
 BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
 TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
 """Groups that the features change."""
@@ -127,11 +124,11 @@ class Composer:
         last = [dict(feature.values) for feature in features if feature.files]
         return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
 
-    def deployment(self, features: Sequence[Feature]) -> Deployment:
+    def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
         """The configuration with some features, as the record that the rules read."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
-        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE), NOWHERE, found)
+        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE).engine, NOWHERE, found)
 
 
 def _layer(file: Path) -> Any:
@@ -173,16 +170,19 @@ def _formats() -> Iterator[str]:
     yield "## Formats and GPUs"
     yield "The columns are compute capabilities; the engine is built with TensorRT-LLM 1.2."
     rows = [
-        [f"`quant={q}`", *(_cell(check(Deployment(qformat=q, sm=sm))) for sm in GENERATIONS.values())] for q in QFormat
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, sm=sm))) for sm in GENERATIONS.values())]
+        for q in QFormat
     ]
     rows += [
-        [f"`kv_cache={k}`", *(_cell(check(Deployment(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
+        [f"`kv_cache={k}`", *(_cell(check(DeploymentFacts(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
         for k in KvFormat
     ]
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
     shapes = [_shape(architecture) for architecture in FAMILIES]
-    rows = [[f"`quant={q}`", *(_cell(check(Deployment(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat]
+    rows = [
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
+    ]
     yield _table(["", *FAMILIES], rows)
 
 
@@ -205,9 +205,10 @@ def _together() -> Iterator[str]:
         for column, other in enumerate(FEATURES[: row + 1])
         if one is other or not _same_question(one, other)
     }
-    for engine, word in ENGINES.items():
-        found = {place: check(replace(deployed, engine=engine)) for place, deployed in pairs.items()}
-        yield f"### `engine={word}`"
+    for engine in (TENSORRT_LLM, OPENVINO, LLM_API):
+        known = {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
+        found = {place: check(replace(deployed, **known)) for place, deployed in pairs.items()}
+        yield f"### `engine={engine.setting}`"
         rows = [
             [f"{_letter(row)} {feature.title}", *(_new(found, row, column) for column in range(len(FEATURES)))]
             for row, feature in enumerate(FEATURES)
@@ -215,7 +216,7 @@ def _together() -> Iterator[str]:
         yield _table(["", *(_letter(number) for number in range(len(FEATURES)))], rows)
 
 
-def _new(found: Mapping[tuple[int, int], list[Finding]], row: int, column: int) -> str:
+def _new(found: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
     """Findings that apply only to two features together; "–" where both set the same group or key."""
     if column > row:
         return ""
@@ -236,7 +237,7 @@ def _same_question(one: Feature, other: Feature) -> bool:
     return bool(keys[0] & keys[1])
 
 
-def _cell(findings: Iterable[Finding]) -> str:
+def _cell(findings: Iterable[BrokenRule]) -> str:
     """`no 3, 7`, `warn 5` or `yes`."""
     for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
         names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)
@@ -259,7 +260,8 @@ def _rules() -> Iterator[str]:
 
 
 def _row(rule: Rule) -> list[str]:
-    engines = "" if rule.engines is None else ", ".join(rule.engines)
+    judged = rule.engines
+    engines = "" if judged is None else ", ".join(name for name, engine in ENGINES.items() if engine in judged)
     word = "**no**" if rule.severity is Severity.REFUSE else "warn"
     said = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
     return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(said), rule.source]
@@ -277,7 +279,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def main() -> int:
     """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    write_text(PAGE, page())
     sys.stdout.write(f"{PAGE}\n")
     return 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.dataset import MINI_MMLU
+from pipelines.host.files import write_text
 
 FOLDER = Path(__file__).parent
 """Where the task files lie."""
@@ -51,7 +52,7 @@ def write(folder: Path = FOLDER, data: Path = MINI_MMLU) -> None:
         if old.name not in files:
             old.unlink()
     for name, content in files.items():
-        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
+        write_text(folder / name, yaml.safe_dump(content, sort_keys=False, width=120))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
-from pipelines.deploy.scripts import Target, script_files
+from pipelines.deploy.scripts import ScriptTarget, script_files
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -56,7 +57,8 @@ def _unwritable(settings: Settings) -> list[Fault]:
         return [
             Fault("cluster=none needs no scripts.", "Choose one of slurm, mpi.", "Add cluster=slurm or cluster=mpi.")
         ]
-    if settings.serving.repository is None and settings.engine.name != "tensorrt_llm":
+    engine = with_setting(settings.engine.name)
+    if settings.serving.repository is None and (engine is None or not engine.spans_machines):
         return [
             Fault(
                 f"engine={settings.engine.name} runs in one process on one machine; scripts are for engines of "
@@ -67,7 +69,7 @@ def _unwritable(settings: Settings) -> list[Fault]:
     return []
 
 
-def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Target:
+def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
     """What to build and serve: the repository given, or the configuration's own."""
     given = settings.serving.repository
     if given is not None:
@@ -80,7 +82,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> T
         label = f"{settings.model.label}-{settings.variant}"
         world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
     workers = min(world, settings.hardware.gpus_per_server or world)
-    return Target(
+    return ScriptTarget(
         label=label,
         world_size=world,
         num_nodes=nodes,
@@ -95,7 +97,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> T
     )
 
 
-def _faults(settings: Settings, target: Target) -> list[Fault]:
+def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
     """What neither the plan nor the repository refuses: ranks that a server cannot hold, ways that need one node."""
     faults, serving, cluster = [], settings.serving, settings.cluster
     most = settings.hardware.gpus_per_server
@@ -135,7 +137,7 @@ def _faults(settings: Settings, target: Target) -> list[Fault]:
     return faults
 
 
-def _say(settings: Settings, target: Target, *, changed: bool) -> None:
+def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
     """What was written, and the commands that follow."""
     slurm = settings.cluster.kind == "slurm"
     run, suffix = ("sbatch", "sbatch") if slurm else ("bash", "sh")

@@ -10,7 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.deploy.image import ImageFlavour, Places, Source, build_command, flavour_of, reference, shell_command
+from pipelines.deploy.image import (
+    Checkout,
+    ImageFlavour,
+    SharedFolders,
+    build_command,
+    flavour_of,
+    reference,
+    shell_command,
+)
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
@@ -44,8 +52,8 @@ def open_shell(settings: Settings, machine: Machine) -> int:
         UserError: there is nothing to run it with; says the command that would have run.
     """
     flavour = _chosen(settings, machine)
-    source = Source(PROJECT_ROOT)
-    places = Places(
+    source = Checkout(PROJECT_ROOT)
+    places = SharedFolders(
         store=settings.paths.store.expanduser().absolute(),
         runs=settings.paths.runs.expanduser().absolute(),
         hf_home=Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser().absolute(),
@@ -101,7 +109,7 @@ def _why_silent(tool: str) -> str | None:
     return words[-1].rstrip(".?") if words else f"`{tool} info` ended with {answer.returncode}"
 
 
-def checkout(root: Path) -> Source:
+def checkout(root: Path) -> Checkout:
     """Commit and time of a checkout, where git knows them."""
 
     def git(*words: str) -> str | None:
@@ -115,7 +123,7 @@ def checkout(root: Path) -> Source:
         git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
         git("log", "-1", "--format=%ct"),
     )
-    return Source(root, revision or "unknown", int(time) if time else None)
+    return Checkout(root, revision or "unknown", int(time) if time else None)
 
 
 def _chosen(settings: Settings, machine: Machine) -> ImageFlavour:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import __version__
-from pipelines.deploy.facts import Served
+from pipelines.deploy.facts import RepositoryFacts
 from pipelines.deploy.sizes import Sizes, sizes
 from pipelines.settings.image import ImageSettings
 from pipelines.settings.manifests import ManifestSettings
@@ -23,7 +23,7 @@ IMAGE = "trtllm-pipelines"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class ClusterDeployment:
     """What is deployed, where, and how large.
 
     Attributes:
@@ -38,7 +38,7 @@ class Deployment:
     """
 
     name: str
-    served: Served
+    served: RepositoryFacts
     settings: ManifestSettings
     serving: ServingSettings
     image: ImageSettings
@@ -84,15 +84,15 @@ class Deployment:
 
 
 def deployment(
-    served: Served,
+    served: RepositoryFacts,
     settings: ManifestSettings,
     serving: ServingSettings,
     image: ImageSettings,
     compute_capability: float | None = None,
-) -> Deployment:
+) -> ClusterDeployment:
     """Decide name, image and sizes."""
     flavour = "gpu" if served.gpu else "cpu"
-    return Deployment(
+    return ClusterDeployment(
         name=settings.name or slug(f"{served.label}-{served.variant}"),
         served=served,
         settings=settings,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB
+from pipelines.engines.registry import ENGINES, describe
 
 DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB
@@ -21,7 +22,7 @@ Kind = Literal["cpu", "gpu", "multinode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RepositoryFacts:
     """One model repository as its own files describe it.
 
     Attributes:
@@ -63,7 +64,7 @@ class Served:
         return self.world_size // self.num_nodes if self.gpu else 0
 
 
-def read_served(path: Path) -> Served:
+def read_served(path: Path) -> RepositoryFacts:
     """Look at a repository.
 
     Raises:
@@ -71,20 +72,20 @@ def read_served(path: Path) -> Served:
     """
     described = _described(path)
     settings = described["settings"]
-    flavour, world, nodes = described["flavour"], int(described["world_size"]), int(settings["num_nodes"])
-    if flavour == "llmapi":
+    engine, world, nodes = describe(described["flavour"]), int(described["world_size"]), int(settings["num_nodes"])
+    if engine.why_not_deployed:
+        deployed = (each.name for each in ENGINES.values() if not each.why_not_deployed)
         raise UserError(
-            f"'{path}' is of flavour 'llmapi': no released Triton container holds the TensorRT-LLM it needs.",
-            allowed="Repositories of flavour openvino and tensorrt_llm can be deployed.",
+            f"'{path}' is of flavour '{engine.name}': {engine.why_not_deployed}.",
+            allowed=f"Repositories of flavour {' and '.join(deployed)} can be deployed.",
         )
     if world % nodes:
         raise UserError(
             f"triton.num_nodes={nodes} does not divide the engine's {world} ranks.",
             todo="Every node needs the same number of GPUs: make the repository again with another triton.num_nodes.",
         )
-    engine = path / "tensorrt_llm" / "1"
-    gpu = flavour == "tensorrt_llm"
-    return Served(
+    gpu = engine.needs_gpu
+    return RepositoryFacts(
         folder=path.resolve().name,
         label=described["label"],
         variant=described["variant"],
@@ -92,7 +93,7 @@ def read_served(path: Path) -> Served:
         world_size=world,
         num_nodes=nodes,
         size_bytes=_size(path),
-        engine_bytes=_size(engine),
+        engine_bytes=_size(path / "tensorrt_llm" / "1"),
         engine_version=str(described["engine_version"]),
         kv_bytes=int(settings["kv_cache_host_memory_bytes"])
         if gpu

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.registry import with_setting
 from pipelines.settings.image import ImageSettings
 
 INSIDE = "/opt/trtllm-pipelines"
@@ -20,7 +21,7 @@ ImageFlavour = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Checkout:
     """The checkout that an image is made of.
 
     Attributes:
@@ -35,7 +36,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SharedFolders:
     """What `make shell` shares with the host, absolute.
 
     Attributes:
@@ -55,7 +56,8 @@ def flavour_of(engine: str, *, gpus: bool) -> ImageFlavour:
     """Which image an engine runs in; `auto` looks whether this machine has a GPU."""
     if engine == "auto":
         return "gpu" if gpus else "cpu"
-    return "cpu" if engine == "openvino" else "gpu"
+    described = with_setting(engine)
+    return "gpu" if described is None or described.needs_gpu else "cpu"
 
 
 def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:
@@ -63,7 +65,7 @@ def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:
     return f"{settings.name}:{settings.tag or f'{__version__}-{flavour}'}"
 
 
-def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Source) -> tuple[str, ...]:
+def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Checkout) -> tuple[str, ...]:
     """How the image is built.
 
     Args:
@@ -93,7 +95,13 @@ def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, sou
 
 
 def shell_command(
-    tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Source, places: Places, *, terminal: bool = True
+    tool: str,
+    settings: ImageSettings,
+    flavour: ImageFlavour,
+    source: Checkout,
+    places: SharedFolders,
+    *,
+    terminal: bool = True,
 ) -> tuple[str, ...]:
     """How a shell in the image is started: this checkout in the place of the image's own copy, store and caches shared.
 
@@ -123,7 +131,7 @@ def shell_command(
     return tuple(command)
 
 
-def _mounts(source: Source, places: Places) -> Mapping[Path, str]:
+def _mounts(source: Checkout, places: SharedFolders) -> Mapping[Path, str]:
     """Host folder -> place inside. Store and runs in the checkout come with it; others keep their own path."""
     mounts = {source.root: INSIDE}
     for folder in (places.store, places.runs):

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from pipelines.deploy import nodes, objects, pods, storage
-from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
 from pipelines.deploy.facts import Kind
 
 HEADER = "# Written by `make manifests`; change conf/manifests or put an overlay of your own on top.\n"
@@ -19,7 +19,7 @@ FITS = {
 }
 
 
-def files(deployed: Deployment) -> dict[str, str]:
+def files(deployed: ClusterDeployment) -> dict[str, str]:
     """Every file by its relative name, in the order of their names."""
     kind = deployed.served.kind
     base = {
@@ -41,7 +41,7 @@ def files(deployed: Deployment) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _workload(deployed: Deployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
+def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
     """What runs: objects by file name, and files that become a ConfigMap."""
     if kind != "multinode":
         return {"deployment": objects.workload(deployed, pods.server_pod(deployed))}, {}
@@ -54,7 +54,7 @@ def _workload(deployed: Deployment, kind: Kind) -> tuple[dict[str, Object], dict
     return {"leaderworkerset": workload}, further
 
 
-def _overlay(deployed: Deployment, overlay: dict[str, Object], further: dict[str, str]) -> Object:
+def _overlay(deployed: ClusterDeployment, overlay: dict[str, Object], further: dict[str, str]) -> Object:
     resources = ["../../base", *(f"{name}.yaml" for name in sorted(overlay))]
     made: Object = _kustomization(resources)
     if deployed.settings.namespace:
@@ -86,7 +86,7 @@ def _image(reference: str) -> dict[str, str]:
     return made | ({"newTag": tag} if tag else {})
 
 
-def _comment(deployed: Deployment, kind: Kind) -> str:
+def _comment(deployed: ClusterDeployment, kind: Kind) -> str:
     gpus = deployed.served.gpus_per_node
     return FITS[kind].format(gpus=gpus, s="" if gpus == 1 else "s", nodes=deployed.served.num_nodes)
 

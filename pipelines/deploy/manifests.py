@@ -6,17 +6,18 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.deploy.deployment import Deployment, deployment
-from pipelines.deploy.facts import Served, read_served
+from pipelines.deploy.deployment import ClusterDeployment, deployment
+from pipelines.deploy.facts import RepositoryFacts, read_served
 from pipelines.deploy.kustomize import files
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.storage import claim_name
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.settings.compose import relative_to_cwd
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -63,7 +64,7 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
     return step.artifact.path
 
 
-def _faults(settings: Settings, served: Served) -> list[Fault]:
+def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
     """What works on one machine but not in a pod."""
     serving, faults = settings.serving, []
     if serving.chat_template is not None:
@@ -89,12 +90,13 @@ def _faults(settings: Settings, served: Served) -> list[Fault]:
                 todo="Give serving.multi_gpu=leader.",
             )
         )
-    if settings.engine.name == "openvino" and served.gpu:
-        faults.append(Fault("engine=openvino was asked for; the repository runs on TensorRT-LLM."))
+    asked = with_setting(settings.engine.name)
+    if asked is not None and not asked.needs_gpu and served.gpu:
+        faults.append(Fault(f"engine={asked.setting} was asked for; the repository runs on TensorRT-LLM."))
     return faults
 
 
-def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
+def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
     """What was decided, and the commands that follow."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
@@ -117,7 +119,7 @@ def _say(deployed: Deployment, overlay: Path, *, changed: bool) -> None:
     say(f"Then: kubectl apply -k {relative_to_cwd(overlay)}")
 
 
-def _secrets(deployed: Deployment) -> dict[str, str]:
+def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
     """Secrets that must exist, and what is in them."""
     settings = deployed.settings
     found = {

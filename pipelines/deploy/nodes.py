@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
 from pipelines.deploy.pods import REPOSITORY, container, pod, server_container
 from pipelines.serving.command import Ranks, server_command
 
@@ -22,7 +22,7 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "PYTHONDONTWRITEBYTECO
 """Variables of the leader that the ranks of other nodes get; sshd gives them none of its own."""
 
 
-def leader_worker_set(deployed: Deployment) -> Object:
+def leader_worker_set(deployed: ClusterDeployment) -> Object:
     """The set: every group is one server, and is made anew as a whole when one of its pods fails."""
     served = deployed.served
     spec = {
@@ -43,13 +43,13 @@ def leader_worker_set(deployed: Deployment) -> Object:
     return deployed.object("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1", spec)
 
 
-def hosts(deployed: Deployment) -> list[str]:
+def hosts(deployed: ClusterDeployment) -> list[str]:
     """The nodes of a group, leader first; Kubernetes puts the leader's own name in."""
     workers = [f"$(POD_NAME)-{index}.{deployed.name}" for index in range(1, deployed.served.num_nodes)]
     return ["$(POD_NAME)", *workers]
 
 
-def mpirun_command(deployed: Deployment) -> list[str]:
+def mpirun_command(deployed: ClusterDeployment) -> list[str]:
     """What the leader runs: rank 0 answers, the others help with the engine."""
     served = deployed.served
     slots = ",".join(f"{host}:{served.gpus_per_node}" for host in hosts(deployed))
@@ -78,7 +78,7 @@ def mpirun_command(deployed: Deployment) -> list[str]:
     ]  # fmt: skip
 
 
-def _leader(deployed: Deployment) -> Object:
+def _leader(deployed: ClusterDeployment) -> Object:
     main = server_container(deployed)
     drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(deployed.settings.pre_stop_s), str(deployed.sizes.drain_s)]
     main |= {"command": mpirun_command(deployed), "lifecycle": {"preStop": {"exec": {"command": drain}}}}
@@ -95,7 +95,7 @@ def _leader(deployed: Deployment) -> Object:
     return _with_ssh(pod(deployed, "server", main, [wait]), deployed)
 
 
-def _worker(deployed: Deployment) -> Object:
+def _worker(deployed: ClusterDeployment) -> Object:
     main = container(deployed, "worker")
     # Its ranks end when the leader's do; until then the node must stay.
     stay = deployed.settings.pre_stop_s + deployed.sizes.drain_s
@@ -121,7 +121,7 @@ def _ssh_mounts() -> list[Object]:
     ]
 
 
-def _with_ssh(template: Object, deployed: Deployment) -> Object:
+def _with_ssh(template: Object, deployed: ClusterDeployment) -> Object:
     template["spec"]["volumes"] += [
         {"name": "mpi", "configMap": {"name": f"{deployed.name}-mpi"}},
         {"name": "ssh", "secret": {"secretName": deployed.ssh_secret, "defaultMode": 0o400}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.deploy.deployment import Deployment, Object
+from pipelines.deploy.deployment import ClusterDeployment, Object
 
 QUEUE_METRIC = "triton_queue_ms_per_request"
 WAITING_METRIC = "trtllm_waiting_requests"
@@ -10,7 +10,7 @@ RATE_WINDOW = "2m"
 """Over how long rates are taken: eight looks of the usual interval, so that a missed one hides nothing."""
 
 
-def workload(deployed: Deployment, template: Object) -> Object:
+def workload(deployed: ClusterDeployment, template: Object) -> Object:
     """The Deployment of a server that fits one node."""
     spec = {
         **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
@@ -24,7 +24,7 @@ def workload(deployed: Deployment, template: Object) -> Object:
     return deployed.object("Deployment", "apps/v1", spec)
 
 
-def service(deployed: Deployment) -> Object:
+def service(deployed: ClusterDeployment) -> Object:
     """One address for those that answer, inside the cluster only: nobody is asked for a name or a password."""
     ports = []
     for key, port in deployed.ports.items():
@@ -34,13 +34,13 @@ def service(deployed: Deployment) -> Object:
     return deployed.object("Service", "v1", spec)
 
 
-def disruption_budget(deployed: Deployment) -> Object:
+def disruption_budget(deployed: ClusterDeployment) -> Object:
     """Nodes are emptied one server after the other; each drains first."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": deployed.labels()}}
     return deployed.object("PodDisruptionBudget", "policy/v1", spec)
 
 
-def pod_monitor(deployed: Deployment) -> Object:
+def pod_monitor(deployed: ClusterDeployment) -> Object:
     """How Prometheus finds the metrics of every server."""
     endpoint = {
         "port": deployed.metrics_port,
@@ -55,7 +55,7 @@ def pod_monitor(deployed: Deployment) -> Object:
     return deployed.object("PodMonitor", "monitoring.coreos.com/v1", spec)
 
 
-def autoscaler(deployed: Deployment) -> Object:
+def autoscaler(deployed: ClusterDeployment) -> Object:
     """The HPA: one more server when requests wait, one less after a long calm.
 
     Two metrics, of which the worse decides: Triton's clock stops when its model takes a request over, and both engines

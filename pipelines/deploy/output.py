@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import replacing
 
 INDEX = ".generated.json"
 """SHA-256 of every file as it was written; tells a file that was changed since."""
@@ -44,34 +43,17 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
             f"{setting}=/some/folder",
         )
     try:
-        _replace(folder, {**files, INDEX: json.dumps(digests, indent=1) + "\n"})
+        with replacing(folder) as fresh:
+            for name, text in files.items():
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                (fresh / name).write_text(text, encoding="utf-8")
+            (fresh / INDEX).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{setting}='{folder.parent}' cannot be written: {error.strerror}.",
             todo=f"Give another folder: {setting}=/some/folder",
         ) from None
     return True
-
-
-def _replace(folder: Path, files: Mapping[str, str]) -> None:
-    """Write aside, then swap; a reader sees the old folder or the new one."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        for name, text in files.items():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            (aside / name).write_text(text, encoding="utf-8")
-        if folder.is_dir():
-            folder.rename(old)
-        aside.rename(folder)
-    except OSError:
-        if old.is_dir() and not folder.exists():
-            old.rename(folder)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _digest(data: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
 from pipelines.deploy.sizes import PROBE_S
 from pipelines.deploy.storage import fetch_container, repository_volume
 
@@ -13,13 +13,13 @@ LIVE, READY = "/v2/health/live", "/v2/health/ready"
 """Triton's own endpoints: the process answers; every model is loaded and answers."""
 
 
-def server_pod(deployed: Deployment) -> Object:
+def server_pod(deployed: ClusterDeployment) -> Object:
     """The pod of a server that fits one node: `serve` on the repository, drained when it ends."""
     container = server_container(deployed) | {"args": serve_arguments(deployed)}
     return pod(deployed, "server", container)
 
 
-def serve_arguments(deployed: Deployment) -> list[str]:
+def serve_arguments(deployed: ClusterDeployment) -> list[str]:
     """Arguments of the image's own entry point; everything else has the value it has at `make serve`."""
     serving = deployed.serving
     words = {
@@ -36,7 +36,7 @@ def serve_arguments(deployed: Deployment) -> list[str]:
     return ["serve", *(f"serving.{name}={value}" for name, value in words.items())]
 
 
-def server_container(deployed: Deployment) -> Object:
+def server_container(deployed: ClusterDeployment) -> Object:
     """The container that answers requests, without what it runs."""
     ports = [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.ports.items()]
     sleep = ["sleep", str(deployed.settings.pre_stop_s)]
@@ -51,7 +51,7 @@ def server_container(deployed: Deployment) -> Object:
     }
 
 
-def container(deployed: Deployment, name: str) -> Object:
+def container(deployed: ClusterDeployment, name: str) -> Object:
     """What server and worker have in common: image, devices, memory, folders, no rights."""
     settings, sizes = deployed.settings, deployed.sizes
     memory = f"{sizes.memory_mib}Mi"
@@ -77,7 +77,7 @@ def container(deployed: Deployment, name: str) -> Object:
     }
 
 
-def pod(deployed: Deployment, component: str, main: Object, before: list[Object] | None = None) -> Object:
+def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[Object] | None = None) -> Object:
     """A pod template around one container; `before` are its init containers, after the one that fetches."""
     settings, served, user = deployed.settings, deployed.served, deployed.image
     fetching = fetch_container(deployed, _no_rights())
@@ -111,7 +111,7 @@ def pod(deployed: Deployment, component: str, main: Object, before: list[Object]
     return {"metadata": {"labels": deployed.labels(component), "annotations": annotations}, "spec": spec}
 
 
-def _placement(deployed: Deployment) -> Object:
+def _placement(deployed: ClusterDeployment) -> Object:
     """On nodes with the GPU the engine was built for, as GPU feature discovery labels them."""
     labels: dict[str, str] = {}
     if (capability := deployed.compute_capability) is not None:
@@ -137,5 +137,5 @@ def _no_rights() -> dict[str, Any]:
     }
 
 
-def _sub_path(deployed: Deployment) -> dict[str, str]:
+def _sub_path(deployed: ClusterDeployment) -> dict[str, str]:
     return {"subPath": deployed.settings.sub_path} if deployed.settings.sub_path else {}

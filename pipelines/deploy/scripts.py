@@ -25,7 +25,7 @@ NOT_RUN = "Written by `make scripts`; checked by tests and by a real sbatch, but
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScriptTarget:
     """What is built and served, and where.
 
     Attributes:
@@ -70,7 +70,7 @@ class Target:
         return shlex.quote(str(self.repository or self.runs / "repository"))
 
 
-def script_files(target: Target, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
+def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
     """Every file by its name."""
     files = {"rank.sh": _rank(target, cluster, serving)}
     if cluster.kind == "slurm":
@@ -93,14 +93,14 @@ def _head(what: str, how: str) -> list[str]:
     return [f"# {what} Start it with: {how}", f"# {NOT_RUN}"]
 
 
-def _directives(target: Target, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
+def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
     """#SBATCH lines; what is None is left to the cluster."""
     where = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint")}
     options = {"job-name": f"{name}-{target.label}", **options, **where}
     return [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value is not None]
 
 
-def _build_slurm(target: Target, cluster: ClusterSettings) -> str:
+def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
     gpus = target.build_gpus
     options = {
         "nodes": 1,
@@ -115,7 +115,7 @@ def _build_slurm(target: Target, cluster: ClusterSettings) -> str:
     return _lines(head, _directives(target, cluster, "build", options), _build(target, prefix))
 
 
-def _build(target: Target, prefix: Sequence[str] = ()) -> list[str]:
+def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     """Everything up to the Triton repository, and a link to it beside the scripts."""
     workers = [f"build.workers={target.workers}"] if target.workers else []
     command = [*prefix, target.python, "-m", "pipelines", "repository", *target.words, *workers]
@@ -130,7 +130,7 @@ def _build(target: Target, prefix: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _serve_slurm(target: Target, cluster: ClusterSettings) -> str:
+def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
     options = {
         "nodes": target.num_nodes,
         "ntasks-per-node": target.ranks_per_node,
@@ -154,17 +154,17 @@ def _serve_slurm(target: Target, cluster: ClusterSettings) -> str:
     return _lines(head, _directives(target, cluster, "serve", options), body)
 
 
-def _builds(target: Target) -> str:
+def _builds(target: ScriptTarget) -> str:
     engines = f"the engines of all {target.world_size} ranks" if target.world_size > 1 else "the engine"
     return f"Builds {engines} of {target.label} on one node."
 
 
-def _serves(target: Target) -> str:
+def _serves(target: ScriptTarget) -> str:
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
     return f"Serves {target.label} with {target.world_size} GPUs on {nodes}."
 
 
-def _container(target: Target, cluster: ClusterSettings) -> list[str]:
+def _container(target: ScriptTarget, cluster: ClusterSettings) -> list[str]:
     """Options that Pyxis adds to srun."""
     if cluster.image is None:
         return []
@@ -174,7 +174,7 @@ def _container(target: Target, cluster: ClusterSettings) -> list[str]:
     return [f"--container-image={cluster.image}", f"--container-mounts={mounts}", f"--container-workdir={target.cwd}"]
 
 
-def _serve_mpi(target: Target) -> str:
+def _serve_mpi(target: ScriptTarget) -> str:
     folder = shlex.quote(str(target.folder))
     command = (
         f"mpirun --allow-run-as-root --hostfile {folder}/hosts -n {target.world_size} --map-by slot --bind-to none "
@@ -184,7 +184,7 @@ def _serve_mpi(target: Target) -> str:
     return _lines(head, ["set -euo pipefail", command])
 
 
-def _rank(target: Target, cluster: ClusterSettings, serving: ServingSettings) -> str:
+def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:
     """What one rank runs; srun and mpirun each tell it its number."""
     first, other = _commands(target, cluster, serving)
     head = [
@@ -203,7 +203,7 @@ def _rank(target: Target, cluster: ClusterSettings, serving: ServingSettings) ->
     return _lines(head, body, ['if [ "$rank" -eq 0 ]; then', f"  exec {first}", "fi", f"exec {other}"])
 
 
-def _commands(target: Target, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
+def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
     """Rank 0's and the others' command line, in the shell's words."""
     ports = {name: getattr(serving, name) or usual for name, usual in USUAL_PORTS.items()}
     launch = server_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipelines.deploy.facts import Served
+from pipelines.deploy.facts import RepositoryFacts
 from pipelines.domain.units import GIB, MIB
 from pipelines.serving.process import EXIT_GRACE_S
 from pipelines.settings.manifests import ManifestSettings
@@ -61,7 +61,7 @@ class Sizes:
         return min(max(300, 2 * self.startup_s), LONGEST_WINDOW_S)
 
 
-def sizes(served: Served, settings: ManifestSettings, serving: ServingSettings) -> Sizes:
+def sizes(served: RepositoryFacts, settings: ManifestSettings, serving: ServingSettings) -> Sizes:
     """Compute what was not given.
 
     Memory on the CPU: the programs + the engine twice (as read, and as OpenVINO packs it) + the KV pool + /dev/shm.

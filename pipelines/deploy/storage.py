@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pipelines.deploy.deployment import IMAGE, Deployment, Object
+from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
 
 
-def claim_name(deployed: Deployment) -> str:
+def claim_name(deployed: ClusterDeployment) -> str:
     """The claim that the pods mount."""
     return deployed.settings.claim or f"{deployed.name}-repository"
 
 
-def claim(deployed: Deployment) -> Object | None:
+def claim(deployed: ClusterDeployment) -> Object | None:
     """The PersistentVolumeClaim, or None when there is one already or none is needed."""
     settings = deployed.settings
     if settings.storage != "claim" or settings.claim is not None:
@@ -23,7 +23,7 @@ def claim(deployed: Deployment) -> Object | None:
     return deployed.object("PersistentVolumeClaim", "v1", spec, claim_name(deployed))
 
 
-def repository_volume(deployed: Deployment) -> Object:
+def repository_volume(deployed: ClusterDeployment) -> Object:
     """The volume `repository`."""
     settings = deployed.settings
     if settings.storage == "claim":
@@ -33,7 +33,7 @@ def repository_volume(deployed: Deployment) -> Object:
     return {"name": "repository", "emptyDir": {"sizeLimit": f"{deployed.sizes.claim_gib}Gi"}}
 
 
-def fetch_container(deployed: Deployment, rights: Object) -> Object | None:
+def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | None:
     """The init container that fills the empty folder; it alone gets the token, by reference."""
     settings = deployed.settings
     if (words := settings.fetch.words) is None:

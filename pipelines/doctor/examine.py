@@ -1,4 +1,4 @@
-"""Puts every probe to the machine and gathers what they found."""
+"""Run every probe and collect the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.doctor import gpus, hub, places, processor, templates, verdicts, versions
-from pipelines.doctor.record import Diagnosis, Finding
+from pipelines.doctor.record import Diagnosis, ProbeResult
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan.plan import make_plan
@@ -16,7 +16,7 @@ from pipelines.store.store import Store
 
 
 def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]) -> Diagnosis:
-    """Look at everything; the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
+    """Run all probes, the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
 
     Args:
         settings: the configuration that should run here.
@@ -43,15 +43,15 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
     return Diagnosis(sections, judged, broken)
 
 
-def _broken(settings: Settings, machine: Machine, found: list[Finding]) -> list[Finding]:
-    """What stops the configured pipeline here: what planning refuses, and what the probes call broken."""
+def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> list[ProbeResult]:
+    """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
     broken = [finding for finding in found if finding.status == "bad"]
     try:
         make_plan(settings, "all", Store(settings.paths.store), machine)
     except UserError as error:
         told = " ".join(finding.value for finding in broken)
         broken += [
-            Finding("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
+            ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
             for fault in error.faults
             if fault.message not in told
         ]

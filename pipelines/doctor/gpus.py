@@ -1,4 +1,4 @@
-"""GPUs, driver and CUDA, as nvidia-smi tells them."""
+"""GPUs, driver and CUDA, as nvidia-smi reports them."""
 
 from __future__ import annotations
 
@@ -7,55 +7,59 @@ import shutil
 import subprocess
 from typing import Any
 
-from pipelines.doctor.record import Finding
+from pipelines.doctor.record import ProbeResult
 from pipelines.domain.units import show_bytes
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.hardware import row_of
 
 OLDEST = 8.0
-"""Compute capability that TensorRT-LLM 1.2 starts with (support-matrix.md)."""
+"""Lowest compute capability that TensorRT-LLM 1.2 supports (support-matrix.md)."""
 
 
-def look(machine: Machine, release: dict[str, Any] | None) -> list[Finding]:
+def look(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
     """Describe the GPUs.
 
     Args:
         machine: what nvidia-smi lists.
-        release: row of the compatibility table for the TensorRT-LLM that is here, or that should be.
+        release: row of the compatibility table for the installed TensorRT-LLM, or for the one to install.
     """
     if not machine.gpus:
         todo = "" if "not installed" in machine.no_gpu_reason else "Repair the driver: nvidia-smi must list the GPUs."
-        return [Finding("GPU", f"none: {machine.no_gpu_reason}", "note", todo)]
+        return [ProbeResult("GPU", f"none: {machine.no_gpu_reason}", "note", todo)]
     return [*(_gpu(index, gpu) for index, gpu in enumerate(machine.gpus)), _driver(machine.gpus[0], release)]
 
 
-def _gpu(index: int, gpu: GpuFacts) -> Finding:
+def _gpu(index: int, gpu: GpuFacts) -> ProbeResult:
     row = row_of(gpu)
     text = f"{gpu.name}, compute capability {gpu.sm}, {show_bytes(gpu.memory_bytes)}"
     if gpu.sm < OLDEST:
-        return Finding(f"GPU {index}", text, "note", f"TensorRT-LLM needs compute capability {OLDEST} (A100) or newer.")
+        return ProbeResult(
+            f"GPU {index}", text, "note", f"TensorRT-LLM needs compute capability {OLDEST} (A100) or newer."
+        )
     if row is None:
-        return Finding(f"GPU {index}", f"{text}; not in conf/hardware", "note", "Its bandwidth is not known to plans.")
-    return Finding(f"GPU {index}", f"{text} = hardware={row.name}")
+        return ProbeResult(
+            f"GPU {index}", f"{text}; not in conf/hardware", "note", "`make plan` does not know its bandwidth."
+        )
+    return ProbeResult(f"GPU {index}", f"{text} = hardware={row.name}")
 
 
-def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> Finding:
+def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> ProbeResult:
     cuda = _cuda_version()
     text = f"{gpu.driver or 'version unknown'}, CUDA {cuda or 'unknown'}"
     needed = (release or {}).get("cuda")
     if cuda and needed and numbers(cuda)[:1] < numbers(needed)[:1]:
-        return Finding(
+        return ProbeResult(
             "driver",
             f"{text}; TensorRT-LLM {(release or {})['tensorrt_llm']} is built for CUDA {needed}",
             "note",
             f"Install a driver for CUDA {needed.split('.')[0]}"
             + (f" ({release['driver']} or newer)." if release and release.get("driver") else "."),
         )
-    return Finding("driver", text)
+    return ProbeResult("driver", text)
 
 
 def _cuda_version() -> str:
-    """The newest CUDA the driver runs, from the head of nvidia-smi's table; empty when it does not say."""
+    """Return the newest CUDA the driver supports, from the head of nvidia-smi's table; empty when it is not stated."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

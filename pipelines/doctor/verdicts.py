@@ -1,33 +1,32 @@
-"""What will work here: every model in every format on every engine, judged by the rules of `make plan`."""
+"""Judge every model in every format on every engine by the rules of `make plan`."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Any
 
-from pipelines.doctor.record import Verdict
+from pipelines.doctor.record import CombinationVerdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import choose, why_not_here
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import ENGINES
 from pipelines.host.machine import Machine
 from pipelines.plan import checks
 from pipelines.plan.user_inputs import Found
-from pipelines.settings.compose import CONF, choices
 from pipelines.settings.compression import QuantSettings
-from pipelines.settings.engine import EngineSettings
+from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 
 
-def look(settings: Settings, machine: Machine) -> list[Verdict]:
-    """Judge all of them with the rest of the configuration as it is."""
-    engines = [name for name in get_args(EngineSettings.model_fields["name"].annotation) if name != "auto"]
+def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
+    """Judge all combinations, with the rest of the configuration as it is."""
     models = [(model, _shape(model)) for model in _models()]
     quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
     return [
         _judge(settings, machine, engine, model, shape, quant)
-        for engine in engines
+        for engine in ENGINES.values()
         for model, shape in models
         for quant in quants
     ]
@@ -36,38 +35,34 @@ def look(settings: Settings, machine: Machine) -> list[Verdict]:
 def _judge(
     settings: Settings,
     machine: Machine,
-    engine: str,
+    engine: EngineDescription,
     model: ModelSettings,
     shape: ModelShape | None,
     quant: QuantSettings,
-) -> Verdict:
+) -> CombinationVerdict:
     asked = settings.model_copy(
-        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine})}
+        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
     )
     name = quant.qformat.value
     if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
-        return Verdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
+        return CombinationVerdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
-        faults = checks.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
+        faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:
-        return Verdict(engine, model.name, name, works=True)
+        return CombinationVerdict(engine.setting, model.name, name, works=True)
     first = faults[0]
     todo = f"{first.allowed} {first.todo}".strip()
-    return Verdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
+    return CombinationVerdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
 
 
-def _missing(engine: str, machine: Machine, ranks: int) -> tuple[str, str] | None:
-    """What an engine needs of the machine whatever the model is: (reason, what to do)."""
-    if engine == "openvino":
-        return None
-    lacks = why_not_here(machine)
-    if machine.gpus and len(machine.gpus) < ranks:
+def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:
+    """Return what the machine lacks for an engine, whatever the model: (reason, what to do)."""
+    lacks = engine.lacks(machine)
+    if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
         lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
-    if engine == "tensorrt_llm_llmapi":  # it has no builder
-        lacks = [reason for reason in lacks if "trtllm-build" not in reason]
-    todo = "Take NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
+    todo = "Use NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
     return ("; ".join(lacks), todo) if lacks else None
 
 
@@ -80,7 +75,7 @@ def _quants() -> list[QuantSettings]:
 
 
 def _file(group: str, name: str) -> dict[str, Any]:
-    """One file under conf/, without those it builds upon, whose values have defaults of their own."""
+    """Read one file under conf/, without the files it builds on, whose values have defaults of their own."""
     import yaml
 
     raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ class Callout:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class BulletList:
     """Short items."""
 
     items: tuple[str, ...]
@@ -121,7 +121,7 @@ def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:
     return tuple(Column(name, title) for name in names)
 
 
-Block = Text | Callout | Listing | Terms | Code | Table | Figure | Fold
+Block = Text | Callout | BulletList | Terms | Code | Table | Figure | Fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pipelines.document.blocks import Block, Callout, Code, Column, Document, Figure, Fold, Listing, Table, Terms, Text
+from pipelines.document.blocks import (
+    Block,
+    BulletList,
+    Callout,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Fold,
+    Table,
+    Terms,
+    Text,
+)
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore is an underscore
 _HTML = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
@@ -40,7 +52,7 @@ def _block(block: Block) -> list[str]:
         return [escape(block.text), ""]
     if isinstance(block, Callout):
         return [f"> {_WORDS[block.kind]}{escape(block.text)}", ""]
-    if isinstance(block, Listing):
+    if isinstance(block, BulletList):
         return [*(f"- {escape(item)}" for item in block.items), ""]
     if isinstance(block, Terms):
         return [*(f"- **{escape(term)}**: {escape(text)}" for term, text in block.items), ""]

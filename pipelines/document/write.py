@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.document.blocks import Document
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
         folder.mkdir(parents=True, exist_ok=True)
         before = _plots_of(folder / "report.md")
         for figure in made.figures():
-            plots.append(_write(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
+            plots.append(write_bytes(folder / f"{figure.name}.svg", standalone(figure.svg).encode()))
             if figure.png is not None:
-                plots.append(_write(folder / f"{figure.name}.png", figure.png))
-        markdown = _write(folder / "report.md", render_markdown(made).encode())
-        html = _write(folder / "report.html", render_html(made).encode())
+                plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
+        markdown = write_bytes(folder / "report.md", render_markdown(made).encode())
+        html = write_bytes(folder / "report.html", render_html(made).encode())
         for name in before - {path.name for path in plots}:  # of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -56,16 +56,3 @@ def _plots_of(markdown: Path) -> set[str]:
         return set()
     made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))
     return {f"{name}{ending}" for name in made for ending in (".svg", ".png")}
-
-
-def _write(path: Path, content: bytes) -> Path:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path

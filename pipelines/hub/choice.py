@@ -1,4 +1,4 @@
-"""Which files of a repository are fetched: safetensors, configuration and tokenizer; never anything that can run."""
+"""Choose the files to download: safetensors, configuration and tokenizer, never anything that can run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.hub.source import Listing
+from pipelines.hub.source import HubListing
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""One of these is the vocabulary itself; the others describe it."""
+"""A tokenizer needs one of these; the other files only describe it."""
 SMALL_PATTERNS = (
     CONFIG,
     "generation_config.json",
@@ -28,14 +28,14 @@ SMALL_PATTERNS = (
 )
 DATA_PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.txt")
 RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".msgpack", ".joblib")
-"""Pickles and the like, which run code when they are loaded."""
+"""Pickles and other formats that can run code when loaded."""
 
 
-def check_model(listing: Listing) -> None:
+def check_model(listing: HubListing) -> None:
     """Refuse a repository that cannot be a usable model, before anything is fetched.
 
     Raises:
-        UserError: no config.json, no safetensors weights, or no tokenizer; all that is missing at once.
+        UserError: no config.json, no safetensors weights, or no tokenizer; everything missing is named at once.
     """
     names, faults = listing.files, []
     if CONFIG not in names:
@@ -49,17 +49,17 @@ def check_model(listing: Listing) -> None:
         raise UserError.of(faults)
 
 
-def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> None:
+def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) -> None:
     """Compare the repository's model with the configured one.
 
     Raises:
-        UserError: names each field that differs.
+        UserError: fields differ; the message names each.
     """
     faults = [
         Fault(
             f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
             f"but the configuration expects {getattr(expected, name)}.",
-            todo="Correct the model's configuration or choose the repository that it describes.",
+            todo="Correct the model's configuration, or choose the repository it describes.",
         )
         for name in expected.differences(found)
     ]
@@ -67,15 +67,15 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: Listing) -> No
         raise UserError.of(faults)
 
 
-def model_files(listing: Listing, index: Mapping[str, Any] | None) -> list[str]:
-    """Names of the files that make the model.
+def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:
+    """List the files that make up the model.
 
     Args:
         listing: of the repository.
         index: content of model.safetensors.index.json, when the repository has one; it names the shards.
 
     Raises:
-        UserError: shards that the index names are not there.
+        UserError: shards named by the index are missing.
     """
     small = [name for name in listing.files if any(fnmatch(name, pattern) for pattern in SMALL_PATTERNS)]
     small = [name for name in small if "/" not in name]  # * also matches "/", and subfolders hold other models
@@ -85,17 +85,17 @@ def model_files(listing: Listing, index: Mapping[str, Any] | None) -> list[str]:
     missing = [name for name in shards if name not in listing.files]
     if missing:
         raise UserError(
-            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are not there: "
+            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are missing: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
             todo="Unset HF_HUB_OFFLINE once to fetch them."
             if listing.offline
-            else "Choose another revision: this upload is not complete.",
+            else "Choose another revision: this upload is incomplete.",
         )
     return [*small, INDEX, *shards]
 
 
-def dataset_files(listing: Listing, patterns: Sequence[str] | None) -> list[str]:
-    """Names of the data files that match; what can run code is left out.
+def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[str]:
+    """List the data files that match, without any that can run code.
 
     Raises:
         UserError: nothing matches.
@@ -115,17 +115,17 @@ def dataset_files(listing: Listing, patterns: Sequence[str] | None) -> list[str]
     return found
 
 
-def _shards(listing: Listing, index: Mapping[str, Any]) -> list[str]:
+def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{INDEX} of {listing.place} has no weight_map; it names no shards.")
+        raise UserError(f"{INDEX} of {listing.place} has no weight_map, so it names no shards.")
     shards = sorted({str(name) for name in weight_map.values()})
     if not all(name.endswith(".safetensors") for name in shards):
         raise UserError(f"{INDEX} of {listing.place} names {shards[0]}.", allowed="Only safetensors are read.")
     return shards
 
 
-def _no_weights(listing: Listing) -> Fault:
+def _no_weights(listing: HubListing) -> Fault:
     pickles = [name for name in listing.files if name.endswith(RUNNABLE)]
     if pickles:
         return Fault(
@@ -136,7 +136,7 @@ def _no_weights(listing: Listing) -> Fault:
     return Fault(
         f"{listing.place} has neither {WEIGHTS} nor {INDEX}.",
         f"It has {_some(list(listing.files))}.",
-        "Choose a repository with a whole model in Transformers' layout.",
+        "Choose a repository with a complete model in Transformers' layout.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Download a model or a data set of the Hub: look up, choose, check, fetch, verify, link."""
+"""Download a model or a data set from the Hub: look up, choose, check, fetch, verify, link."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from pipelines.hub import choice
 from pipelines.hub.faults import explained
 from pipelines.hub.fetch import fetch, missing_bytes, remember_revision
 from pipelines.hub.listing import look_up
-from pipelines.hub.source import HubFile, HubSource, Listing, Snapshot
+from pipelines.hub.source import HubFile, HubListing, HubSnapshot, HubSource
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def download_model(
     source: HubSource, out_dir: Path, *, expected_shape: ModelShape | None, progress: Progress
-) -> Snapshot:
-    """Have a model's configuration, tokenizer and safetensors weights in a folder.
+) -> HubSnapshot:
+    """Download a model's configuration, tokenizer and safetensors weights into a folder.
 
-    The files live in the Hub's cache (HF_HOME), where a run that was killed goes on and other tools find them; large
-    ones are hard links to it and must not be written to. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are the client's,
-    read when the process starts.
+    The files live in the Hub's cache (HF_HOME), where other tools find them and a killed download resumes. Large files
+    are hard links into it and must not be written to. The client reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE when
+    the process starts.
 
     Args:
         source: the repository.
-        out_dir: the folder, made when it is not there.
-        expected_shape: what config.json must say; None accepts any known architecture.
+        out_dir: the folder, created if missing.
+        expected_shape: the shape that config.json must have; None accepts any known architecture.
         progress: shows bytes.
 
     Raises:
-        UserError: the repository, the network, the token, the disk or a file is not as it should be.
+        UserError: something is wrong with the repository, the network, the token, the disk or a file.
     """
     with explained(source):
         listing = look_up(source)
@@ -56,13 +56,13 @@ def download_model(
 
 def download_dataset(
     source: HubSource, out_dir: Path, *, patterns: Sequence[str] | None = None, progress: Progress
-) -> Snapshot:
-    """Have the data files of a data set in a folder, in the repository's subfolders.
+) -> HubSnapshot:
+    """Download the data files of a data set into a folder, keeping the repository's subfolders.
 
     Args:
         source: the repository, of type "dataset".
-        out_dir: the folder, made when it is not there; large files in it are hard links to the Hub's cache.
-        patterns: of names, `*` also matches "/"; without any, `choice.DATA_PATTERNS`.
+        out_dir: the folder, created if missing; large files in it are hard links into the Hub's cache.
+        patterns: of file names, where `*` also matches "/"; None means `choice.DATA_PATTERNS`.
         progress: shows bytes.
 
     Raises:
@@ -73,7 +73,7 @@ def download_dataset(
         return _deliver(listing, choice.dataset_files(listing, patterns), out_dir, progress)
 
 
-def _read_json(listing: Listing, name: str) -> Mapping[str, Any]:
+def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
     path = fetch(listing, [listing.files[name]], SilentProgress())[name]
     try:
         content = json.loads(path.read_text())
@@ -84,21 +84,21 @@ def _read_json(listing: Listing, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _deliver(listing: Listing, names: Sequence[str], out_dir: Path, progress: Progress) -> Snapshot:
+def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress: Progress) -> HubSnapshot:
     files = [listing.files[name] for name in names]
     out_dir.mkdir(parents=True, exist_ok=True)
     _check_space(listing, files, out_dir)
     paths = fetch(listing, files, progress)
     remember_revision(listing)
     _place(files, paths, out_dir, progress)
-    return Snapshot(listing.commit, {file.name: _record(file, paths[file.name]) for file in files})
+    return HubSnapshot(listing.commit, {file.name: _record(file, paths[file.name]) for file in files})
 
 
-def _check_space(listing: Listing, files: Sequence[HubFile], out_dir: Path) -> None:
-    """Stop before the first byte when the files will not fit.
+def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
+    """Refuse before the first byte is fetched if the files will not fit.
 
     Raises:
-        UserError: the cache's disk or, where links to it are not possible, the folder's is too small.
+        UserError: the disk of the cache is too small, or that of the folder where it cannot link into the cache.
     """
     cache = _existing(Path(constants.HF_HUB_CACHE))
     needs = {cache: missing_bytes(listing, files)}
@@ -107,7 +107,7 @@ def _check_space(listing: Listing, files: Sequence[HubFile], out_dir: Path) -> N
     for place, needed in needs.items():
         if needed > (free := shutil.disk_usage(place).free):
             raise UserError(
-                f"{listing.place} needs {show_bytes(needed)} more in {place}, which has {show_bytes(free)} free.",
+                f"{listing.place} needs {show_bytes(needed)} more space in {place}, which has {show_bytes(free)} free.",
                 todo="Free some space, or set HF_HOME to a larger disk."
                 if place == cache
                 else "Free some space, or set HF_HOME to a folder on this disk, so that links can be used.",
@@ -133,7 +133,7 @@ def _place(files: Sequence[HubFile], paths: Mapping[str, Path], out_dir: Path, p
         copied += file.size if file.large else 0
     if copied:
         progress.note(
-            f"{show_bytes(copied)} were copied: hard links from {constants.HF_HUB_CACHE} to {out_dir} are not possible."
+            f"Copied {show_bytes(copied)}, because {out_dir} cannot hold hard links into {constants.HF_HUB_CACHE}."
         )
 
 

@@ -18,12 +18,13 @@ from types import FrameType
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json
 from pipelines.host.machine import gather
 from pipelines.nightly import facts
 from pipelines.plan.plan import make_plan
 from pipelines.run.session import run_target
 from pipelines.settings.compose import load
-from pipelines.store.store import Store, write_json
+from pipelines.store.store import Store
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -19,18 +19,19 @@ from pipelines.document.blocks import (
     Text,
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
-from pipelines.nightly.history import History, Read
+from pipelines.domain.metrics import NIGHTLY_TABLE
+from pipelines.nightly.history import History, HistoryContents
 from pipelines.nightly.record import Record
 from pipelines.nightly.sentences import finding_text, headline
 from pipelines.nightly.shown import shown
 from pipelines.nightly.trend_plots import cell_trend
-from pipelines.nightly.verdict import Series, Verdict, metrics_of
+from pipelines.nightly.verdict import NightVerdict, Series, metrics_of
 from pipelines.settings.nightly import NightlySettings
 
-LATENCIES = ("ttft_p50_s", "itl_p50_s")
 
-
-def trend_document(history: History, read: Read, verdict: Verdict, settings: NightlySettings) -> Document:
+def trend_document(
+    history: History, read: HistoryContents, verdict: NightVerdict, settings: NightlySettings
+) -> Document:
     """Everything the trend report says about one run."""
     first = verdict.records[0]
     sections = (
@@ -53,10 +54,10 @@ def trend_document(history: History, read: Read, verdict: Verdict, settings: Nig
     )
 
 
-def _cards(verdict: Verdict) -> tuple[Card, ...]:
+def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
     done = [record for record in verdict.records if record.status == "done"]
     rates = [
-        line for line in verdict.series if line.metric.startswith("output_tokens_per_s") and _change(line) is not None
+        line for line in verdict.series if line.metric.startswith(NIGHTLY_TABLE[0].key) and _change(line) is not None
     ]
     refused = sum(record.status == "not possible" for record in verdict.records)
     worst = min(rates, key=lambda line: _change(line) or 0.0, default=None)
@@ -77,14 +78,14 @@ def _cards(verdict: Verdict) -> tuple[Card, ...]:
     )  # fmt: skip
 
 
-def _lead(history: History, read: Read, verdict: Verdict) -> list[Block]:
+def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> list[Block]:
     blocks: list[Block] = [Callout("warning", finding_text(history, found)) for found in verdict.regressions]
     blocks += [Callout("warning", f"{cell}: {reason}") for cell, reason in verdict.failures]
     blocks.append(Callout("note" if blocks else "good", headline(verdict)))
     return blocks + [Callout("note", note) for note in read.notes]
 
 
-def _tonight(verdict: Verdict) -> list[Block]:
+def _tonight(verdict: NightVerdict) -> list[Block]:
     done = [record for record in verdict.records if record.status == "done"]
     if not done:
         return [Text("No cell was measured.")]
@@ -93,9 +94,7 @@ def _tonight(verdict: Verdict) -> list[Block]:
     columns = (
         Column("cell", right=LEFT), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
         Column("%", "accuracy"), Column("loss %", "accuracy"),
-        Column("now", "output tokens/s"), Column("change %", "output tokens/s"),
-        Column("now", "TTFT p50, ms"), Column("change %", "TTFT p50, ms"),
-        Column("now", "ITL p50, ms"), Column("change %", "ITL p50, ms"),
+        *(Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
         Column("engine, MiB"),
     )  # fmt: skip
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
@@ -112,12 +111,11 @@ def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> 
     rows = []
     for place, load in enumerate(record.measurements[-1]):
         cells = []
-        for base in ("output_tokens_per_s", *LATENCIES):
-            metric = f"{base} at {load['load']}"
+        for figure in NIGHTLY_TABLE:
+            metric = f"{figure.key} at {load['load']}"
             value = metrics_of(record).get(metric)
             line = lines.get((record.cell, metric))
-            scaled = value if value is None or base == "output_tokens_per_s" else 1000 * value
-            cells += [number(scaled), _signed(_change(line) if line else None)]
+            cells += [number(figure.shown(value)), _signed(_change(line) if line else None)]
         accuracy = record.accuracy or {}
         shared = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent"))) if not place else ("", "")
         size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""
@@ -143,7 +141,7 @@ def _change(line: Series | None) -> float | None:
     return 100 * (line.values[-1] / line.judged[-1].before - 1)
 
 
-def _trends(verdict: Verdict) -> list[Block]:
+def _trends(verdict: NightVerdict) -> list[Block]:
     """A picture per cell: the ones that got worse in the open, the others folded by model."""
     worse = {found.cell for found in verdict.regressions}
     figures: dict[str, list[Figure]] = {}
@@ -162,7 +160,7 @@ def _trends(verdict: Verdict) -> list[Block]:
     return blocks
 
 
-def _not_measured(verdict: Verdict) -> list[Block]:
+def _not_measured(verdict: NightVerdict) -> list[Block]:
     rows = [(r.cell, r.status, r.reason) for r in verdict.records if r.status != "done"]
     columns = (Column("cell", right=LEFT), Column("", right=LEFT), Column("reason", right=LEFT))
     blocks: list[Block] = (
@@ -171,7 +169,7 @@ def _not_measured(verdict: Verdict) -> list[Block]:
     return blocks + [Text(f"{cell}: {reason}") for cell, _, reason in rows]
 
 
-def _judged(verdict: Verdict) -> list[Block]:
+def _judged(verdict: NightVerdict) -> list[Block]:
     columns = (
         Column("cell", right=LEFT), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
         Column("limit"), Column("", right=LEFT),
@@ -194,7 +192,7 @@ def _judged(verdict: Verdict) -> list[Block]:
     return [Fold(f"{len(rows)} series", (table,))]
 
 
-def _method(settings: NightlySettings, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     expect = settings.expect
     floors = ", ".join(f"{name} {value:g} %" for name, value in expect.floor_percent.items())
     limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
@@ -217,7 +215,7 @@ def _method(settings: NightlySettings, verdict: Verdict) -> tuple[tuple[str, str
     )
 
 
-def _versions(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _versions(verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     versions: dict[str, set[str]] = {}
     for record in verdict.records:
         for name, version in {"this project": record.commit, **record.versions}.items():

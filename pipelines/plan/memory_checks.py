@@ -20,7 +20,7 @@ from pipelines.settings.root import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """What the memory model says.
 
     Attributes:
@@ -34,7 +34,7 @@ class Fit:
     notes: tuple[str, ...] = ()
 
 
-def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> Fit:
+def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> MemoryFit:
     """Put an engine on one GPU.
 
     Args:
@@ -46,18 +46,18 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
     total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
-        return Fit()  # refused for another reason; there is no such split
+        return MemoryFit()  # refused for another reason; there is no such split
     memory, tokens = device_memory(sizes, total), request_tokens(settings.workload) or sizes.max_seq_len
     # how much runtime and decoder take differs between versions, so they alone refuse nothing
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
         todo = f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU, or more of them."
-        return Fit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
+        return MemoryFit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
-        return Fit(warnings=(_buffers(settings, memory, str(name), fixes),))
-    return Fit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+        return MemoryFit(warnings=(_buffers(settings, memory, str(name), fixes),))
+    return MemoryFit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
 
 
 def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour, choose
+from pipelines.engines.choose import EngineChoice, choose
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
@@ -20,12 +20,12 @@ from pipelines.plan.flow import nodes
 from pipelines.plan.targets import Target
 from pipelines.plan.user_inputs import Found, look
 from pipelines.settings.root import Settings
-from pipelines.store.sources import Source
+from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """What will happen to one node.
 
     Attributes:
@@ -56,9 +56,9 @@ class Plan:
     settings: Settings
     target: Target
     machine: Machine
-    flavour: Flavour
+    choice: EngineChoice
     shape: ModelShape | None
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
     not_here: tuple[Fault, ...] = ()
@@ -85,22 +85,22 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    flavour = choose(found.built.flavour if found.built else settings.engine.name, machine)
-    checked = checks.check(settings, shape, flavour, machine, target, found)
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    checked = checks.check(settings, shape, choice.engine, machine, target, found)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
     draft = found.draft or settings.speculative.draft_shape
-    made = nodes(settings, target, flavour, found.sources, shape, machine, found.built, draft)
+    made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = checks.check_steps(todo, store.root)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    not_here = checks.check_gpu(flavour, machine, todo)
+    not_here = checks.check_machine(choice.engine, machine, todo)
     findings = (checked.notes, checked.warnings, tuple(not_here))
-    return Plan(settings, target, machine, flavour, shape, steps, *findings)
+    return Plan(settings, target, machine, choice, shape, steps, *findings)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -134,18 +134,18 @@ def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> F
     )
 
 
-def _resolve(nodes: list[Node], store: Store) -> tuple[Step, ...]:
-    steps: dict[str, Step] = {}
+def _resolve(nodes: list[Node], store: Store) -> tuple[PlannedStep, ...]:
+    steps: dict[str, PlannedStep] = {}
     for node in nodes:
         steps[node.id] = _step(node, steps, store)
     return tuple(steps.values())
 
 
-def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
+def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> PlannedStep:
     digests: dict[str, str] = {}
     waits = []
     for name, given in node.inputs.items():
-        if isinstance(given, Source):
+        if isinstance(given, InputSource):
             digests[name] = given.digest
         elif artifact := before[given].artifact:
             digests[name] = artifact.digest
@@ -154,14 +154,14 @@ def _step(node: Node, before: Mapping[str, Step], store: Store) -> Step:
     if not waits and not node.stage.measures:
         key, parts = node_key(node, digests)
         if artifact := store.find(node.stage.name, key):
-            return Step(node, "cached", key, artifact, "nothing changed", None)
+            return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
     history = store.history(node.stage.name)
     past = [m for m in history if m["label"] == node.label]
     if node.stage.measures:
-        return Step(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
+        return PlannedStep(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
     if waits:
-        return Step(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
-    return Step(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
+        return PlannedStep(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
+    return PlannedStep(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
 
 
 def _last_seconds(past: list[dict[str, Any]]) -> float | None:

@@ -15,7 +15,7 @@ from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
-from pipelines.store.sources import PICKLES, BuiltEngine, Source, engine_source, files_source, model_source
+from pipelines.store.sources import PICKLES, BuiltEngine, InputSource, engine_source, files_source, model_source
 from pipelines.store.store import HashCache
 
 
@@ -33,7 +33,7 @@ class Found:
         adapters: by task id.
     """
 
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, InputSource] = field(default_factory=dict)
     shape: ModelShape | None = None
     built: BuiltEngine | None = None
     draft: ModelShape | None = None
@@ -48,7 +48,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     Raises:
         UserError: every one that is not what it should be, at once.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
     shape, built, draft, same = None, None, None, None
     faults: list[Fault] = []

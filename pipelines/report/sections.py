@@ -6,14 +6,26 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from pipelines.document.blocks import Block, Callout, Card, Code, Document, Figure, Fold, Listing, Section, Terms, Text
+from pipelines.document.blocks import (
+    Block,
+    BulletList,
+    Callout,
+    Card,
+    Code,
+    Document,
+    Figure,
+    Fold,
+    Section,
+    Terms,
+    Text,
+)
 from pipelines.document.show import machine_text, ms, number, percent, settings_text, when
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
 from pipelines.report.compare import Comparison, comparison, in_words, usable
-from pipelines.report.data import ReportData, Run, Workload
+from pipelines.report.data import BenchmarkRun, ReportData, Workload
 from pipelines.report.tables import (
     accuracy_table,
     build_memory_table,
@@ -119,11 +131,11 @@ def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]
     return tuple(blocks)
 
 
-def _runs(data: ReportData) -> list[Run]:
+def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _incomplete(run: Run) -> str:
+def _incomplete(run: BenchmarkRun) -> str:
     if run.result.complete:
         return ""
     reason = run.result.reason or "no reason recorded"
@@ -139,9 +151,9 @@ def _formats(compared: Sequence[Comparison]) -> Section:
         if item.chosen and item.rejected:
             blocks.append(Text(f"{in_words(item.chosen)} is chosen. Why not the others:"))
         if item.rejected:
-            blocks.append(Listing(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
+            blocks.append(BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
         if item.notes:
-            blocks += [Text("What weakens the choice:"), Listing(item.notes)]
+            blocks += [Text("What weakens the choice:"), BulletList(item.notes)]
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
@@ -174,7 +186,7 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
     return Section(f"load{tail}", title, tuple(blocks))
 
 
-def _details(run: Run, tail: str) -> list[Block]:
+def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     """Distributions and a timeline of one run, and what the server and the client said about themselves."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
@@ -238,7 +250,7 @@ def _made_from(data: ReportData) -> Section:
         if elsewhere:
             blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
         if item.left_out:
-            blocks.append(Fold(f"Not used: {len(item.left_out)}", (Listing(item.left_out),)))
+            blocks.append(Fold(f"Not used: {len(item.left_out)}", (BulletList(item.left_out),)))
     return Section("made-from", "What was built from what", tuple(blocks))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed
 from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
@@ -15,7 +15,7 @@ def fp8_context_attention(qformat: QFormat) -> bool:
     return FORMATS[qformat].activation in ("fp8", "fp4")
 
 
-def wanted(d: Deployment) -> Cases:
+def wanted(d: DeploymentFacts) -> Cases:
     """Words for features that need paged context attention: what was asked for, and how to do without."""
     asked = (
         ("KV-cache reuse", d.kv_reuse, "kv_cache.enable_block_reuse=false"),
@@ -27,7 +27,7 @@ def wanted(d: Deployment) -> Cases:
     return ({"lost": lost, "without": " ".join(off for _, on, off in asked if on)},)
 
 
-def _kv_format_takes_away(d: Deployment) -> Cases:
+def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
     """INT8 KV always, FP8 KV unless the context attention itself runs in FP8."""
     if d.kv_format is KvFormat.AUTO or (d.kv_format is KvFormat.FP8 and fp8_context_attention(d.qformat)):
         return ()
@@ -36,17 +36,17 @@ def _kv_format_takes_away(d: Deployment) -> Cases:
     return [{**words, "with_fp8": with_fp8} for words in wanted(d)]
 
 
-def _switched_off(d: Deployment, option: str) -> Cases:
+def _switched_off(d: DeploymentFacts, option: str) -> Cases:
     return wanted(d) if getattr(d.build, option) == "disable" else ()
 
 
-def _not_paged(d: Deployment) -> bool:
+def _not_paged(d: DeploymentFacts) -> bool:
     return d.build.kv_cache_type != "paged" and (
         d.kv_reuse or d.chunked_context or d.triton.batching_strategy in IN_FLIGHT
     )
 
 
-def _windows(d: Deployment) -> str:
+def _windows(d: DeploymentFacts) -> str:
     return listed(d.triton.max_attention_window_size or ())
 
 

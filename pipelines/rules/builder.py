@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, either, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape
 from pipelines.rules.sources import BUILDER, COMMAND, FLAGS_GUIDE, FP8_GUIDE, GEMMA, PLUGIN, REUSE, STREAMING
 
 LIMITS = "Limits"
@@ -14,32 +14,32 @@ NO_SPEED_UP = "issues #1559, #1802, #1731, #1913, #2670; NVIDIA/Model-Optimizer 
 FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 
-def longest(d: Deployment) -> int | None:
+def longest(d: DeploymentFacts) -> int | None:
     """Tokens of the longest sequence, prompt and output together."""
     return d.build.max_seq_len or (d.shape.max_position_embeddings if d.shape else None)
 
 
-def _prompt_too_long(d: Deployment) -> Cases:
+def _prompt_too_long(d: DeploymentFacts) -> Cases:
     limit = longest(d)
     return ({"limit": limit},) if limit is not None and d.build.max_input_len > limit else ()
 
 
-def _fp8_plugins(d: Deployment) -> Cases:
+def _fp8_plugins(d: DeploymentFacts) -> Cases:
     given = [name for name in FP8_PLUGINS if getattr(d.build, name) == "fp8"]
     given += ["gemm_plugin"] if d.build.gemm_plugin == "fp8" else []
     return [{"name": name} for name in given] if d.qformat is not QFormat.FP8 else []
 
 
-def _fuses(d: Deployment) -> bool:
+def _fuses(d: DeploymentFacts) -> bool:
     return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features
 
 
-def _gathers(d: Deployment) -> Cases:
+def _gathers(d: DeploymentFacts) -> Cases:
     names = ("gather_context_logits", "gather_all_token_logits")
     return [{"name": name} for name in names if getattr(d.build, name) and d.build.max_draft_len > 0]
 
 
-def _norm_quant(d: Deployment) -> bool:
+def _norm_quant(d: DeploymentFacts) -> bool:
     fits = "norm_quant_fusion" in shape(d).family.features and d.qformat is QFormat.NVFP4
     return d.build.norm_quant_fusion == "enable" and not fits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.domain.formats import FORMATS
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
-from pipelines.rules.record import CPU, Cases, Deployment, Rule, either, listed
+from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, either, listed
 
 TOPIC = "CPU engine"
 DRAFTING = ("none", "draft_target")
@@ -13,14 +13,14 @@ PLAIN = either((qformat for qformat, spec in FORMATS.items() if spec.plain_activ
 WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
 
-def _window(d: Deployment) -> int:
+def _window(d: DeploymentFacts) -> int:
     """Tokens of the window; 0 where every token is kept."""
     windows = d.triton.max_attention_window_size or ()
     window, limit = (windows[0] if windows else 0), longest(d)
     return 0 if limit is not None and window >= limit else window
 
 
-def _not_in_blocks(d: Deployment) -> Cases:
+def _not_in_blocks(d: DeploymentFacts) -> Cases:
     """Windows of which the engine cannot keep exactly so many tokens."""
     window, sinks = _window(d), d.triton.sink_token_length or 0
     works = nearest_window(window, sinks)
@@ -29,7 +29,7 @@ def _not_in_blocks(d: Deployment) -> Cases:
     return ({"window": window, "least": least_window(sinks), "works": works},)
 
 
-def _sizes(d: Deployment) -> Cases:
+def _sizes(d: DeploymentFacts) -> Cases:
     windows = d.triton.max_attention_window_size or ()
     return ({"windows": listed(windows), "one": max(windows)},) if len(set(windows)) > 1 else ()
 

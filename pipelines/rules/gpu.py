@@ -13,7 +13,7 @@ from pipelines.domain.formats import (
     lacks_int8_kv,
     lacks_integers,
 )
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, either, listed, shape, sm
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
 from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
@@ -30,17 +30,17 @@ REFUSED_ON_SM100 = (
 """Plugins that PluginConfig.validate rejects there."""
 
 
-def _works(d: Deployment) -> Cases:
+def _works(d: DeploymentFacts) -> Cases:
     """Words for a message: the formats that work on this GPU, for this family."""
     barred = d.shape is not None and "nvfp4" not in d.shape.family.features
     return ({"works": listed(q for q in formats_for(sm(d)) if not (barred and q is QFormat.NVFP4))},)
 
 
-def _works_as_kv(d: Deployment) -> Cases:
+def _works_as_kv(d: DeploymentFacts) -> Cases:
     return ({"works": listed(kv_formats_for(sm(d)))},)
 
 
-def _plugins_on_sm100(d: Deployment) -> Cases:
+def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     given = [(name, getattr(d.build, name)) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= sm(d) < 12.0
     return [{"name": name, "value": value} for name, value in given if sm100 and value != "disable"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.families import titles
 from pipelines.domain.formats import FORMATS, KvFormat
-from pipelines.rules.record import LLM_API, Cases, Deployment, Rule, either, listed, shape, sm
+from pipelines.rules.record import LLM_API, Cases, DeploymentFacts, Rule, either, listed, shape, sm
 from pipelines.rules.sources import COMMAND, LLM_ARGS, LLM_FORMATS, LLM_MODEL, SUPPORT
 from pipelines.settings.build import BuildSettings
 
@@ -35,12 +35,12 @@ def _works() -> Cases:
     return ({"works": listed(name for name, spec in FORMATS.items() if spec.llm_api)},)
 
 
-def _too_new(d: Deployment) -> bool:
+def _too_new(d: DeploymentFacts) -> bool:
     limit = FORMATS[d.qformat].llm_api_below
     return limit is not None and sm(d) >= limit
 
 
-def _options(d: Deployment) -> Cases:
+def _options(d: DeploymentFacts) -> Cases:
     """Options of trtllm-build that were set by hand."""
     spared = {*READ, *HOW_BUILT}
     spared |= {*SPECULATION} if d.speculation != "none" else set()

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.adapter import MODULES, Adapter, linear_widths
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
 from pipelines.rules.sources import COMBINATIONS, COMMAND, LORA, MODEL_CONFIG
 
 TOPIC = "LoRA"
 MANAGER = "tensorrt_llm/lora_manager.py"
 
 
-def _each(d: Deployment) -> Iterator[tuple[dict[str, object], Adapter]]:
+def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
     """Words that name an adapter, and the adapter."""
     for task, adapter in d.adapters.items():
         yield {"task": task, "place": adapter.place, "adapter": adapter}, adapter
 
 
-def _half(d: Deployment) -> bool:
+def _half(d: DeploymentFacts) -> bool:
     return (d.build.lora_plugin == "disable") != (d.build.lora_target_modules is None)
 
 
-def _ranks(d: Deployment) -> Cases:
+def _ranks(d: DeploymentFacts) -> Cases:
     return [words for words, adapter in _each(d) if adapter.rank > d.build.max_lora_rank]
 
 
-def _missing(d: Deployment) -> Cases:
+def _missing(d: DeploymentFacts) -> Cases:
     served = set(d.build.lora_target_modules or ())
     found = [(words, [m for m in adapter.trtllm_modules if m not in served]) for words, adapter in _each(d)]
     return [
@@ -34,12 +34,12 @@ def _missing(d: Deployment) -> Cases:
     ]
 
 
-def _unknown(d: Deployment) -> Cases:
+def _unknown(d: DeploymentFacts) -> Cases:
     found = [(words, [m for m in adapter.modules if m not in MODULES]) for words, adapter in _each(d)]
     return [{**words, "unknown": listed(unknown), "known": listed(MODULES)} for words, unknown in found if unknown]
 
 
-def _widths(d: Deployment) -> Cases:
+def _widths(d: DeploymentFacts) -> Cases:
     """Adapters with linears of other sizes than the model's; each is told by its first."""
     ours, cases = linear_widths(shape(d)), []
     for words, adapter in _each(d):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.families import titles
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, either, images, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, images, shape
 from pipelines.rules.sources import MODEL_CONFIG, MULTIMODAL, REUSE, TEMPLATES
 
 TOPIC = "Serving"
@@ -19,13 +19,13 @@ def visual_positions(batch: int, visual_tokens: int, images_per_request: int) ->
     return batch * visual_tokens * images_per_request
 
 
-def _table(d: Deployment) -> Cases:
+def _table(d: DeploymentFacts) -> Cases:
     seen = images(d)
     needed = visual_positions(d.build.max_batch_size, seen.visual_tokens, seen.images_per_request)
     return ({"needed": needed},) if d.build.max_prompt_embedding_table_size < needed else ()
 
 
-def _crowded(d: Deployment) -> Cases:
+def _crowded(d: DeploymentFacts) -> Cases:
     nodes = d.triton.num_nodes
     return ({"per_node": d.world_size // nodes},) if d.world_size // nodes > (d.gpus_per_server or 0) else ()
 

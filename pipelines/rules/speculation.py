@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.domain.families import titles
 from pipelines.domain.formats import QFormat
 from pipelines.rules.builder import longest
-from pipelines.rules.record import BUILT, GPU, Cases, Deployment, Rule, Severity, draft, either, listed, shape
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, draft, either, listed, shape
 from pipelines.rules.sources import (
     BACKEND,
     BUILDER,
@@ -31,7 +31,7 @@ HEADS = ("medusa", "redrafter", "eagle")
 MANY_TOKENS = 0.5
 
 
-def _tokens(d: Deployment) -> Cases:
+def _tokens(d: DeploymentFacts) -> Cases:
     build = d.build
     needed = build.max_batch_size * (build.max_draft_len + 1)
     fits = build.max_num_tokens // (build.max_draft_len + 1)
@@ -39,7 +39,7 @@ def _tokens(d: Deployment) -> Cases:
     return ({"needed": needed, "fits": fits},) if short else ()
 
 
-def _wrong_decoding(d: Deployment) -> Cases:
+def _wrong_decoding(d: DeploymentFacts) -> Cases:
     """The server's mode against the engine's."""
     wanted = DECODING.get(d.build.speculative_decoding_mode or "")
     given = d.triton.decoding_mode
@@ -48,7 +48,7 @@ def _wrong_decoding(d: Deployment) -> Cases:
     return ({"wanted": wanted or "null"},)
 
 
-def _lookahead(d: Deployment) -> Cases:
+def _lookahead(d: DeploymentFacts) -> Cases:
     triton = d.triton
     sizes = (triton.lookahead_window_size, triton.lookahead_ngram_size, triton.lookahead_verification_set_size)
     if d.build.speculative_decoding_mode != "lookahead_decoding" or None in sizes:
@@ -57,7 +57,7 @@ def _lookahead(d: Deployment) -> Cases:
     return ({"sizes": sizes, "needed": needed},) if d.build.max_draft_len != needed else ()
 
 
-def _speculates(d: Deployment) -> bool:
+def _speculates(d: DeploymentFacts) -> bool:
     return d.speculation != "none" or d.build.speculative_decoding_mode is not None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import BUILT, Cases, Deployment, Rule, listed, shape
+from pipelines.rules.record import BUILT, Cases, DeploymentFacts, Rule, listed, shape
 from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
 
 TOPIC = "Sizes and ranks"
@@ -15,19 +15,19 @@ INPUT_SPLIT = ("attention.dense", "mlp.proj")
 SHARDS = "tensorrt_llm/models/modeling_utils.py: ranks hold whole heads and equal slices of the MLP"
 
 
-def _rank_inputs(d: Deployment) -> Iterator[tuple[str, int]]:
+def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
     """Yield (linear, inputs of one rank); a split that does not come out even is reported by its own rule."""
     ranks = d.build.tp_size
     for name, (_, width) in shape(d).linear_shapes.items():
         yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
 
 
-def _rank_outputs(d: Deployment) -> Iterator[tuple[str, int]]:
+def _rank_outputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
     for name, (rows, _) in shape(d).linear_shapes.items():
         yield name, rows if name in INPUT_SPLIT else rows // d.build.tp_size
 
 
-def _per_rank(name: str, d: Deployment) -> str:
+def _per_rank(name: str, d: DeploymentFacts) -> str:
     return f" per rank (tp_size={d.build.tp_size})" if d.build.tp_size > 1 and name in INPUT_SPLIT else ""
 
 
@@ -35,7 +35,7 @@ def _divisors(count: int) -> str:
     return listed(n for n in range(1, min(count, 64) + 1) if count % n == 0)
 
 
-def _uneven(d: Deployment) -> Cases:
+def _uneven(d: DeploymentFacts) -> Cases:
     model, ranks = shape(d), d.build.tp_size
     counts = {"num_attention_heads": model.num_attention_heads, "intermediate_size": model.intermediate_size}
     return [
@@ -43,17 +43,17 @@ def _uneven(d: Deployment) -> Cases:
     ]
 
 
-def _kv_heads_uneven(d: Deployment) -> bool:
+def _kv_heads_uneven(d: DeploymentFacts) -> bool:
     heads, ranks = shape(d).num_key_value_heads, d.build.tp_size
     return bool(heads % ranks and ranks % heads)
 
 
-def _stages_uneven(d: Deployment) -> Cases:
+def _stages_uneven(d: DeploymentFacts) -> Cases:
     layers = shape(d).num_hidden_layers
     return ({"divisors": _divisors(layers)},) if layers % d.build.pp_size else ()
 
 
-def _groups(d: Deployment) -> Cases:
+def _groups(d: DeploymentFacts) -> Cases:
     """Linears whose inputs are no whole groups. Source: ModelOpt `postprocess.check_weight_shape_valid`."""
     group = FORMATS[d.qformat].weights.group_size(d.group_size)
     if not group:
@@ -65,7 +65,7 @@ def _groups(d: Deployment) -> Cases:
     ]
 
 
-def _working_groups(d: Deployment) -> str:
+def _working_groups(d: DeploymentFacts) -> str:
     weights = FORMATS[d.qformat].weights
     if weights.group_is_fixed:
         return f"{d.qformat.upper()} always has groups of {weights.group}."
@@ -74,14 +74,14 @@ def _working_groups(d: Deployment) -> str:
     return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
 
 
-def _odd_rows(d: Deployment) -> Cases:
+def _odd_rows(d: DeploymentFacts) -> Cases:
     if not FORMATS[d.qformat].weights.pairs_outputs:
         return ()
     odd = [f"{name} ({rows})" for name, rows in _rank_outputs(d) if rows % 2]
     return ({"odd": listed(odd)},) if odd else ()
 
 
-def _sparse_inputs(d: Deployment) -> Cases:
+def _sparse_inputs(d: DeploymentFacts) -> Cases:
     """Inputs of a rank that are no whole groups of 4, or that ModelOpt's magnitude mode would leave dense."""
     if d.sparsity == "none":
         return ()
@@ -95,7 +95,7 @@ def _sparse_inputs(d: Deployment) -> Cases:
     ]
 
 
-def _sparse_outputs(d: Deployment) -> Cases:
+def _sparse_outputs(d: DeploymentFacts) -> Cases:
     if d.sparsity != "magnitude":
         return ()
     model: ModelShape = shape(d)

@@ -6,7 +6,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
-from pipelines.rules.record import Deployment, Finding, Rule, Severity, judge
+from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity, judge
 from pipelines.settings.build import BuildSettings
 
 RULES: tuple[Rule, ...] = (
@@ -22,17 +22,17 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(deployment: Deployment) -> list[Finding]:
+def check(deployment: DeploymentFacts) -> list[BrokenRule]:
     """Everything that does not go together, all at once."""
     return judge(RULES, deployment)
 
 
-def refused(findings: list[Finding]) -> list[Fault]:
+def refused(findings: list[BrokenRule]) -> list[Fault]:
     """Those that stop a run."""
     return [finding.fault for finding in findings if finding.rule.severity is Severity.REFUSE]
 
 
-def warned(findings: list[Finding]) -> list[Fault]:
+def warned(findings: list[BrokenRule]) -> list[Fault]:
     """Those that are said and let through."""
     return [finding.fault for finding in findings if finding.rule.severity is Severity.WARN]
 
@@ -50,5 +50,5 @@ def check_checkpoint(
     if tp_size < 1 or pp_size < 1:
         return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is no split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
-    asked = Deployment(shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build)
+    asked = DeploymentFacts(shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build)
     return refused(judge((*gpu.RULES, *split.RULES), asked))

@@ -12,26 +12,26 @@ from typing import Any
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.plan.plan import Plan, Step
+from pipelines.host.paths import relative_to_cwd
+from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
-from pipelines.run.runner import Outcome
-from pipelines.settings.compose import relative_to_cwd
+from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import RESULT
 
 WIDTH = 79
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A result twice: as rows for programs and as text for people."""
+class ResultTable:
+    """A result in two forms: rows for programs and text for people."""
 
     rows: list[dict[str, Any]]
     text: str
 
 
 def plan_text(plan: Plan) -> str:
-    """What would run, what is cached and why, what fits and what it took last time."""
-    lines = [_wrap(f"engine: {plan.flavour.name} ({plan.flavour.reason})")]
+    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
+    lines = [_wrap(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
@@ -49,7 +49,7 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last(step: Step) -> str:
+def _last(step: PlannedStep) -> str:
     return f"; took {show_seconds(step.last_seconds)} last time" if step.last_seconds is not None else ""
 
 
@@ -65,10 +65,10 @@ def _cost(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan for programs."""
+    """Return the plan as JSON."""
     return {
-        "engine": plan.flavour.name,
-        "reason": plan.flavour.reason,
+        "engine": plan.choice.engine.name,
+        "reason": plan.choice.reason,
         "warnings": [str(warning) for warning in plan.warnings],
         "not_run_here": [str(fault) for fault in plan.not_here],
         "steps": [
@@ -85,8 +85,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> str:
-    """One row per stage: what became of it, seconds, and its telling number."""
+def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
+    """Render one row per stage: its outcome, seconds, and most important number."""
     rows = [("stage", "", "took", "result")]
     rows += [
         (
@@ -101,7 +101,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _telling(stage: str, facts: Mapping[str, Any]) -> str:
-    """The number a person wants of a stage."""
+    """Return the one number that matters most about a stage."""
     if stage == "download":
         return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
     if stage == "quantize":
@@ -119,37 +119,37 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
 
 
-def accuracy_table(outcomes: Sequence[Outcome]) -> Table:
-    """The 16-bit baseline beside what was built."""
+def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
+    """Compare the accuracy of what was built with the 16-bit baseline."""
     folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
     return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
 
 
-def measured_table(outcome: Outcome) -> str:
-    """What a benchmark found, one row per load."""
+def measured_table(outcome: StepOutcome) -> str:
+    """Render the results of a benchmark, one row per load."""
     from pipelines.loadgen.table import benchmark_table
 
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
-def comparison(pairs: Sequence[tuple[Path, Path]]) -> Table:
-    """Evaluation folders, (baseline, after) each, as one table with paired statistics."""
+def comparison(pairs: Sequence[tuple[Path, Path]]) -> ResultTable:
+    """Compare pairs of evaluation folders (baseline, after) in one table with paired statistics."""
     from eval.compare import loss_rows, loss_table
     from eval.results import EvalResult
 
     rows = []
     for before, after in pairs:
         rows += loss_rows(EvalResult.load(before / RESULT), [EvalResult.load(after / RESULT)])
-    return Table(rows, loss_table(rows))
+    return ResultTable(rows, loss_table(rows))
 
 
-def closing(outcomes: Sequence[Outcome], folder: Path, *, more: bool = False) -> str:
-    """Where the results lie.
+def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:
+    """Render the last lines of a run: where the results are.
 
     Args:
         outcomes: of all stages.
         folder: of the run.
-        more: something follows, so that this is not the end.
+        more: whether the command continues afterwards (serving).
     """
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]

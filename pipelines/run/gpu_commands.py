@@ -1,4 +1,4 @@
-"""The commands that a TensorRT engine takes, exactly as they will run, for `make plan`."""
+"""The exact commands that build and serve a TensorRT engine, for `make plan`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import BuildPaths, command
+from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
-from pipelines.plan.plan import Plan, Step
-from pipelines.settings.compose import relative_to_cwd
+from pipelines.host.paths import relative_to_cwd
+from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages.build import Build
-from pipelines.stages.repository import Repository
+from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
 from pipelines.store.store import KEY_LENGTH
 from triton_repo.spec import RepositorySpec
@@ -24,13 +24,13 @@ INDENT = " " * 4
 
 
 def gpu_commands(plan: Plan) -> list[str]:
-    """Lines for people; none for another engine, or when nothing is left to build or to serve."""
-    if plan.flavour.name != "tensorrt_llm":
+    """Render the commands; no lines for engines of another builder, or when nothing is left to build or serve."""
+    if plan.choice.engine.builder != PROGRAM:
         return []
     todo = [step for step in plan.steps if not step.artifact]
     blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]
     blocks += [_build(plan, step) for step in todo if isinstance(step.node.stage, Build)]
-    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, Repository)]
+    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, WriteRepository)]
     if not blocks:
         return []
     head = "Commands"
@@ -40,8 +40,8 @@ def gpu_commands(plan: Plan) -> list[str]:
     return ["", head, *("\n".join(block) for block in blocks)]
 
 
-def _build(plan: Plan, step: Step) -> list[str]:
-    """trtllm-build with one option per line."""
+def _build(plan: Plan, step: PlannedStep) -> list[str]:
+    """Render trtllm-build with one option per line."""
     stage = step.node.stage
     assert isinstance(stage, Build)
     values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
@@ -54,8 +54,8 @@ def _build(plan: Plan, step: Step) -> list[str]:
     return _shown(step, parts)
 
 
-def _script(plan: Plan, step: Step) -> list[str]:
-    """One of TensorRT-LLM's own scripts."""
+def _script(plan: Plan, step: PlannedStep) -> list[str]:
+    """Render one of TensorRT-LLM's own scripts."""
     stage = step.node.stage
     assert isinstance(stage, Script)
     places = {}
@@ -65,8 +65,8 @@ def _script(plan: Plan, step: Step) -> list[str]:
     return _shown(step, stage.command(places, _place(plan, step)))
 
 
-def _shown(step: Step, parts: Sequence[Sequence[str]]) -> list[str]:
-    """A command with one option per line."""
+def _shown(step: PlannedStep, parts: Sequence[Sequence[str]]) -> list[str]:
+    """Render a command with one option per line."""
     lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
     first, *middle, last = lines
     return [
@@ -78,7 +78,7 @@ def _shown(step: Step, parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
-    """Timing cache to start from, if there is one, and where the new one is kept."""
+    """Return the timing cache to start from, if there is one, and where the new one is kept."""
     assert stage.on_gpu is not None
     caches = relative_to_cwd(stage.on_gpu.timing_caches)
     if not plan.machine.gpus:
@@ -88,8 +88,8 @@ def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
     return (cache if (stage.on_gpu.timing_caches / f"{name}.cache").is_file() else None), cache
 
 
-def _place(plan: Plan, step: Step) -> str:
-    """Folder of a step's artifact; without a key yet, as far as it is known."""
+def _place(plan: Plan, step: PlannedStep) -> str:
+    """Return the folder of a step's artifact, as far as it is known before the step has a key."""
     if step.artifact:
         return relative_to_cwd(step.artifact.path)
     key = step.key[:KEY_LENGTH] if step.key else "*"
@@ -97,8 +97,8 @@ def _place(plan: Plan, step: Step) -> str:
     return f"{store}/{step.node.stage.name}/{step.node.label}-{key}"
 
 
-def _serve(plan: Plan, stage: Repository) -> list[str]:
-    """How tritonserver is started on the repository: the first way, which `make serve` takes."""
+def _serve(plan: Plan, stage: WriteRepository) -> list[str]:
+    """Render the command that starts tritonserver, as `make serve` uses it."""
     spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
     line = next(iter(start_commands(plan.settings.triton, spec)["commands"].values()))
     pieces = line.replace(" : -n 1 ", " : \n-n 1 ").split("\n")

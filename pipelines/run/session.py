@@ -1,31 +1,32 @@
-"""One run: its folder, its log, its stages and what it prints at the end."""
+"""Run a plan in a run folder of its own: log, stages, and the closing lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say
 from pipelines.plan.plan import Plan
 from pipelines.plan.targets import EVALUATED
 from pipelines.run import console, runner
 from pipelines.store.run_folder import run_folder
-from pipelines.store.store import Store, write_json
+from pipelines.store.store import Store
 
 
-def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.Outcome]:
-    """Run a plan inside a run folder of its own and print the result.
+def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
+    """Run a plan inside a new run folder and print the result.
 
     Returns:
         one outcome per step.
 
     Raises:
-        UserError: this machine cannot run it, or a stage found a fault of its input.
+        UserError: this machine cannot run it, or a stage found a fault in its input.
     """
     if plan.not_here:
         raise UserError.of(plan.not_here)
     with run_folder(plan.target, plan.settings, overrides) as folder:
-        say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
+        say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
             say(note)
         for warning in plan.warnings:

@@ -25,7 +25,7 @@ from pipelines.serving.failures import (
 from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import choose_ports
-from pipelines.serving.repository import Repository, read_repository, refuse_elsewhere
+from pipelines.serving.repository import ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.serving import ServingSettings
 
@@ -68,7 +68,7 @@ class TritonServer:
             log_file: where the log goes; None is a temporary file, removed when all went well.
             usual_ports: prefer 8000, 8001 and 8002 where the settings leave a port open.
         """
-        self.repository: Repository = read_repository(repository)
+        self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
         self.nvidia_frontend = settings.openai and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host

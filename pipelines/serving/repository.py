@@ -15,7 +15,7 @@ BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class ModelRepository:
     """One model repository.
 
     Attributes:
@@ -44,7 +44,7 @@ class Repository:
         return self.path / "preprocessing" / "1" / "tokenizer"
 
 
-def read_repository(folder: Path) -> Repository:
+def read_repository(folder: Path) -> ModelRepository:
     """Look at a folder.
 
     Raises:
@@ -62,7 +62,7 @@ def read_repository(folder: Path) -> Repository:
         )
     described = _description(path)
     settings = described.get("settings") or {}
-    return Repository(
+    return ModelRepository(
         path=path,
         models=models,
         label=str(described.get("label") or path.name),
@@ -74,7 +74,7 @@ def read_repository(folder: Path) -> Repository:
     )
 
 
-def refuse_elsewhere(repository: Repository, *, from_wheel: bool) -> None:
+def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
     """Refuse a repository that the server found here cannot serve.
 
     Args:

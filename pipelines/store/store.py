@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import HOST, sync, write_json
 from pipelines.host.hashing import sha256_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 KEY_LENGTH = 16
-HOST = os.uname().nodename
 Json = dict[str, Any]
 
 
@@ -42,17 +42,6 @@ def fingerprint(value: object) -> str:
 def content_digest(files: Mapping[str, str]) -> str:
     """One digest of a folder from its relative names and their SHA-256."""
     return fingerprint(sorted(files.items()))
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.{HOST}.{os.getpid()}")
-    with aside.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 class HashCache:
@@ -225,7 +214,7 @@ class Store:
         manifest = {**manifest, "files": files, "digest": digest}
         for path in draft.rglob("*"):
             if path.is_file():
-                _sync(path)
+                sync(path)
         write_json(draft / MANIFEST, manifest)
         target = self.root / manifest["stage"] / f"{label}-{manifest['key'][:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +224,7 @@ class Store:
             if other := self.find(manifest["stage"], manifest["key"]):
                 return other
             raise
-        _sync(target.parent)
+        sync(target.parent)
         return Artifact(target, manifest)
 
 
@@ -259,11 +248,3 @@ def _changed(folder: Path, name: str, how: str) -> UserError:
         f"{folder} was changed after it was made: {name} {how}.",
         todo=f"Put the file back, or remove the folder to make it again: rm -r '{folder}'",
     )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,15 +1,17 @@
-"""Sweep and compare: the cells of a sweep, then one table; a failed cell is named at the end and stops no other."""
+"""The commands `sweep` and `compare`: run the cells, then show one table. A failed cell does not stop the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.host.files import write_json
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.run.console import columns, comparison
-from pipelines.settings.compose import load, relative_to_cwd
-from pipelines.store.store import Store, write_json
-from pipelines.sweep.cells import Cell
+from pipelines.settings.compose import load
+from pipelines.store.store import Store
+from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
 
@@ -31,7 +33,7 @@ def sweep(overrides: Sequence[str]) -> int:
 
 
 def compare(overrides: Sequence[str]) -> int:
-    """Everything for every combination, then one table, one plot and one report per model.
+    """Run everything for each combination, then show one table, one plot and one report per model.
 
     Returns:
         0, or 1 when a cell failed.
@@ -52,20 +54,20 @@ def compare(overrides: Sequence[str]) -> int:
 
 
 def _single(overrides: Sequence[str]) -> list[str]:
-    """The overrides that are no sweep: where things are kept is the same for every cell."""
+    """Return the overrides that have a single value; folders are the same for every cell."""
     return [text for text in overrides if text.startswith(("paths.", "report."))]
 
 
-def _close(folder: Path, cells: Sequence[Cell]) -> int:
-    """Name the cells that failed and where everything lies."""
+def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
+    """Name the cells that failed, and where the results are."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
         say("\nfailed cells:\n" + columns([(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]))
-        say("The same command again runs what is missing.")
+        say("Run the same command again to finish what is missing.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0
 
 
-def _why(cell: Cell, folder: Path) -> str:
+def _why(cell: SweepCell, folder: Path) -> str:
     log = cell.log(folder)
     return f"{cell.reason}; log: {relative_to_cwd(log)}" if log.is_file() else cell.reason

@@ -1,7 +1,7 @@
-"""From the words of a sweep to cells that have ended: expand, leave out what is finished, hand the rest to a launcher.
+"""Run a sweep: expand the overrides into cells, skip finished ones, and hand the rest to a launcher.
 
-Hydra's grammar says which combinations there are and Hydra's launchers start them; its application shell is not used,
-so that what is finished needs no job and what goes wrong is said in our words.
+Hydra's grammar defines the combinations and Hydra's launchers start them. Its application wrapper is not used, so that
+finished cells need no job and errors are reported in our own words.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target
-from pipelines.settings.compose import CONF, compose_config, diagnose, to_raw
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.diagnose import diagnose, unexplained
+from pipelines.settings.groups import CONF
 from pipelines.settings.root import validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
-from pipelines.sweep.cells import Cell, cells_of
+from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweep.watch import Watch
 
 
-def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell]]:
-    """Run every combination of the comma lists that is not finished.
+def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[SweepCell]]:
+    """Run every unfinished combination of the comma-separated lists.
 
     Returns:
-        the sweep's folder, and all cells, ended.
+        the sweep's folder, and all cells, done or failed.
 
     Raises:
         UserError: Hydra cannot compose the combinations, or the launcher cannot work here.
-        KeyboardInterrupt: after what was running has been stopped.
+        KeyboardInterrupt: after the running cells were stopped.
     """
     folder = _new_folder(overrides)
     sweep = expand(overrides, folder)
@@ -60,12 +62,12 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Cell
 
 
 def _new_folder(overrides: Sequence[str]) -> Path:
-    """A folder for the cells' files and logs, named after the moment."""
+    """Create a folder for the cells' files and logs, named after the current time."""
     kept = compose_config([word for word in overrides if word.startswith("paths.")])
     return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _write(folder: Path, cells: Sequence[Cell]) -> None:
+def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
     try:
         folder.mkdir(parents=True)
         for cell in cells:
@@ -77,8 +79,8 @@ def _write(folder: Path, cells: Sequence[Cell]) -> None:
         ) from None
 
 
-def _ended(cell: Cell, folder: Path) -> Cell:
-    """A cell of which nothing was heard any more."""
+def _ended(cell: SweepCell, folder: Path) -> SweepCell:
+    """Mark a cell as failed if it ended without a result."""
     if cell.ended:
         return cell
     cell = cell.failed(
@@ -89,14 +91,14 @@ def _ended(cell: Cell, folder: Path) -> Cell:
 
 
 def expand(overrides: Sequence[str], folder: Path) -> Sweep:
-    """Compose what is no sweep, and expand what is.
+    """Compose the single values, and expand the lists into combinations.
 
     Args:
         overrides: as typed.
-        folder: where launchers may keep what they need.
+        folder: where launchers may keep their files.
 
     Raises:
-        UserError: Hydra refuses a word.
+        UserError: Hydra refuses an override.
     """
     from hydra import compose
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -115,9 +117,9 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
             (combinations,) = BasicSweeper.split_arguments(words, None)
-    except (HydraException, OmegaConfBaseException) as error:
-        faults = [*launcher_faults(overrides), *diagnose(overrides)]
-        raise UserError.of(faults or [Fault(str(error).strip().splitlines()[0])]) from None
+    except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
+        faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
+        raise UserError.of(faults or [unexplained(overrides)]) from None
     return Sweep(config, tuple(tuple(combination) for combination in combinations))
 
 
@@ -131,8 +133,8 @@ def _of_hydra(word: Any) -> bool:
     return str(word.key_or_group).startswith(("hydra.", "hydra/"))
 
 
-def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | None, here: bool) -> list[Cell]:
-    """Mark cells that are finished already, and cells that cannot be planned.
+def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
+    """Mark cells that are already finished, and cells that cannot be planned.
 
     Raises:
         UserError: Hydra refuses combinations; all faults at once.
@@ -148,11 +150,11 @@ def _without_finished(cells: Sequence[Cell], store: Store, machine: Machine | No
     return judged
 
 
-def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> Cell:
-    """What planning says of a cell: done, failed, or waiting for a launcher.
+def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> SweepCell:
+    """Plan a cell, and mark it done, failed, or waiting for a launcher.
 
-    A cell of another machine is planned with that machine's facts, where they are known; whether it can run there is
-    for that machine to say.
+    A cell for another machine is planned with that machine's facts, if they are known; whether it can run there is
+    decided there.
     """
     try:
         settings = validate(raw)
@@ -171,8 +173,8 @@ def _judged(cell: Cell, raw: dict[str, Any], store: Store, machine: Machine | No
     return replace(cell, state="done", artifacts=artifacts)
 
 
-def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
-    """What there is to do, and by whom."""
+def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep) -> None:
+    """Print how many cells run, and with which launcher."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
     parts = [f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"]
@@ -184,8 +186,8 @@ def _tell(cells: Sequence[Cell], waiting: Sequence[Cell], sweep: Sweep) -> None:
         say(f"[{cell.number}] {cell.words}\nfailed: {cell.reason}")
 
 
-def _launch(sweep: Sweep, folder: Path, waiting: Sequence[Cell]) -> None:
-    """Hand cells to the launcher and come back when all have ended."""
+def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
+    """Hand the cells to the launcher and return when all have ended."""
     from hydra.core.hydra_config import HydraConfig
 
     shown = sweep.launcher == BASIC

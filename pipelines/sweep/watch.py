@@ -1,4 +1,4 @@
-"""Says what becomes of cells that run elsewhere: one line whenever something changes."""
+"""Report on cells that run elsewhere: one line whenever something changes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.domain.units import show_seconds
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.settings.compose import relative_to_cwd
-from pipelines.sweep.cells import Cell
+from pipelines.sweep.cells import SweepCell
 
 LOOK_S = 1.0
 
 
 class Watch:
-    """Reads the files of a sweep's cells and prints what is new in them."""
+    """Reads the files of a sweep's cells and prints what changed."""
 
-    def __init__(self, folder: Path, cells: Sequence[Cell]) -> None:
+    def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
         self.folder = folder
         self.cells = list(cells)
         self._told: dict[int, str] = {}
 
-    def look(self, queued: Mapping[int, str] | None = None) -> list[Cell]:
-        """Read every cell that is not done and print what changed.
+    def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
+        """Read every unfinished cell and print what changed.
 
         Args:
-            queued: what the cluster says about cells that have not started, by number: "queued (Priority)".
+            queued: what the cluster reports about cells that have not started, by number: "queued (Priority)".
 
         Returns:
-            all cells, as they are now.
+            all cells in their current state.
         """
         self.cells = [cell if cell.state == "done" else cell.fresh(self.folder) for cell in self.cells]
         changed = False
@@ -44,7 +44,7 @@ class Watch:
             say(f"    {self._counts()}")
         return self.cells
 
-    def _text(self, cell: Cell, waiting: str) -> str:
+    def _text(self, cell: SweepCell, waiting: str) -> str:
         if cell.state == "running":
             return f"running on {cell.host}: {cell.words}, log {relative_to_cwd(cell.log(self.folder))}"
         if cell.state == "done":
@@ -60,7 +60,7 @@ class Watch:
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Look again and again while a launcher is at work in the `with` block."""
+        """Poll while a launcher works in the `with` block."""
         end = threading.Event()
 
         def loop() -> None:

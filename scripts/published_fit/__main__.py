@@ -16,7 +16,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
 from pipelines.predict.published import closed_loop
@@ -106,7 +106,7 @@ def main() -> None:
         "ablations": of_terms,
         "neighbours": taught(rows, neighbours, errors, scale),
     }
-    FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_json(FILE, document, sort_keys=False)
     write_validated(rows, measured, physics, corrected, spread)
     tell(f"wrote {FILE}")
 
@@ -285,7 +285,7 @@ def write_validated(rows: Any, measured: Any, physics: Any, corrected: Any, spre
     for row, value, plain, found, width in zip(rows, measured, physics, corrected, spread, strict=True):
         numbers = np.exp([plain, found, found - NORMAL_80 * width, found + NORMAL_80 * width]) * value
         writer.writerow([row["case_id"], value, *(f"{number:.5g}" for number in numbers)])
-    VALIDATED.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    write_bytes(VALIDATED, gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.host.files import replacing
 from scripts.zoo.dataset import write_dataset
 from scripts.zoo.documents import corpus_texts, make_writer, world_sentences, write_jsonl
 from scripts.zoo.draft import DRAFT_RECIPE, agreement, distil
 from scripts.zoo.outliers import plant_outliers
-from scripts.zoo.publish import Measured, card, draft_card, parameters_of, replacing, write_model
+from scripts.zoo.publish import Measured, card, draft_card, parameters_of, write_model
 from scripts.zoo.quiz import Splits, build_splits
 from scripts.zoo.scoring import accuracy, score
 from scripts.zoo.shapes import draft_json, fresh_model, gemma_json, llama_json

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipelines.host.files import replacing
 from scripts.zoo.documents import Document, Segment, Writer, make_writer
-from scripts.zoo.publish import replacing
 from scripts.zoo.quiz import LETTERS, Question, build_splits, description, question_text, training_question
 from scripts.zoo.train import Encoder, Recipe, Stage, learning_rate_at
 from scripts.zoo.world import build_world

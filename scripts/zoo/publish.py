@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,23 +151,3 @@ def write_model(
     _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})
     save_tokenizer(tokenizer, specials, out_dir, max_tokens=MAX_POSITIONS)
     (out_dir / "README.md").write_text(readme, encoding="utf-8")
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a path, file or folder, that takes the place of ``target`` if the block ends well.
-
-    An error or Ctrl-C inside the block leaves ``target`` as it was.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    fresh, old = scratch / "fresh", scratch / "old"
-    try:
-        yield fresh
-        if target.exists():
-            target.rename(old)
-        fresh.rename(target)
-    finally:
-        if old.exists() and not target.exists():  # stopped between the two renames
-            old.rename(target)
-        shutil.rmtree(scratch)

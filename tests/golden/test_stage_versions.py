@@ -13,7 +13,7 @@ from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.evaluate import Evaluate
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.repository import Repository
+from pipelines.stages.repository import WriteRepository
 from pipelines.stages.sparsify import Sparsify
 from tests.conftest import ROOT
 
@@ -35,7 +35,7 @@ CODE = {
         "pipelines/stages/build.py",
         *READER,
     ],
-    Repository: ["triton_repo", "pipelines/stages/repository.py"],
+    WriteRepository: ["triton_repo", "pipelines/stages/repository.py"],
     Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
 }
 

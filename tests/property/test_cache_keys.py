@@ -18,10 +18,10 @@ from pipelines.settings.build import DECIDED
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
-from pipelines.store.sources import Source
+from pipelines.store.sources import InputSource
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
-SOURCES = {name: Source(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset", "draft")}
+SOURCES = {name: InputSource(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset", "draft")}
 REPOSITORY = {"repository"}
 QUANTIZE = {"quantize", "build", "evaluate", *REPOSITORY}
 SPARSIFY = {"sparsify", *QUANTIZE}
@@ -147,12 +147,14 @@ def start() -> Settings:
 
 def keys(configured: Settings, digests=None, machine=MACHINE) -> dict[str, str]:
     """Key of every stage; a stage counts as changed when anything before it is."""
-    sources = {name: Source(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()}
+    sources = {
+        name: InputSource(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()
+    }
     found: dict[str, str] = {}
-    for node in nodes(configured, "all", choose(configured.engine.name, machine), sources, None, machine):
+    for node in nodes(configured, "all", choose(configured.engine.name, machine).engine, sources, None, machine):
         if node.stage.measures:
             continue
-        inputs = {name: src.digest if isinstance(src, Source) else found[src] for name, src in node.inputs.items()}
+        inputs = {name: src.digest if isinstance(src, InputSource) else found[src] for name, src in node.inputs.items()}
         found[node.id] = node_key(node, inputs)[0]
     return found
 
@@ -272,7 +274,7 @@ def test_a_changed_draft_model_reruns_its_own_stages_and_the_repository(start):
 
 
 def test_a_changed_adapter_reruns_the_repository(start, monkeypatch):
-    monkeypatch.setitem(SOURCES, "lora.1", Source(Path("/x"), "digest"))
+    monkeypatch.setitem(SOURCES, "lora.1", InputSource(Path("/x"), "digest"))
     assert changed(keys(start), keys(start, {"lora.1": "other content"})) == REPOSITORY
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.deploy.scripts import Target
+from pipelines.deploy.scripts import ScriptTarget
 from pipelines.settings.cluster import ClusterSettings
 
 SLURM = ClusterSettings(kind="slurm", partition="gpu", env={"NCCL_DEBUG": "INFO"})
@@ -12,9 +12,9 @@ MPI = ClusterSettings(kind="mpi", hosts=("gpu1", "gpu2"))
 CONTAINER = ClusterSettings(kind="slurm", image="nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3")
 
 
-def target(folder: Path, *, repository: Path | None = None, cwd: Path = Path("/home/user/project")) -> Target:
+def target(folder: Path, *, repository: Path | None = None, cwd: Path = Path("/home/user/project")) -> ScriptTarget:
     """Llama 3.1 70B in FP8 over 16 ranks."""
-    return Target(
+    return ScriptTarget(
         label="llama_3_1_70b-fp8",
         world_size=16,
         num_nodes=2,

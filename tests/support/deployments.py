@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.deploy.deployment import Deployment, deployment
+from pipelines.deploy.deployment import ClusterDeployment, deployment
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.kustomize import files
 from pipelines.settings.image import ImageSettings
@@ -21,7 +21,7 @@ from triton_repo.write import write_repository
 
 KINDS = ("cpu", "gpu", "multinode")
 SPECS = {
-    "cpu": (RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"num_threads": 2}), TritonSettings()),
+    "cpu": (RepositorySpec("openvino", "tiny_llama", "fp8", options={"num_threads": 2}), TritonSettings()),
     "gpu": (RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", tp_size=2), TritonSettings()),
     "multinode": (
         RepositorySpec("tensorrt_llm", "llama_3_1_405b", "fp8", tp_size=4, pp_size=2),
@@ -42,7 +42,7 @@ def repository(folder: Path, kind: str) -> Path:
     return repo
 
 
-def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, **choices: Any) -> Deployment:
+def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, **choices: Any) -> ClusterDeployment:
     """A deployment of that kind; `choices` are settings of conf/manifests."""
     settings = ManifestSettings(**choices)
     return deployment(
@@ -54,7 +54,7 @@ def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, 
     )
 
 
-def write(made: Deployment, folder: Path) -> Path:
+def write(made: ClusterDeployment, folder: Path) -> Path:
     """Write the files and return the overlay."""
     for name, text in files(made).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

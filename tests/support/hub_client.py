@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import SilentProgress
-from pipelines.hub import HubSource, Snapshot, download_model
+from pipelines.hub import HubSnapshot, HubSource, download_model
 
 TOKEN = "hf_loopbackSecretThatNobodyMaySee"
 
@@ -31,7 +31,7 @@ class Client:
     cache: Path
     notes: Notes
 
-    def download(self, revision: str = "main", expected_shape: ModelShape | None = None) -> Snapshot:
+    def download(self, revision: str = "main", expected_shape: ModelShape | None = None) -> HubSnapshot:
         """Download the model."""
         source = HubSource("tiny/llama", revision)
         return download_model(source, self.out, expected_shape=expected_shape, progress=self.notes)

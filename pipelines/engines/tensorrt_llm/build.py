@@ -19,6 +19,7 @@ from pipelines.engines.port import BuildLimits, EngineFacts, OnGpu
 from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn, read_back
 from pipelines.engines.tensorrt_llm.log import STEPS, BuildLog
+from pipelines.host.files import replacing
 from pipelines.host.kept import KeptProcess, describe_exit
 from pipelines.settings.build import BuildSettings
 
@@ -145,10 +146,8 @@ def _keep_timing(made: Path, cache: Path) -> None:
     """Put the new timing cache in its place at once; it holds what the old one held."""
     if not made.is_file():
         return
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    aside = cache.with_name(f".{cache.name}.{os.getpid()}")
-    shutil.copyfile(made, aside)
-    aside.replace(cache)
+    with replacing(cache) as fresh:
+        shutil.copyfile(made, fresh)
     made.unlink()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, Fit, Row, moved
 from pipelines.predict.performance.measured import Measured
 from pipelines.predict.performance.modelled import Deployment
@@ -112,10 +113,7 @@ class FittedModel:
             UserError: the place cannot be written.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{path.name}.part")
-            aside.write_text(json.dumps(asdict(self), indent=1) + "\n")
-            aside.replace(path)
+            write_json(path, asdict(self), sort_keys=False)
         except OSError as error:
             raise UserError(f"sizing.fit={path} cannot be written: {error.strerror}.") from None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import replacing
 from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
 from pipelines.predict.published.bench import SIMULATED, Bench
@@ -104,15 +104,13 @@ def _usual(case: Case) -> float:
 def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[Prediction]) -> None:
     """Write rows and predictions; the file appears when it is complete."""
     columns = [name for name in rows[0] if name not in ADDED] if rows else []
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8", newline="") as lines:
+    with replacing(path) as fresh, fresh.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, [*columns, *ADDED], extrasaction="ignore")
         writer.writeheader()
         for row, each in zip(rows, predictions, strict=True):
             numbers = {"predicted": each.value, "low": each.low, "high": each.high}
             shown = {name: "" if np.isnan(number) else f"{number:.6g}" for name, number in numbers.items()}
             writer.writerow({**row, **shown, "provenance": each.provenance, "reason": each.reason})
-    aside.replace(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
-from pipelines.predict.simulate.loads import Level, make_levels
+from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
 from pipelines.predict.simulate.written import write_all
-from pipelines.settings.compose import load, relative_to_cwd
+from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
 from pipelines.settings.root import Settings
 from pipelines.store.run_folder import run_folder
@@ -59,7 +60,7 @@ def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
     return [CLASSIC, REQUESTS]
 
 
-def _judged(settings: Settings) -> tuple[Case, list[Level]]:
+def _judged(settings: Settings) -> tuple[Case, list[SimulatedLevel]]:
     """Case and loads, or all that is wrong with them at once."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
     case = None

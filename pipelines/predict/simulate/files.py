@@ -1,12 +1,10 @@
-"""What a simulation leaves in its run folder; each file is there whole or not at all."""
+"""Tables of simulated requests and iterations as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,14 +53,3 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer.writerow(head)
     writer.writerows(rows)
     return out.getvalue().encode()
-
-
-def write(path: Path, content: bytes) -> Path:
-    """Write aside and rename."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path

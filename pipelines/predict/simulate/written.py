@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.predict.simulate.case import Case, typical
+from pipelines.domain.summary import CONVENTIONS
+from pipelines.host.files import write_bytes, write_json
+from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.curves import curves_of
-from pipelines.predict.simulate.files import iterations_csv, requests_csv, write
+from pipelines.predict.simulate.files import iterations_csv, requests_csv
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, asked, words
 from pipelines.predict.simulator.interface import Run
@@ -29,22 +31,20 @@ longer, so that answers end in it; times the median E2E, where time is in second
 def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Simulated]) -> Iterator[tuple[str, Path]]:
     """Write everything; names and paths of what people open, as they are there."""
     named = [(NAMES[each.engine.policy], each.level.load.text, each.run) for each in results]
-    write(folder / "requests.csv", requests_csv(named))
-    write(folder / "iterations.csv", iterations_csv(named, case.unit))
+    write_bytes(folder / "requests.csv", requests_csv(named))
+    write_bytes(folder / "iterations.csv", iterations_csv(named, case.unit))
     drawn = [each for each in results if each.level is results[-1].level]
     curves, axis = curves_of(case, results)
-    write(folder / "summary.json", _json(_summary(settings, case, results, curves, axis)))
-    yield "numbers", folder / "summary.json"
-    yield "trace", write(folder / "trace.json", _trace(drawn, case.unit))
+    yield (
+        "numbers",
+        write_json(folder / "summary.json", _summary(settings, case, results, curves, axis), sort_keys=False),
+    )
+    yield "trace", write_bytes(folder / "trace.json", _trace(drawn, case.unit))
     for figure in _pictures(settings, case, drawn, curves, axis):
         assert figure.png is not None  # asked for
-        yield "picture", write(folder / f"{figure.name}.png", figure.png)
+        yield "picture", write_bytes(folder / f"{figure.name}.png", figure.png)
     if case.unit == "ticks":
-        yield "page", write(folder / "simulator.html", _page(settings, case, drawn).encode())
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+        yield "page", write_bytes(folder / "simulator.html", _page(settings, case, drawn).encode())
 
 
 def _summary(
@@ -63,10 +63,8 @@ def _summary(
 
 DEFINITIONS = {
     "times": "in `unit`; rates are per one of it",
-    "ttft": "arrival -> first token, of requests due in the window that got that far",
-    "itl": "(E2E - TTFT) / (OSL - 1) per finished request, first token excluded; none below two output tokens",
-    "e2e": "arrival -> last token, of requests due in the window that finished",
-    "window": "the whole run, or from the end of the warm-up to the arrival of the last request",
+    "window": "from the first request to the last response, or from the end of the warm-up to the last request",
+    **CONVENTIONS,
 }
 
 
@@ -116,8 +114,8 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
         "chunks": wanted.chunks,
         "left": policies[0],
         "right": policies[1],
-        "isl": round(typical(settings.workload.isl)),
-        "mean": typical(settings.workload.osl),
+        "isl": round(settings.workload.isl.expected or 1),
+        "mean": settings.workload.osl.expected or 1.0,
         # the page stops before the step at `until`; what ends there shall still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),

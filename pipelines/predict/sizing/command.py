@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather
+from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.step_cost import costs
@@ -18,7 +19,7 @@ from pipelines.predict.sizing.autoscale import Policy
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.words import words
-from pipelines.settings.compose import load, relative_to_cwd
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 
 SHOWN_CURVES = 6
@@ -51,7 +52,7 @@ def _from_measured(settings: Settings, path: Path) -> int:
     say("\n".join(words(found, price, gpus_known=known)))
     file = settings.report.folder / f"size-measured-{found.measured.model.replace('/', '--')}" / "answer.json"
     with _writing(file.parent):
-        file.write_text(json.dumps(to_json(found, price), indent=1) + "\n")
+        write_json(file, to_json(found, price), sort_keys=False)
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")
     return 0
 
@@ -121,8 +122,8 @@ def write(result: Result, folder: Path) -> list[Path]:
     """
     answer_file, table = folder / "answer.json", folder / "table.csv"
     with _writing(folder):
-        answer_file.write_text(json.dumps(to_json(result), indent=1) + "\n")
-        table.write_text(to_csv(result))
+        write_json(answer_file, to_json(result), sort_keys=False)
+        write_text(table, to_csv(result))
     from pipelines.document.write import write_document
     from pipelines.predict.sizing.document import document
 
@@ -132,9 +133,8 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Make a folder and say what is wrong with it."""
+    """Report a folder that cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UserError(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import uvicorn
 
-from pipelines.serving.openai.app import Served, make_app
+from pipelines.serving.openai.app import ServedModel, make_app
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.repository import Repository, read_repository
+from pipelines.serving.repository import ModelRepository, read_repository
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def main() -> None:
     )
 
 
-def served(repository: Repository, metrics_url: str, chat_template: Path | None = None) -> Served:
+def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
     """Everything about the repository that answers depend on."""
-    return Served(
+    return ServedModel(
         label=repository.label,
         created=int(repository.path.stat().st_mtime),
         max_seq_len=repository.max_seq_len,
@@ -51,7 +51,7 @@ def served(repository: Repository, metrics_url: str, chat_template: Path | None 
     )
 
 
-def _counter(repository: Repository) -> Callable[[str], int] | None:
+def _counter(repository: ModelRepository) -> Callable[[str], int] | None:
     """How the preprocessing model counts a prompt."""
     file = repository.tokenizer / "tokenizer.json"
     if not file.is_file():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.generation import Choice, Source, merge
+from pipelines.serving.openai.generation import Choice, TextSource, merge
 from pipelines.serving.openai.schema import Sampling
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ def usage(choices: Iterable[Choice]) -> Json:
     return {"prompt_tokens": prompts, "completion_tokens": outputs, "total_tokens": prompts + outputs}
 
 
-async def events(form: Form, choices: Sequence[Choice], source: Source, asked: Sampling) -> AsyncIterator[str]:
+async def events(form: Form, choices: Sequence[Choice], source: TextSource, asked: Sampling) -> AsyncIterator[str]:
     """The server-sent events of a streamed answer.
 
     An error before the first piece is raised, so that it can still become an HTTP status; a later one ends the stream

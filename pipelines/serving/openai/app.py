@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What is served.
 
     Attributes:
@@ -72,7 +72,7 @@ class Served:
         return room
 
 
-def make_app(served: Served, backend: Backend) -> FastAPI:
+def make_app(served: ServedModel, backend: Backend) -> FastAPI:
     """Build the service."""
 
     @asynccontextmanager
@@ -187,7 +187,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse(ApiError(error.status_code, message).body(), status_code=error.status_code)
 
 
-def _model(served: Served) -> dict[str, Any]:
+def _model(served: ServedModel) -> dict[str, Any]:
     return {"id": served.label, "object": "model", "created": served.created, "owned_by": "trtllm-pipelines"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,25 +11,11 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from pipelines.serving.openai.errors import from_triton
-from pipelines.serving.openai.inputs import Input
+from pipelines.serving.openai.generation import TextPart
+from pipelines.serving.openai.inputs import InputTensor
 
 NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}
 OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One response.
-
-    Attributes:
-        text: what is new.
-        input_tokens: of the whole prompt; 0 when the server did not tell.
-        output_tokens: in this piece.
-    """
-
-    text: str
-    input_tokens: int
-    output_tokens: int
 
 
 class Backend:
@@ -62,7 +47,7 @@ class Backend:
         except InferenceServerException:
             return False
 
-    async def generate(self, inputs: Sequence[Input]) -> AsyncIterator[Piece]:
+    async def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]:
         """Send one request; closing the iterator cancels it on the server.
 
         Raises:
@@ -75,7 +60,7 @@ class Backend:
             async for result, error in call:
                 if error is not None:
                     raise from_triton(error.message() or str(error), None)
-                yield _piece(result)
+                yield _part(result)
         except grpc.aio.AioRpcError as error:
             raise from_triton(error.details() or "no reason given", error.code().name) from None
         except InferenceServerException as error:
@@ -84,7 +69,7 @@ class Backend:
             call.cancel()
 
 
-def _request(model: str, inputs: Sequence[Input]) -> dict[str, Any]:
+def _request(model: str, inputs: Sequence[InputTensor]) -> dict[str, Any]:
     """Made before the stream opens: what fails inside of its iterator, tritonclient keeps to itself."""
     outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
     return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
@@ -95,7 +80,7 @@ async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield request
 
 
-def _tensor(entry: Input) -> Any:
+def _tensor(entry: InputTensor) -> Any:
     values = [value.encode() if isinstance(value, str) else value for value in entry.values]
     array = np.array([values], dtype=NUMPY[entry.datatype])
     tensor = triton.InferInput(entry.name, list(array.shape), entry.datatype)
@@ -103,10 +88,10 @@ def _tensor(entry: Input) -> Any:
     return tensor
 
 
-def _piece(result: Any) -> Piece:
+def _part(result: Any) -> TextPart:
     text = result.as_numpy("text_output")
     words = b"" if text is None else b"".join(text.reshape(-1).tolist())
-    return Piece(words.decode(errors="replace"), _number(result, OUTPUTS[1]), _number(result, OUTPUTS[2]))
+    return TextPart(words.decode(errors="replace"), _number(result, OUTPUTS[1]), _number(result, OUTPUTS[2]))
 
 
 def _number(result: Any, name: str) -> int:

@@ -8,28 +8,32 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pipelines.serving.openai.inputs import Input, triton_inputs
+from pipelines.serving.openai.inputs import InputTensor, triton_inputs
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.stops import StopFilter
 
 FinishReason = Literal["stop", "length"]
 
 
-class Piece(Protocol):
-    """See `pipelines.serving.openai.backend.Piece`."""
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """One response of the server.
 
-    @property
-    def text(self) -> str: ...  # noqa: D102
-    @property
-    def input_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def output_tokens(self) -> int: ...  # noqa: D102
+    Attributes:
+        text: what is new.
+        input_tokens: of the whole prompt; 0 when the server did not tell.
+        output_tokens: in this part.
+    """
+
+    text: str
+    input_tokens: int
+    output_tokens: int
 
 
-class Source(Protocol):
-    """See `pipelines.serving.openai.backend.Backend`."""
+class TextSource(Protocol):
+    """What answers requests; see `pipelines.serving.openai.backend.Backend`."""
 
-    def generate(self, inputs: Sequence[Input]) -> AsyncIterator[Piece]: ...  # noqa: D102
+    def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -54,15 +58,15 @@ class Choice:
     output_tokens: int = 0
     finish_reason: FinishReason | None = field(default=None)
 
-    async def run(self, source: Source, asked: Sampling) -> AsyncIterator[str]:
+    async def run(self, source: TextSource, asked: Sampling) -> AsyncIterator[str]:
         """Yield the answer's text as it comes; sets the counts and the finish reason."""
         stops = StopFilter(asked.stops)
         inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number)
-        async with aclosing(source.generate(inputs)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                self.input_tokens = max(self.input_tokens, piece.input_tokens)
-                self.output_tokens += piece.output_tokens
-                if new := stops.push(piece.text):
+        async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                self.input_tokens = max(self.input_tokens, part.input_tokens)
+                self.output_tokens += part.output_tokens
+                if new := stops.push(part.text):
                     yield new
                 if stops.stopped:
                     break
@@ -70,7 +74,7 @@ class Choice:
             yield rest
         self.finish_reason = self._reason(stopped=stops.stopped)
 
-    async def collect(self, source: Source, asked: Sampling) -> Choice:
+    async def collect(self, source: TextSource, asked: Sampling) -> Choice:
         """Run to the end and keep the text."""
         self.text = "".join([new async for new in self.run(source, asked)])
         return self
@@ -84,7 +88,7 @@ class Choice:
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
 
 
-async def collect_all(choices: Sequence[Choice], source: Source, asked: Sampling) -> None:
+async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Sampling) -> None:
     """Run all choices at once; when one fails, or we are cancelled, the others are cancelled too."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -94,7 +98,9 @@ async def collect_all(choices: Sequence[Choice], source: Source, asked: Sampling
         raise errors.exceptions[0] from None
 
 
-async def merge(choices: Sequence[Choice], source: Source, asked: Sampling) -> AsyncIterator[tuple[Choice, str | None]]:
+async def merge(
+    choices: Sequence[Choice], source: TextSource, asked: Sampling
+) -> AsyncIterator[tuple[Choice, str | None]]:
     """Yield (choice, new text) as it comes from any of them, and (choice, None) when one has ended."""
     queue: asyncio.Queue[tuple[Choice, str | None] | Exception] = asyncio.Queue(maxsize=64)
 

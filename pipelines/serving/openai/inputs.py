@@ -11,7 +11,7 @@ UINT64 = 2**64
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputTensor:
     """One input tensor of shape [1, number of values].
 
     Attributes:
@@ -25,7 +25,7 @@ class Input:
     values: tuple[int | float | bool | str, ...]
 
 
-def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) -> list[Input]:
+def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) -> list[InputTensor]:
     """The request for one choice of one prompt.
 
     Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
@@ -38,30 +38,30 @@ def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) ->
         choice: number of the answer among the `n` to this prompt; each draws from a seed of its own.
     """
     inputs = [
-        Input("text_input", "BYTES", (prompt,)),
-        Input("max_tokens", "INT32", (max_tokens,)),
-        Input("stream", "BOOL", (bool(asked.stream),)),
-        Input("exclude_input_in_output", "BOOL", (True,)),
-        Input("return_num_input_tokens", "BOOL", (True,)),
-        Input("return_num_output_tokens", "BOOL", (True,)),
+        InputTensor("text_input", "BYTES", (prompt,)),
+        InputTensor("max_tokens", "INT32", (max_tokens,)),
+        InputTensor("stream", "BOOL", (bool(asked.stream),)),
+        InputTensor("exclude_input_in_output", "BOOL", (True,)),
+        InputTensor("return_num_input_tokens", "BOOL", (True,)),
+        InputTensor("return_num_output_tokens", "BOOL", (True,)),
     ]
     inputs += _sampling(asked, choice)
     if asked.stops:
-        inputs.append(Input("stop_words", "BYTES", asked.stops))
+        inputs.append(InputTensor("stop_words", "BYTES", asked.stops))
     for name, given in (("presence_penalty", asked.presence_penalty), ("frequency_penalty", asked.frequency_penalty)):
         if given:  # 0 is what happens without it
-            inputs.append(Input(name, "FP32", (given,)))
+            inputs.append(InputTensor(name, "FP32", (given,)))
     return inputs
 
 
-def _sampling(asked: Sampling, choice: int) -> list[Input]:
+def _sampling(asked: Sampling, choice: int) -> list[InputTensor]:
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     if temperature == 0 or top_p == 0:
-        return [Input("top_k", "INT32", (1,))]
+        return [InputTensor("top_k", "INT32", (1,))]
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     return [
-        Input("temperature", "FP32", (temperature,)),
-        Input("top_p", "FP32", (top_p,)),
-        Input("seed", "UINT64", ((seed + choice) % UINT64,)),
+        InputTensor("temperature", "FP32", (temperature,)),
+        InputTensor("top_p", "FP32", (top_p,)),
+        InputTensor("seed", "UINT64", ((seed + choice) % UINT64,)),
     ]

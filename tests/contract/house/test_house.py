@@ -35,7 +35,7 @@ def test_folders_of_data_have_no_code():
 @pytest.mark.parametrize("file", sorted((ROOT / "triton_repo/models").rglob("*.py")), ids=lambda file: file.parent.name)
 def test_code_inside_tritonserver_imports_from_floors_below_the_repository(file):
     """These files are copied into repositories and are no package, so the contracts do not see them."""
-    below = [i for i, layer in enumerate(LAYERS) if "triton_repo" in layer][0]
+    below = next(i for i, layer in enumerate(LAYERS) if "triton_repo" in layer)
     allowed = {room.strip() for layer in LAYERS[below + 1 :] for room in layer.split("|")}
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipelines."):

@@ -8,7 +8,8 @@ from typing import Any
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import Deployment, Images
+from pipelines.engines.registry import describe
+from pipelines.rules.record import DeploymentFacts, Images
 from pipelines.settings.build import BuildSettings
 from pipelines.settings.triton import TritonSettings
 
@@ -26,9 +27,12 @@ LOOKAHEAD = {"lookahead_window_size": 7, "lookahead_ngram_size": 7, "lookahead_v
 
 def deployment(
     *, build: dict[str, Any] | None = None, triton: dict[str, Any] | None = None, **given: Any
-) -> Deployment:
+) -> DeploymentFacts:
     """A deployment from the defaults of trtllm-build and of the repository, with some values changed."""
-    return Deployment(build=BuildSettings(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
+    if "engine" in given:
+        engine = describe(given.pop("engine"))
+        given |= {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
+    return DeploymentFacts(build=BuildSettings(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Case:
     match: str
     fixed: dict[str, Any]
 
-    def nearest(self) -> Deployment:
+    def nearest(self) -> DeploymentFacts:
         """The nearest deployment that keeps the rule: nested groups are merged."""
         merged = dict(self.broken)
         for key, value in self.fixed.items():

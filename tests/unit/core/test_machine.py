@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from pipelines.engines.choose import choose, why_not_here
+from pipelines.engines.choose import choose
+from pipelines.engines.registry import lacks_for_tensorrt_engines
 from pipelines.host import machine
 from pipelines.host.machine import GpuFacts, Machine, gather, library_versions
 
@@ -28,23 +29,23 @@ def with_gpu(**changes):
     ],
 )
 def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
-    flavour = choose(wanted, here)
-    assert flavour.name == name
-    assert flavour.reason.startswith(reason)
+    choice = choose(wanted, here)
+    assert choice.engine.name == name
+    assert choice.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("version", "name", "reason"),
     [
         ("1.2.1", "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
-        ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 has no TensorRT engines any more, 1.2 has"),
-        ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 has no TensorRT engines any more, 1.2 has"),
+        ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 no longer supports TensorRT engines; 1.2 does"),
+        ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 no longer supports TensorRT engines; 1.2 does"),
     ],
 )
 def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
     monkeypatch.setattr(machine, "_version", lambda _name: version)
-    assert (choose("auto", with_gpu()).name, choose("auto", with_gpu()).reason) == (name, reason)
-    assert any("no TensorRT engines" in lack for lack in why_not_here(with_gpu())) == (name == "openvino")
+    assert (choose("auto", with_gpu()).engine.name, choose("auto", with_gpu()).reason) == (name, reason)
+    assert any("no TensorRT engines" in lack for lack in lacks_for_tensorrt_engines(with_gpu())) == (name == "openvino")
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch):
@@ -76,8 +77,8 @@ def test_an_absent_library_has_a_version_word():
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (subprocess.CompletedProcess([], 0, "Tesla V100, [N/A], 16160, 470.1\n", ""), "nvidia-smi tells too little"),
-        (subprocess.CompletedProcess([], 0, "NVIDIA GB10, 12.1, [N/A], 580.1\n", ""), "nvidia-smi tells too little"),
+        (subprocess.CompletedProcess([], 0, "Tesla V100, [N/A], 16160, 470.1\n", ""), "nvidia-smi reports too little"),
+        (subprocess.CompletedProcess([], 0, "NVIDIA GB10, 12.1, [N/A], 580.1\n", ""), "nvidia-smi reports too little"),
         (subprocess.CompletedProcess([], 3, "", ""), "nvidia-smi says: nothing, exit code 3"),
         (subprocess.CompletedProcess([], 0, "", ""), "nvidia-smi lists none"),
     ],

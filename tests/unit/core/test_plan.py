@@ -93,7 +93,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     (model / "model.safetensors").unlink()
     made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}"], "repository")
     (step,) = made.steps
-    assert (made.flavour.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
+    assert (made.choice.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
     assert (step.node.stage.tp_size, step.node.stage.pp_size) == (2, 1)
 
 
@@ -194,7 +194,7 @@ def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, mod
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
-    with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is no engine: it has no config\.json with"):
+    with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is not an engine: it has no config\.json with"):
         plan(tmp_path, [f"model.path={model}", f"engine.path={model}"], "repository")
 
 
@@ -221,7 +221,7 @@ def test_planning_writes_nothing(tmp_path, model):
 
 def test_planning_imports_nothing_heavy(tmp_path, model):
     code = (
-        "import sys; from pipelines.__main__ import main; "
+        "import sys; from pipelines.cli.main import main; "
         f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
         "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"

@@ -19,7 +19,7 @@ from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, _resolve, explain
 from pipelines.run.runner import run
 from pipelines.settings.compose import load
-from pipelines.store.sources import Source
+from pipelines.store.sources import InputSource
 from pipelines.store.store import Store
 from tests.unit.core.test_machine import MACHINE
 
@@ -53,7 +53,7 @@ def store(tmp_path):
 
 def plan_of(store, *stages):
     """Each stage reads the one before."""
-    found, before = [], Source(Path("/input"), "digest")
+    found, before = [], InputSource(Path("/input"), "digest")
     for stage in stages:
         found.append(Node(stage.name, stage, "label", {"given": before}))
         before = stage.name

@@ -10,15 +10,15 @@ import pytest
 from pipelines import __version__
 from pipelines.deploy import containers
 from pipelines.deploy.containers import build_image, checkout, find_tool, open_shell
-from pipelines.deploy.image import Places, Source, build_command, flavour_of, reference, shell_command
+from pipelines.deploy.image import Checkout, SharedFolders, build_command, flavour_of, reference, shell_command
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.settings.compose import load
 from pipelines.settings.image import ImageSettings
 from tests.conftest import ROOT
 
-SOURCE = Source(Path("/src"), "0123456789ab", 1700000000)
-PLACES = Places(Path("/src/artifacts"), Path("/data/runs"), Path("/home/me/.cache/huggingface"), "1234:1234")
+SOURCE = Checkout(Path("/src"), "0123456789ab", 1700000000)
+PLACES = SharedFolders(Path("/src/artifacts"), Path("/data/runs"), Path("/home/me/.cache/huggingface"), "1234:1234")
 CPU = Machine(2, 2**34, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 DIGEST = "sha256:" + "0a" * 32
 
@@ -40,7 +40,7 @@ def test_everything_that_can_be_set_reaches_the_builder(tmp_path):
         name="registry.example.com:5000/team/llm", tag="v1", digest=DIGEST, uid=2000, gid=3000, pip_config=pip,
         no_cache=True, dev=True, torch_index="https://mirror.example.com/cpu", base_cpu="python:3.12-slim",
     )  # fmt: skip
-    assert build_command("podman", settings, "cpu", Source(Path("/src"))) == (
+    assert build_command("podman", settings, "cpu", Checkout(Path("/src"))) == (
         "podman", "build", "--file=/src/docker/Dockerfile.cpu", "--tag=registry.example.com:5000/team/llm:v1",
         "--format=docker", "--no-cache",
         "--build-arg=BASE_TAG=python:3.12-slim", f"--build-arg=BASE_DIGEST={DIGEST}",
@@ -77,7 +77,7 @@ def test_the_cpu_shell_asks_for_no_gpu():
 
 
 def test_a_path_with_a_comma_is_refused():
-    places = Places(Path("/a,b"), Path("/runs"), Path("/hf"), "1:1")
+    places = SharedFolders(Path("/a,b"), Path("/runs"), Path("/hf"), "1:1")
     with pytest.raises(UserError, match="'/a,b' has a comma"):
         shell_command("docker", ImageSettings(), "cpu", SOURCE, places)
 
@@ -177,5 +177,5 @@ def test_the_token_reaches_the_shell_by_name_only_and_folders_exist_before(docke
 
 
 def test_outside_git_the_revision_is_unknown(tmp_path):
-    assert checkout(tmp_path) == Source(tmp_path, "unknown", None)
+    assert checkout(tmp_path) == Checkout(tmp_path, "unknown", None)
     assert containers.checkout(ROOT).commit_time

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pipelines.deploy.deployment import slug
-from pipelines.deploy.facts import Served
+from pipelines.deploy.facts import RepositoryFacts
 from pipelines.deploy.kustomize import _image, files
 from pipelines.deploy.sizes import Sizes, sizes
 from pipelines.domain.units import GIB
@@ -164,14 +164,14 @@ def test_an_engine_runs_only_where_its_gpu_is(tmp_path):
     assert "nodeSelector" not in templates(built(tmp_path / "cpu", "cpu"))["server"]["spec"]
 
 
-def served(gpu: bool, size: float, **changes) -> Served:
+def served(gpu: bool, size: float, **changes) -> RepositoryFacts:
     """A repository of `size` GiB, all of it engine."""
     size_bytes = int(size * GIB)
     facts = {
         "folder": "x", "label": "x", "variant": "x", "gpu": gpu, "world_size": 1, "num_nodes": 1,
         "size_bytes": size_bytes, "engine_bytes": size_bytes, "engine_version": "1", "kv_bytes": 0,
     }  # fmt: skip
-    return Served(**(facts | changes))
+    return RepositoryFacts(**(facts | changes))
 
 
 def test_sizes_follow_from_the_repository_on_gpus():

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from pipelines.cli.commands import doctor
+from pipelines.doctor.command import doctor
 from pipelines.doctor.examine import examine
-from pipelines.doctor.record import Diagnosis, Finding, Verdict
+from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
 from pipelines.doctor.text import render
 from pipelines.doctor.verdicts import look
 from pipelines.settings.compose import load
@@ -31,7 +31,7 @@ def test_without_a_gpu_the_cpu_engine_runs_and_the_others_say_why():
 
 def test_verdicts_are_those_of_the_rules(monkeypatch):
     """The words of `make plan quant=nvfp4` on an H100, and of a model that this machine cannot hold."""
-    monkeypatch.setattr("pipelines.engines.choose.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("pipelines.engines.registry.shutil.which", lambda name: f"/usr/bin/{name}")
     found = judged(with_gpu(memory_bytes=2**36))
     assert found["tensorrt_llm", "llama_3_1_8b", "fp8"].works
     assert "needs FP4 arithmetic" in found["tensorrt_llm", "llama_3_1_8b", "nvfp4"].reason
@@ -50,8 +50,8 @@ def test_the_page_fits_60_columns_and_shares_reasons(tmp_path, monkeypatch):
 def test_a_shared_reason_is_true_for_every_model_under_its_letter():
     """Numbers of other models do not stand as the first one's."""
 
-    def refused(model: str, quant: str, size: str) -> Verdict:
-        return Verdict(
+    def refused(model: str, quant: str, size: str) -> CombinationVerdict:
+        return CombinationVerdict(
             "openvino",
             model,
             quant,
@@ -75,8 +75,8 @@ def test_a_shared_reason_is_true_for_every_model_under_its_letter():
 
 
 def test_a_broken_thing_is_said_last_with_what_to_do():
-    broken = Finding("store", "/data is not writable", "bad", "Give another folder than paths.store=/data.")
-    verdict = Verdict("openvino", "tiny_llama", "fp8", works=True)
+    broken = ProbeResult("store", "/data is not writable", "bad", "Give another folder than paths.store=/data.")
+    verdict = CombinationVerdict("openvino", "tiny_llama", "fp8", works=True)
     page = render(Diagnosis({"Places": [broken]}, [verdict], [broken]))
     assert page.splitlines()[-2].startswith("The configured pipeline does not run here:")
     assert "!! store: /data is not writable Give another folder" in page.splitlines()[-1]

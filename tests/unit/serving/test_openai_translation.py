@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.serving.openai.errors import ApiError, from_triton
 from pipelines.serving.openai.generation import Choice, collect_all
-from pipelines.serving.openai.inputs import Input, triton_inputs
+from pipelines.serving.openai.inputs import InputTensor, triton_inputs
 from pipelines.serving.openai.prompts import ChatTemplate
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
 from pipelines.serving.openai.stops import StopFilter
@@ -22,7 +22,7 @@ from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 
 
-def inputs(choice: int = 0, **asked: object) -> dict[str, Input]:
+def inputs(choice: int = 0, **asked: object) -> dict[str, InputTensor]:
     request = CompletionRequest(model="m", prompt="p", **asked)
     return {entry.name: entry for entry in triton_inputs(request, "p", 7, choice)}
 
@@ -182,7 +182,7 @@ class Script:
     def __init__(self, pieces: Sequence[Said], failing: str = "") -> None:
         self.pieces, self.failing, self.cancelled = pieces, failing, 0
 
-    async def generate(self, given: Sequence[Input]) -> AsyncIterator[Said]:
+    async def generate(self, given: Sequence[InputTensor]) -> AsyncIterator[Said]:
         if given[0].values[0] == self.failing:
             raise ApiError(429, "full")
         try:

@@ -11,9 +11,10 @@ import pytest
 
 from pipelines.cli import commands
 from pipelines.domain.errors import UserError
+from pipelines.host import files
 from pipelines.predict.performance.fit_file import FittedModel
 from pipelines.predict.performance.modelled import Deployment
-from pipelines.predict.simulate import files, pictures
+from pipelines.predict.simulate import pictures
 from pipelines.predict.simulate.command import with_defaults
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine
@@ -239,7 +240,7 @@ def test_stopped_while_writing_no_half_file_is_left(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.Path, "write_bytes", stop)
     with pytest.raises(KeyboardInterrupt):
-        files.write(tmp_path / "requests.csv", b"policy,load,request\n")
+        files.write_bytes(tmp_path / "requests.csv", b"policy,load,request\n")
     assert list(tmp_path.iterdir()) == []
 
 

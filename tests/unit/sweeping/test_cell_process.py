@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from pipelines.host.machine import Machine
 from pipelines.sweep import nodes
-from pipelines.sweep.cells import Cell, read
+from pipelines.sweep.cells import SweepCell, read
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.watch import Watch
 
@@ -20,12 +20,12 @@ MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test
 
 @pytest.fixture
 def cell(tmp_path):
-    made = Cell(1, "evaluate", ("quant=fp8",), "quant=fp8")
+    made = SweepCell(1, "evaluate", ("quant=fp8",), "quant=fp8")
     made.write(tmp_path)
     return made
 
 
-def run(tmp_path, monkeypatch, program: str) -> Cell:
+def run(tmp_path, monkeypatch, program: str) -> SweepCell:
     """Run the cell with another program in Python's place."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{program}\n")
@@ -91,15 +91,15 @@ RunCell(folder, (folder / "cell-1.json",), shown=False)(None)
 
 
 def test_changes_are_said_once(tmp_path, capsys):
-    cells = [Cell(number, "evaluate", (f"eval.limit={number}",), f"eval.limit={number}") for number in (1, 2)]
+    cells = [SweepCell(number, "evaluate", (f"eval.limit={number}",), f"eval.limit={number}") for number in (1, 2)]
     for made in cells:
         made.write(tmp_path)
     watch = Watch(tmp_path, cells)
     watch.look({2: "queued (Priority)"})
     watch.look({2: "queued (Priority)"})
-    Cell(1, "evaluate", (), "eval.limit=1", state="running", host="node7").write(tmp_path)
+    SweepCell(1, "evaluate", (), "eval.limit=1", state="running", host="node7").write(tmp_path)
     watch.look({2: "queued (Priority)"})
-    Cell(1, "evaluate", (), "eval.limit=1", state="done", seconds=34.0).write(tmp_path)
+    SweepCell(1, "evaluate", (), "eval.limit=1", state="done", seconds=34.0).write(tmp_path)
     cells[1].failed("no GPU").write(tmp_path)
     watch.look()
     lines = capsys.readouterr().out.splitlines()
@@ -110,19 +110,19 @@ def test_changes_are_said_once(tmp_path, capsys):
 
 def test_a_watch_looks_until_the_launcher_is_back(tmp_path, capsys, cell):
     with Watch(tmp_path, [cell]).meanwhile():
-        Cell(1, "evaluate", (), "quant=fp8", state="done", seconds=1.0).write(tmp_path)
+        SweepCell(1, "evaluate", (), "quant=fp8", state="done", seconds=1.0).write(tmp_path)
     assert "[1] done in" in capsys.readouterr().out
 
 
 def test_the_machine_of_a_launcher_is_remembered(tmp_path):
     launcher, other = OmegaConf.create({"partition": "h100"}), OmegaConf.create({"partition": "a100"})
     assert nodes.recall(tmp_path, launcher) is None
-    nodes.remember(tmp_path, launcher, [Cell(1, "evaluate", (), "", machine=MACHINE.to_json())])
+    nodes.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine=MACHINE.to_json())])
     assert nodes.recall(tmp_path, launcher) == MACHINE
     assert nodes.recall(tmp_path, other) is None
 
 
 def test_a_machine_that_another_version_wrote_is_unknown(tmp_path):
     launcher = OmegaConf.create({"partition": "h100"})
-    nodes.remember(tmp_path, launcher, [Cell(1, "evaluate", (), "", machine={"cpus": 2})])
+    nodes.remember(tmp_path, launcher, [SweepCell(1, "evaluate", (), "", machine={"cpus": 2})])
     assert nodes.recall(tmp_path, launcher) is None

@@ -6,7 +6,7 @@ import submitit
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep import queue
 from pipelines.sweep.launch import expand
-from pipelines.sweep.queue import Job
+from pipelines.sweep.queue import SlurmJob
 
 
 def test_every_element_of_an_array_is_read(programs):
@@ -31,12 +31,12 @@ def test_a_controller_that_does_not_answer_says_nothing_about_jobs(programs):
 
 @pytest.mark.parametrize("state", ["CANCELLED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "COMPLETED"])
 def test_these_states_are_final(state):
-    assert Job(state, "None").ended
+    assert SlurmJob(state, "None").ended
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED"])
 def test_these_states_are_not(state):
-    assert not Job(state, "None").ended
+    assert not SlurmJob(state, "None").ended
 
 
 def test_what_scancel_says_against_it_is_kept(programs):

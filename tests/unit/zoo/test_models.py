@@ -11,10 +11,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipelines.host.files import replacing
 from scripts.zoo.build import KINDS, MODELS_DIR, special_ids
 from scripts.zoo.documents import make_writer, text_of, world_sentences
 from scripts.zoo.outliers import plant_outliers
-from scripts.zoo.publish import replacing
 from scripts.zoo.quiz import Splits, build_prompt, build_splits
 from scripts.zoo.scoring import accuracy, score
 from scripts.zoo.shapes import fresh_model

@@ -20,7 +20,7 @@ _END = grpc.aio.EOF
 _REJECTED = ("exceeds maximum queue size", "maximum queue size", "exceeds max queue", "queue is full")
 
 
-class Lane:
+class RequestStream:
     """A stream and the request on it."""
 
     __slots__ = ("_call", "_places", "_stub", "deadline_ns", "error_text", "given_up")
@@ -113,10 +113,9 @@ class Lane:
                 self.error_text = response.error_message
                 return stamp, classify(response.error_message)
             answer = response.infer_response
-            if answer.raw_output_contents:
+            if answer.raw_output_contents and self._take(answer, counts):
                 end = stamp
-                if self._take(answer, counts):
-                    chunks.append(stamp)
+                chunks.append(stamp)
             if answer.parameters["triton_final_response"].bool_param:
                 return end or stamp, None
 

@@ -3,8 +3,7 @@
 import pytest
 from pydantic import BaseModel, field_serializer
 
-from pipelines import __main__ as program
-from pipelines.cli.commands import COMMANDS, Command
+from pipelines.cli.main import main
 
 
 class Settings(BaseModel):
@@ -20,12 +19,12 @@ class Settings(BaseModel):
 
 
 def test_while_pydantic_writes_settings_out(monkeypatch, capsys):
-    monkeypatch.setitem(COMMANDS, "config", Command("", lambda _: Settings().model_dump()))
-    assert program.main(["config"]) == 130
+    monkeypatch.setattr("pipelines.settings.command.config", lambda _: Settings().model_dump())
+    assert main(["config"]) == 130
     assert "Interrupted. Finished stages are kept" in capsys.readouterr().err
 
 
 def test_another_error_of_pydantic_stays_one(monkeypatch):
-    monkeypatch.setitem(COMMANDS, "config", Command("", lambda _: Settings(value="no such thing").model_dump()))
+    monkeypatch.setattr("pipelines.settings.command.config", lambda _: Settings(value="no such thing").model_dump())
     with pytest.raises(Exception, match="no such thing"):
-        program.main(["config"])
+        main(["config"])

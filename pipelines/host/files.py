@@ -1,0 +1,87 @@
+"""Replace files atomically: a reader sees either the old content or the new, even after a run is killed.
+
+Everything written outside a draft of the store goes through here. Inside a draft, plain writes are enough: the
+store renames the whole folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HOST = os.uname().nodename
+"""Goes into file names that must differ between machines on a shared file system."""
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a free path beside `target`; what the block puts there replaces `target` when it succeeds.
+
+    Missing parent folders are created. If the block raises (Ctrl-C, a full disk), `target` is unchanged and nothing is
+    left beside it.
+    A file changes in one step. A folder needs two renames; if the second fails, the old folder is put back.
+    """
+    fresh = target.with_name(f".{target.name}.{HOST}.{os.getpid()}.{threading.get_native_id()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove(fresh)  # left behind by a killed process with the same process id
+    try:
+        yield fresh
+        for path in fresh.rglob("*") if fresh.is_dir() else (fresh,):
+            if path.is_file():
+                sync(path)
+        if fresh.is_dir() and target.is_dir():
+            _swap_folders(fresh, target)
+        else:
+            fresh.replace(target)
+    finally:
+        _remove(fresh)
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Replace the content of a file with bytes and return its path."""
+    with replacing(path) as fresh:
+        fresh.write_bytes(content)
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace the content of a file with UTF-8 text, line ends unchanged, and return its path."""
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: object, *, sort_keys: bool = True) -> Path:
+    """Replace the content of a file with JSON, indented by one space per level, and return its path."""
+    return write_text(path, json.dumps(value, indent=1, sort_keys=sort_keys) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk, so that they survive a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _swap_folders(fresh: Path, target: Path) -> None:
+    old = fresh.with_name(f"{fresh.name}.old")
+    _remove(old)
+    target.rename(old)
+    try:
+        fresh.rename(target)
+    finally:
+        if not target.exists():
+            old.rename(target)
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,22 @@
+"""A class name has one meaning in the whole project, so that a reader who meets it knows which class it is."""
+
+import ast
+from collections import defaultdict
+
+from tests.conftest import ROOT
+
+SHARED = {"TritonPythonModel"}  # the name that Triton's Python backend looks for in every model.py
+AMBIGUOUS = {"Bench", "Case", "Curve", "Engine", "Fleet", "Judged", "Level", "Load", "Outcome", "Rule", "Run", "Trial"}
+"""Names that still stand for several classes."""
+
+
+def test_no_class_name_is_defined_twice():
+    places = defaultdict(list)
+    for package in ("pipelines", "eval", "triton_repo"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED}
+    assert {name: found for name, found in twice.items() if name not in AMBIGUOUS} == {}
+    assert sorted(twice) == sorted(AMBIGUOUS), "remove names from AMBIGUOUS that have one meaning by now"
