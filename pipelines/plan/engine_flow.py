@@ -133,7 +133,7 @@ class EngineFlow:
         self.given["vision_engine"] = "vision"
 
     def llm_api(self, settings: Settings) -> None:
-        """Add the export to a Hugging Face checkpoint and the LLM API's configuration; one checkpoint fits all splits."""
+        """Add the export to a Hugging Face checkpoint and the configuration of the LLM API; it fits all splits."""
         label, self.given["checkpoint"] = self.label(settings), self.given["model"]
         if settings.quant.qformat != QFormat.NONE:
             quantize, _ = self._compression(settings)
