@@ -72,7 +72,10 @@ def gather() -> Machine:
 
 
 def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies in bf16 by itself (AVX512, AMX or Arm), by the flags Linux shows."""
+    """Whether the processor multiplies bfloat16 in hardware (AVX512_BF16, AMX or Arm), by the flags that Linux shows.
+
+    Everything that depends on it asks here: the CPU engine's precision, the plan's memory, compression and the doctor.
+    """
     try:
         flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
     except OSError:
