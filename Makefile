@@ -6,57 +6,32 @@ ifeq ($(origin PYTHON),undefined)
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
-RUN = @$(PYTHON) -m pipelines --from-make
+# Before there is an environment, the system's Python is enough for help and for refusing words.
+ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 
 .DEFAULT_GOAL := help
+COMMANDS := all build evaluate compare sweep verify repository serve benchmark report plan size simulate calibrate \
+  doctor config nightly image shell manifests scripts
+TARGETS := setup test test-gpu test-modelopt check golden zoo clean help
+INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
+# Words that are no target of the development part below: one command, or something to refuse.
+WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
 
-## Run (add key=value to override any setting)
-.PHONY: all build evaluate repository serve benchmark report calibrate compare simulate sweep nightly size doctor plan config verify
-all: $(READY) ## Everything: engine, accuracy, Triton repository, server, benchmark, report
-	$(RUN) $@
-build: $(READY) ## Model -> quantized TensorRT-LLM checkpoint -> engine
-	$(RUN) $@
-evaluate: $(READY) ## Build, then accuracy beside the 16-bit baseline
-	$(RUN) $@
-repository: $(READY) ## Engine -> Triton model repository, a folder that can be copied
-	$(RUN) $@
-serve: $(READY) ## tritonserver in the foreground; Ctrl-C drains it
-	$(RUN) $@
-benchmark: $(READY) ## Serve and measure TTFT, ITL, E2E and throughput; benchmark.url=host:8001 for a server elsewhere
-	$(RUN) $@
-report: $(READY) ## Markdown and one HTML file from what was made and measured
-	$(RUN) $@
-calibrate: $(READY) ## Fit the model to a benchmark (ours, AIPerf, genai-perf, trtllm-bench): make calibrate sizing.measured=FILE
-	$(RUN) $@
-compare: $(READY) ## Formats side by side: make compare quant=none,fp8,int8_sq,int4_awq
-	$(RUN) $@
-simulate: $(READY) ## Static batching against in-flight, in ticks; in seconds with hardware=h100_sxm model=llama_3_8b
-	$(RUN) $@
-sweep: $(READY) ## Evaluate several settings: make sweep quant=fp8,int4_awq [hydra/launcher=joblib|slurm]
-	$(RUN) $@
-nightly: $(READY) ## A matrix measured every night; its history, and what got worse: make nightly nightly=gpu
-	$(RUN) $@
-size: $(READY) ## How many GPUs, servers and dollars for a load within limits: make size sizing.average_rate=5
-	$(RUN) $@
-doctor: $(READY) ## What this machine has, and what will work on it; doctor.format=json for programs
-	$(RUN) $@
-plan: $(READY) ## What would run, what is cached and why; writes nothing
-	$(RUN) $@
-config: $(READY) ## Print the resolved configuration
-	$(RUN) $@
-verify: $(READY) ## Read a checkpoint back and check every tensor
-	$(RUN) $@
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Making $(VENV) (once, some minutes) ..."
+	@python3 -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
+	@touch $@
 
-## Containers and clusters
-.PHONY: image shell manifests scripts
-image: $(READY) ## Container image with docker or podman: make image engine=tensorrt_llm
-	$(RUN) $@
-shell: $(READY) ## A shell in that image; checkout, store, runs and the Hub's cache are shared
-	$(RUN) $@
-manifests: $(READY) ## Kubernetes manifests (Kustomize) for a finished repository
-	$(RUN) $@
-scripts: $(READY) ## Scripts that build and serve over several nodes: make scripts cluster=slurm engine=tensorrt_llm
-	$(RUN) $@
+ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)
+
+.PHONY: $(COMMANDS) $(COMMANDS:%=%.run)
+$(COMMANDS:%=%.run): %.run: $(READY)
+	@$(PYTHON) -m pipelines --from-make $* || scripts/make_exit.sh $$? $$PPID $(filter load,$(.FEATURES))
+# GNU make ends with 2 whatever the exit code of a command was. make_exit.sh has compiled an extension that ends make
+# with the command's own code; it is loaded here, after the command.
+$(COMMANDS): %: %.run
+	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
 
 ## Develop
 .PHONY: setup test test-gpu test-modelopt check golden zoo clean help
@@ -91,17 +66,18 @@ clean: ## Remove caches and logs of runs; never the artifacts
 	find pipelines eval triton_repo tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This text
+	@$(ANY_PYTHON) -m pipelines --help
 	@awk 'BEGIN {FS = ":.*## "} /^## / {printf "\n%s\n", substr($$0, 4)} \
 	  /^[a-z][a-z-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "Making $(VENV) (once, some minutes) ..."
-	@python3 -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,serve,report,size,sweep,dev]'
-	@touch $@
+else
 
-# A target that does not exist: name the nearest one.
-%:
-	@python3 -c 'import difflib, re, sys; names = re.findall(r"^([a-z][a-z-]*):.*## ", open("Makefile").read(), re.M); \
-	near = difflib.get_close_matches("$@", names, 1, 0.5); \
-	sys.exit("make: \"$@\" is not a target here." + (f" Did you mean \"make {near[0]}\"?" if near else " `make` lists them."))'
+# An unknown word, or two commands: nothing but the program runs, which refuses them and says what may have been meant.
+# (`make config build` are two words that it takes.)
+.PHONY: words
+words: $(if $(filter config,$(firstword $(WORDS))),$(READY))
+	@MAKE_TARGETS='$(TARGETS)' $(ANY_PYTHON) -m pipelines --from-make $(foreach word,$(WORDS),'$(subst ','\'',$(word))')
+%: words ;
+$(MAKEFILE_LIST): ;
+
+endif

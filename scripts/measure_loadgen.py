@@ -85,7 +85,10 @@ def bias(seconds: float, rate_per_s: int | None) -> str:
         seen = server.stamps()
     there = sorted((seen[t.index][0] - start - t.sent_ns) * MS for t in timings)
     back = sorted(((t.first_token_ns or 0) + start - seen[t.index][1]) * MS for t in timings)
-    extra = sorted(((t.ttft_ns or 0) - (seen[t.index][1] - seen[t.index][0])) * MS for t in timings)
+    extra = sorted(
+        (((t.first_token_ns or t.intended_ns) - t.intended_ns) - (seen[t.index][1] - seen[t.index][0])) * MS
+        for t in timings
+    )
     return (
         f"{'one user' if rate_per_s is None else f'{rate_per_s} requests/s'}: TTFT +{percentile(extra, 0.5):.3f} ms "
         f"(median) over the server's own: {percentile(there, 0.5):.3f} ms there, {percentile(back, 0.5):.3f} ms back"

@@ -18,13 +18,15 @@ from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
+from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
 from pipelines.host.files import write_text
 from pipelines.host.machine import Machine
 from pipelines.plan.deployment import deployment
 from pipelines.plan.user_inputs import Found
-from pipelines.rules.record import BrokenRule, DeploymentFacts, EngineName, Rule, Severity
+from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity
 from pipelines.rules.table import RULES, check
-from pipelines.settings.compose import CONF, compose_config, to_raw
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.groups import CONF
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import validate
 
@@ -94,12 +96,6 @@ FEATURES = (
     Feature("`parallel=tp8_pp2`", {"parallel": "tp8_pp2"}),
     Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
 )
-ENGINES: dict[EngineName, str] = {
-    "tensorrt_llm": "tensorrt_llm",
-    "openvino": "openvino",
-    "llmapi": "tensorrt_llm_llmapi",
-}
-"""Flavour -> its word on the command line."""
 BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
 TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
 """Groups that the features change."""
@@ -132,7 +128,7 @@ class Composer:
         """The configuration with some features, as the record that the rules read."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
-        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE), NOWHERE, found)
+        return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE).engine, NOWHERE, found)
 
 
 def _layer(file: Path) -> Any:
@@ -209,9 +205,10 @@ def _together() -> Iterator[str]:
         for column, other in enumerate(FEATURES[: row + 1])
         if one is other or not _same_question(one, other)
     }
-    for engine, word in ENGINES.items():
-        found = {place: check(replace(deployed, engine=engine)) for place, deployed in pairs.items()}
-        yield f"### `engine={word}`"
+    for engine in (TENSORRT_LLM, OPENVINO, LLM_API):
+        known = {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
+        found = {place: check(replace(deployed, **known)) for place, deployed in pairs.items()}
+        yield f"### `engine={engine.setting}`"
         rows = [
             [f"{_letter(row)} {feature.title}", *(_new(found, row, column) for column in range(len(FEATURES)))]
             for row, feature in enumerate(FEATURES)
@@ -263,7 +260,8 @@ def _rules() -> Iterator[str]:
 
 
 def _row(rule: Rule) -> list[str]:
-    engines = "" if rule.engines is None else ", ".join(rule.engines)
+    judged = rule.engines
+    engines = "" if judged is None else ", ".join(name for name, engine in ENGINES.items() if engine in judged)
     word = "**no**" if rule.severity is Severity.REFUSE else "warn"
     said = " ".join(part for part in (rule.failed, rule.allowed, rule.todo) if part)
     return [str(NUMBERS[rule.name]), f"{word} {rule.name}", engines, _readable(said), rule.source]

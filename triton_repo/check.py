@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
 from triton_repo.consistency import config_faults, parameter, tensor_faults
 from triton_repo.draft import engine_faults
@@ -24,17 +25,18 @@ if TYPE_CHECKING:
 PLACEHOLDER = re.compile(r"\$\{(\w*)\}")
 COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-TOOL = {"openvino": "OpenVINO", "tensorrt_llm": "TensorRT-LLM"}
 AGAIN = "Make the repository again: make repository"
 
 
-def check_repository(folder: Path, *, running_version: str | None = None, to_be_served: bool = True) -> list[Fault]:
+def check_repository(
+    folder: Path, *, running_version: Callable[[str], str | None] | None = None, to_be_served: bool = True
+) -> list[Fault]:
     """Judge a repository.
 
     Args:
         folder: its root.
         to_be_served: what comes from NVIDIA's container must be there by now.
-        running_version: of the OpenVINO or TensorRT-LLM that is about to run its engine; None does not compare.
+        running_version: from the engine's name to the version of what is about to run it; None does not compare.
 
     Returns:
         every fault; an empty list when it can be served.
@@ -71,7 +73,7 @@ def check_repository(folder: Path, *, running_version: str | None = None, to_be_
     faults += _draft_faults(folder, configs, limits)
     faults += _backend_faults(configs[TENSORRT_LLM], limits)
     faults += _description_faults(folder / DESCRIPTION, limits)
-    faults += _version_faults(limits, running_version)
+    faults += _version_faults(limits, running_version(limits.flavour) if running_version else None)
     return faults
 
 
@@ -156,12 +158,11 @@ def _ensemble_faults(folder: Path, configs: dict[str, pb.ModelConfig]) -> Iterat
 
 def _backend_faults(config: pb.ModelConfig, limits: EngineLimits) -> Iterator[Fault]:
     """An engine of one kind under the backend of the other."""
-    wanted = {"openvino": "python", "tensorrt_llm": "tensorrtllm"}[limits.flavour]
     # TensorRT-LLM's own Python runtime serves its engines from the python backend as well
-    if config.backend != wanted and limits.flavour == "openvino":
+    if limits.engine.server is ServerBackend.PYTHON and config.backend != ServerBackend.PYTHON:
         yield Fault(
-            f"{TENSORRT_LLM} has backend '{config.backend}', and its engine is built by {TOOL[limits.flavour]}.",
-            f"It must be '{wanted}'.",
+            f"{TENSORRT_LLM} has backend '{config.backend}', and its engine is built by {limits.engine.title}.",
+            f"It must be '{ServerBackend.PYTHON}'.",
             AGAIN,
         )
 
@@ -191,7 +192,7 @@ def _description_faults(file: Path, limits: EngineLimits) -> Iterator[Fault]:
 
 def _version_faults(limits: EngineLimits, running: str | None) -> Iterator[Fault]:
     if running is not None and running != limits.version:
-        tool = TOOL[limits.flavour]
+        tool = limits.engine.title
         yield Fault(
             f"The engine was built by {tool} {limits.version}; this server runs {tool} {running}.",
             "An engine runs only under the version that built it.",

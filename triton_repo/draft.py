@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.errors import Fault
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
@@ -29,7 +30,7 @@ def draft_faults(
         spec: what the repository is for.
     """
     faults = engine_faults(target, draft)
-    if spec.flavour == "tensorrt_llm":
+    if spec.engine.server is ServerBackend.TENSORRTLLM:
         faults += [*_gpu_engines(target, draft, spec), *_gpu_placement(target, draft, settings)]
     return faults
 

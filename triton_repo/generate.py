@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import TritonSettings
 from triton_repo import parameters
@@ -38,11 +39,10 @@ def repository_configs(
 ) -> dict[str, pb.ModelConfig]:
     """The configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
-    backend = "python" if spec.flavour == "openvino" else "tensorrtllm"
     configs = {name: _model(name, batch, limits.logits_type) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
         configs[name].backend = "python"
-    configs[TENSORRT_LLM].backend = backend
+    configs[TENSORRT_LLM].backend = str(spec.engine.server)
     for name in (PREPROCESSING, TENSORRT_LLM):
         _queue(configs[name], batch, settings)
     for name in (TENSORRT_LLM, BLS):
@@ -157,7 +157,7 @@ def _instances(config: pb.ModelConfig, count: int) -> None:
 
 def _engine_instances(settings: TritonSettings, spec: RepositorySpec) -> int:
     """One per group of GPUs; the CPU engine batches all requests in one."""
-    if spec.flavour == "openvino" or settings.gpu_device_ids is None:
+    if spec.engine.server is ServerBackend.PYTHON or settings.gpu_device_ids is None:
         return 1
     return len(settings.gpu_device_ids)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault
+from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import ImageSpec, RepositorySpec
@@ -46,7 +47,7 @@ BOTH = (
     "sink_token_length",
     "lora_prefetch_dir",
 )
-"""What `tensorrt_llm` reads in either flavour."""
+"""What `tensorrt_llm` reads with either backend."""
 SPECULATION = (
     "lookahead_window_size",
     "lookahead_ngram_size",
@@ -124,7 +125,7 @@ def postprocessing(settings: TritonSettings) -> dict[str, str]:
 def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
     """Of the model that calls the others in code; on the CPU, drafts and KV blocks are the engine's own business."""
     found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
-    if spec.flavour == "openvino":
+    if spec.engine.server is ServerBackend.PYTHON:
         return found
     if spec.num_draft_tokens is not None:
         found["tensorrt_llm_draft_model_name"] = DRAFT
@@ -148,8 +149,8 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
         **_set(settings, BOTH),
         **({"lora_prefetch_dir": LORA_DIR} if spec.lora_tasks else {}),
     }
-    if spec.flavour == "openvino":
-        return {**found, **_openvino(spec)}
+    if spec.engine.server is ServerBackend.PYTHON:
+        return {**found, **_own(spec)}
     vocabulary = {"xgrammar_tokenizer_info_path": VOCABULARY} if writes_vocabulary(settings, spec) else {}
     return {**dict.fromkeys(MUST_BE_THERE, ""), **found, **vocabulary, **_set(settings, (*SPECULATION, *GPU_PLACES))}
 
@@ -157,7 +158,7 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
 def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:
     """Whether the repository holds the vocabulary file of guided decoding, because the user gives none."""
     wanted = settings.guided_decoding_backend == "xgrammar" and settings.xgrammar_tokenizer_info_path is None
-    return wanted and spec.flavour == "tensorrt_llm"
+    return wanted and spec.engine.server is ServerBackend.TENSORRTLLM
 
 
 def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
@@ -171,9 +172,9 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
     return {**found, **own, **({} if devices is None else {"gpu_device_ids": text(devices)})}
 
 
-def _openvino(spec: RepositorySpec) -> dict[str, str]:
+def _own(spec: RepositorySpec) -> dict[str, str]:
     """What only the CPU engine reads; its tokenizer is for guided decoding."""
-    options = {f"openvino_{name}": text(value) for name, value in spec.openvino.items() if value is not None}
+    options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
     tokenizer = TOKENIZER.format(model=PREPROCESSING)
     if spec.num_draft_tokens is not None:
         options |= {"openvino_draft_dir": CPU_DRAFT_DIR, "openvino_num_draft_tokens": text(spec.num_draft_tokens)}
@@ -195,9 +196,9 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def setting_faults(settings: TritonSettings, flavour: str) -> list[Fault]:
-    """What a flavour cannot do or would ignore without a word; needs no engine, so that a plan can ask."""
-    return cpu_faults(settings) if flavour == "openvino" else []
+def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[Fault]:
+    """What an engine cannot do or would ignore without a word; needs no engine folder, so that a plan can ask."""
+    return cpu_faults(settings) if engine.server is ServerBackend.PYTHON else []
 
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-FlavourName = Literal["openvino", "tensorrt_llm", "llmapi"]
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,7 @@ class RepositorySpec:
     """One repository to write.
 
     Attributes:
-        flavour: "openvino" (python backend, CPU), "tensorrt_llm" (C++ backend) or "llmapi" (TensorRT-LLM 1.3 and later,
-            which has no TensorRT engines: its "engine" is a Hugging Face checkpoint and the arguments of its LLM API).
+        flavour: name of the engine, see `pipelines.engines.registry`.
         label: the model's name, for people and for OpenAI clients.
         variant: its compression in one word, e.g. "fp8".
         enable_kv_cache_reuse: share KV blocks of equal prompt prefixes.
@@ -40,10 +40,10 @@ class RepositorySpec:
         num_draft_tokens: tokens that a draft model guesses at a time; None without one.
         lora_tasks: ids of the LoRA adapters in it, sorted.
         images: what a vision encoder needs; None for text alone.
-        openvino: options of the CPU engine by the names of `pipelines.engines.openvino.options`; None is its default.
+        options: the engine's own settings by name, where Triton serves it in Python; None is its default.
     """
 
-    flavour: FlavourName
+    flavour: str
     label: str
     variant: str
     enable_kv_cache_reuse: bool = True
@@ -53,7 +53,12 @@ class RepositorySpec:
     num_draft_tokens: int | None = None
     lora_tasks: tuple[int, ...] = ()
     images: ImageSpec | None = None
-    openvino: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> EngineDescription:
+        """What the repository serves."""
+        return describe(self.flavour)
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from pipelines.engines.description import ServerBackend
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import RepositorySpec
 from triton_repo.tensors import BLS, DRAFT, ENCODERS, PREPROCESSING, TENSORRT_LLM
@@ -27,12 +28,12 @@ LLMAPI_SOURCES = "/app/all_models/llmapi/tensorrt_llm/1"
 
 def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, Any]:
     """Every way to start this repository: mode -> one shell line."""
-    if spec.flavour == "openvino":
+    if spec.engine.server is ServerBackend.PYTHON:
         lines = {"one_process": _line({}, [*SERVER, "--backend-directory=BACKENDS"])}
         needs = (
             "BACKENDS: a folder with Triton's python backend and the stub of this Python; `make serve` prepares one."
         )
-    elif spec.flavour == "llmapi":
+    elif spec.engine.server is ServerBackend.LLM_API:
         lines = {"one_process": f"cp {LLMAPI_SOURCES}/*.py {TENSORRT_LLM}/1/ && {_line({}, SERVER)}"}
         needs = "NVIDIA's Triton container with TensorRT-LLM 1.3 or later."
     else:

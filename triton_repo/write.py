@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.limits import EngineLimits
 from pipelines.settings.triton import TritonSettings
 from triton_repo import lora, parameters, vocabulary
@@ -59,7 +60,7 @@ def write_repository(
     Raises:
         UserError: every fault at once: the engine, the settings and the tokenizer do not go together.
     """
-    if spec.flavour == "llmapi":
+    if spec.engine.server is ServerBackend.LLM_API:
         from triton_repo.llmapi import write_llmapi
 
         return write_llmapi(out_dir, engine_dir, settings, spec, made_from)
@@ -76,7 +77,7 @@ def write_repository(
         link_files(engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
     if parameters.writes_vocabulary(settings, spec):
         vocabulary.write(tokenizer_dir, out_dir / parameters.VOCABULARY)
-    ignored = parameters.changed(settings, parameters.PLACES) if spec.flavour == "openvino" else {}
+    ignored = parameters.changed(settings, parameters.PLACES) if spec.engine.server is ServerBackend.PYTHON else {}
     description = {
         "limits": limits.as_json(),
         "engine_version": limits.version,
@@ -101,7 +102,7 @@ def _adapter_faults(
                 todo="Leave one of them out.",
             )
         ]
-    return lora.adapter_faults(adapters, limits) if spec.flavour == "tensorrt_llm" else []
+    return lora.adapter_faults(adapters, limits) if spec.engine.server is ServerBackend.TENSORRTLLM else []
 
 
 def _configs(
@@ -126,7 +127,7 @@ def _configs(
         )
     draft = _draft(draft_dir, limits, settings, spec)
     configs = repository_configs(settings, limits, spec)
-    if draft is not None and spec.flavour == "tensorrt_llm":
+    if draft is not None and spec.engine.server is ServerBackend.TENSORRTLLM:
         configs[DRAFT] = draft_config(settings, draft, spec)
     if faults := config_faults(configs, limits):
         raise UserError.of(faults)
@@ -135,13 +136,13 @@ def _configs(
 
 def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, adapters: Mapping[int, Path]) -> None:
     """Draft engine and adapters; an adapter's own files for the CPU engine, converted ones for TensorRT-LLM."""
-    on_cpu = limits.flavour == "openvino"
+    own_server = limits.engine.server is ServerBackend.PYTHON
     if draft_dir is not None:
-        place = parameters.CPU_DRAFT_DIR if on_cpu else parameters.DRAFT_ENGINE_DIR
+        place = parameters.CPU_DRAFT_DIR if own_server else parameters.DRAFT_ENGINE_DIR
         link_files(engine_files(draft_dir), draft_dir, out_dir / place)
     for task, folder in adapters.items():
         place_of_task = out_dir / parameters.LORA_DIR / str(task)
-        if on_cpu:
+        if own_server:
             link_files([folder / name for name in lora.PEFT_FILES], folder, place_of_task)
         else:
             lora.write(folder, place_of_task, limits.dtype)
@@ -171,12 +172,16 @@ def _draft(
 def _has_no_code(name: str, spec: RepositorySpec) -> bool:
     """The ensemble is wiring; TensorRT-LLM's backend is compiled."""
     of_nvidia = spec.images is not None and name in OF_NVIDIA
-    return name == ENSEMBLE or of_nvidia or (name in (TENSORRT_LLM, DRAFT) and spec.flavour == "tensorrt_llm")
+    return (
+        name == ENSEMBLE
+        or of_nvidia
+        or (name in (TENSORRT_LLM, DRAFT) and spec.engine.server is ServerBackend.TENSORRTLLM)
+    )
 
 
 def _faults(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> list[Fault]:
     """What does not go together before any file is written."""
-    faults = parameters.setting_faults(settings, spec.flavour)
+    faults = parameters.setting_faults(settings, spec.engine)
     if limits.flavour != spec.flavour:
         faults.append(
             Fault(

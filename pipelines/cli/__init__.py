@@ -1,1 +1,1 @@
-"""The words of the command line."""
+"""The command line: a table of commands, their help, and the check of the words that are given."""

@@ -1,307 +1,301 @@
-"""The commands, each a few lines over plan, run and report."""
+"""The table of commands. Standard library only, so that help needs nothing that `make setup` installs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from pipelines.domain.errors import UserError
-from pipelines.host.machine import gather
-from pipelines.plan.targets import Target, farthest
-from pipelines.settings.compose import compose_config, load, to_raw
-from pipelines.settings.root import Settings, validate
-from pipelines.settings.sizing import fit_files
-from pipelines.store.store import Store
+PROGRAM = "trtllm-pipelines"
 
-if TYPE_CHECKING:
-    from pipelines.plan.plan import Plan
-    from pipelines.run.runner import StepOutcome
+EXITS = {
+    0: "done",
+    1: "a crash; its traceback is in the run's log",
+    2: "the input is at fault: a word, a value, a file, or something this machine lacks",
+    130: "interrupted by Ctrl-C or SIGTERM",
+}
+"""Exit codes of every command."""
+
+MODEL = ("model", "quant", "sparsity", "kv_cache", "calibration")
+ENGINE = ("engine", "build", "runtime", "lora", "speculative", "multimodal", "hardware")
+PRESETS = ("experiment", "parallel", "window", "weights", "reuse", "guided")
+"""Groups without keys of their own: each choice sets keys of other groups."""
+SERVER = ("triton", "serving")
+LOAD = ("workload", "benchmark")
+BUILD = (*MODEL, *ENGINE, *PRESETS, "paths")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word of the command line."""
+    """One command.
 
+    Attributes:
+        function: "module:function"; it takes the overrides and returns the exit code.
+        summary: one line for the list of commands.
+        about: what it does, in a few sentences.
+        groups: settings that it reads.
+        examples: three command lines, without the program's name.
+        exits: exit codes with another meaning than in `EXITS`.
+        argument: a word that is no override, for the usage line, e.g. "[GROUP]".
+    """
+
+    function: str
     summary: str
-    run: Callable[[Sequence[str]], int]
-
-
-def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
-    from pipelines.plan.plan import make_plan  # imports every stage, which `size` and `simulate` do not need
-
-    store = Store(settings.paths.store)
-    return make_plan(settings, target, store, gather()), store
-
-
-def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
-    from pipelines.run.session import run_target
-
-    plan, store = _plan_for(load(overrides), target)
-    return plan, store, run_target(plan, store, overrides)
-
-
-def build(overrides: Sequence[str]) -> int:
-    """Model -> engine."""
-    _run("build", overrides)
-    return 0
-
-
-def evaluate(overrides: Sequence[str]) -> int:
-    """Model -> engine -> accuracy beside the 16-bit baseline."""
-    _run("evaluate", overrides)
-    return 0
-
-
-def repository(overrides: Sequence[str]) -> int:
-    """Model -> engine -> Triton model repository."""
-    _run("repository", overrides)
-    return 0
-
-
-def serve(overrides: Sequence[str]) -> int:
-    """Model -> engine -> repository -> tritonserver until it is told to stop."""
-    from pipelines.host.screen import ScreenProgress
-    from pipelines.serving.foreground import EXAMPLE_PROMPT
-    from pipelines.serving.foreground import serve as serve_until_stopped
-
-    settings = load(overrides)
-    folder = settings.serving.repository
-    if folder is None:
-        *_, outcomes = _run("serve", overrides)
-        folder = outcomes[-1].artifact.path
-    _refuse_unfit(folder)
-    bundled = settings.model.bundled and not settings.model.path
-    prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
-    return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
-
-
-def _refuse_unfit(folder: Path) -> None:
-    """A repository from elsewhere may have been edited, or its engine built by another version or on another GPU."""
-    from pipelines.engines.registry import runtime_version
-    from pipelines.serving.repository import read_repository
-    from triton_repo.check import check_repository
-
-    if not read_repository(folder).gpu:
-        faults = check_repository(folder, running_version=runtime_version("openvino"))
-    elif not (faults := check_repository(folder)):
-        from pipelines.engines.tensorrt_llm.fits import fit_faults
-        from triton_repo.parameters import ENGINE_DIR
-
-        faults = fit_faults(folder / ENGINE_DIR)
-    if faults:
-        raise UserError.of(faults)
-
-
-def benchmark(overrides: Sequence[str]) -> int:
-    """Serve the engine, or take a server that runs elsewhere, and measure it."""
-    *_, outcomes = _measured("benchmark", overrides)
-    return _code(outcomes)
-
-
-def run_all(overrides: Sequence[str]) -> int:
-    """Everything from the model to the report."""
-    from pipelines.report.command import write
-
-    plan, store, outcomes = _measured("all", overrides)
-    if (code := _code(outcomes)) != INTERRUPTED:
-        variants = dict.fromkeys([plan.settings.baseline().variant, plan.settings.variant])
-        write(plan.settings, store, plan.settings.model.label, list(variants))
-    return code
-
-
-BUNDLED_PROMPT = "The river of Githbrel is"
-"""Something the bundled models know, for the lines that `serve` prints."""
-INTERRUPTED = 130
-
-
-def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
-    from pipelines.store.measurements import recover
-
-    recover(Store(load(overrides).paths.store))
-    return _run(target, overrides)
-
-
-def _code(outcomes: Sequence[StepOutcome]) -> int:
-    """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
-    facts = outcomes[-1].artifact.facts
-    if facts["complete"]:
-        return 0
-    sys.stderr.write(f"error: the benchmark is incomplete: {facts['reason']}. What was measured is kept.\n")
-    return INTERRUPTED if "interrupted" in facts["reason"] else 1
-
-
-def report(overrides: Sequence[str]) -> int:
-    """Write the report of a model from what the store holds."""
-    from pipelines.report.command import write
-    from pipelines.store.measurements import recover
-
-    settings = load(overrides)
-    store = Store(settings.paths.store)
-    recover(store)
-    write(settings, store, settings.model.label, None)
-    return 0
-
-
-def simulate(overrides: Sequence[str]) -> int:
-    """Simulate how an engine schedules requests, in ticks or in seconds."""
-    from pipelines.predict.simulate.command import simulate as run_simulation
-
-    return run_simulation(overrides)
-
-
-def plan(overrides: Sequence[str]) -> int:
-    """Say what would run, and why; write nothing."""
-    from pipelines.run.console import plan_text
-
-    settings = load(overrides)
-    made, _ = _plan_for(settings, farthest(settings))
-    sys.stdout.write(plan_text(made))
-    if made.flavour.name != "openvino" or settings.sizing.fit or any(fit_files(settings.paths.store)):
-        from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
-
-        sys.stdout.write(modelled_text(made))
-    return 0
-
-
-def config(overrides: Sequence[str]) -> int:
-    """Print the resolved configuration."""
-    import yaml
-
-    raw = to_raw(compose_config(overrides))
-    validate(raw)
-    sys.stdout.write(yaml.safe_dump(raw, sort_keys=False))
-    return 0
-
-
-def calibrate(overrides: Sequence[str]) -> int:
-    """Fit the model of this machine or GPU to a benchmark."""
-    from pipelines.predict.performance.command import calibrate as run_calibrate
-
-    return run_calibrate(load(overrides), gather())
-
-
-def sweep(overrides: Sequence[str]) -> int:
-    """Evaluate every combination, one table at the end."""
-    from pipelines.sweep.command import sweep as run_sweep
-
-    return run_sweep(overrides)
-
-
-def scripts(overrides: Sequence[str]) -> int:
-    """Write scripts that build and serve on a cluster."""
-    from pipelines.deploy.cluster import write_scripts
-
-    write_scripts(load(overrides), gather(), overrides)
-    return 0
-
-
-def compare(overrides: Sequence[str]) -> int:
-    """Everything for several formats, one table and one report."""
-    from pipelines.sweep.command import compare as run_compare
-
-    return run_compare(overrides)
-
-
-def image(overrides: Sequence[str]) -> int:
-    """Build the container image."""
-    from pipelines.deploy.containers import build_image
-
-    return build_image(load(overrides), gather())
-
-
-def manifests(overrides: Sequence[str]) -> int:
-    """Write Kubernetes manifests for a finished repository."""
-    from pipelines.deploy.manifests import write_manifests
-
-    write_manifests(load(overrides), gather(), overrides)
-    return 0
-
-
-def shell(overrides: Sequence[str]) -> int:
-    """A shell in the container image."""
-    from pipelines.deploy.containers import open_shell
-
-    return open_shell(load(overrides), gather())
-
-
-def nightly(overrides: Sequence[str]) -> int:
-    """Measure a matrix, compare it with the nights before, and name what got worse."""
-    from pipelines.nightly.command import run as run_nightly
-
-    return run_nightly(overrides)
-
-
-def verify(overrides: Sequence[str]) -> int:
-    """Read a checkpoint back and check it against the format's rules."""
-    from pipelines.checkpoint.describe import describe, render
-    from pipelines.checkpoint.verify import verify as check
-
-    folder = _checkpoint_folder(overrides)
-    if faults := check(folder):
-        raise UserError.of(faults)
-    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no fault found\n")
-    return 0
-
-
-def _checkpoint_folder(overrides: Sequence[str]) -> Path:
-    settings = load(overrides)
-    if settings.verify.path is not None:
-        return settings.verify.path.expanduser().absolute()
-    made, _ = _plan_for(settings, "build")
-    step = next(step for step in made.steps if step.node.id == "quantize")
-    if step.artifact is None:
-        raise UserError(
-            f"There is no checkpoint of {step.node.label} yet ({step.why}).",
-            todo="Make it with the same words after `make build`, or give one: verify.path=/some/checkpoint",
-        )
-    return step.artifact.path
-
-
-def size(overrides: Sequence[str]) -> int:
-    """Say how many GPUs a load within limits needs."""
-    from pipelines.predict.sizing.command import size as run_size
-
-    return run_size(overrides)
-
-
-def doctor(overrides: Sequence[str]) -> int:
-    """Say what this machine has and what will work on it."""
-    import json
-    import os
-
-    from pipelines.doctor.examine import examine
-    from pipelines.doctor.text import render
-
-    settings = load(overrides)
-    found = examine(settings, gather(), os.environ)
-    text = json.dumps(found.to_json(), indent=2) + "\n" if settings.doctor.format == "json" else render(found)
-    sys.stdout.write(text)
-    return 1 if found.broken else 0
-
+    about: str
+    groups: tuple[str, ...]
+    examples: tuple[str, str, str]
+    exits: dict[int, str] = field(default_factory=dict)
+    argument: str = ""
+
+    def run(self, overrides: Sequence[str]) -> int:
+        """Import the function and call it."""
+        module, _, name = self.function.partition(":")
+        code: int = getattr(importlib.import_module(module), name)(overrides)
+        return code
+
+
+CELL_FAILED = "a cell failed; the others are finished and kept"
+INCOMPLETE = "the benchmark is incomplete, or a crash; what was measured is kept"
 
 COMMANDS = {
-    "all": Command("everything: engine, accuracy, repository, server, benchmark, report", run_all),
-    "build": Command("model -> quantized TensorRT-LLM checkpoint -> engine", build),
-    "evaluate": Command("build, then accuracy beside the 16-bit baseline", evaluate),
-    "repository": Command("engine -> Triton model repository, a folder that can be copied", repository),
-    "serve": Command("tritonserver in the foreground; Ctrl-C drains it", serve),
-    "benchmark": Command("serve and measure; benchmark.url=host:8001 for a server elsewhere", benchmark),
-    "report": Command("Markdown and one HTML file from what was made and measured", report),
-    "compare": Command("formats side by side: compare quant=none,fp8,int4_awq", compare),
-    "simulate": Command("static against in-flight batching, in ticks; in seconds: hardware=h100_sxm", simulate),
-    "calibrate": Command("fit the model to a benchmark: calibrate sizing.measured=results.json", calibrate),
-    "sweep": Command("evaluate several settings: sweep quant=fp8,int4_awq", sweep),
-    "nightly": Command("a matrix, its history, and what got worse: nightly nightly=gpu", nightly),
-    "size": Command("how many GPUs for which load within which limits: size sizing.average_rate=5", size),
-    "doctor": Command("what this machine has, and what will work on it", doctor),
-    "plan": Command("what would run, what is cached and why; writes nothing", plan),
-    "config": Command("print the resolved configuration", config),
-    "verify": Command("read a checkpoint back and check every tensor", verify),
-    "image": Command("build the container image; engine=tensorrt_llm or engine=openvino", image),
-    "manifests": Command("Kubernetes manifests (Kustomize) for a finished repository", manifests),
-    "scripts": Command("build and serve scripts for Slurm or mpirun: scripts cluster=slurm", scripts),
-    "shell": Command("a shell in the container image, store and caches shared", shell),
+    "all": Command(
+        "pipelines.run.commands:run_all",
+        "everything: engine, accuracy, repository, server, benchmark, report",
+        "Runs the whole pipeline: downloads or reads the model, quantizes it, builds the engine, measures its accuracy "
+        "beside the 16-bit baseline, writes the Triton repository, serves and benchmarks it, and writes the report. "
+        "Stages that are already in the store are not run again.",
+        (*BUILD, "eval", *SERVER, *LOAD, "report"),
+        ("all quant=int4_awq", "all model=tiny_llama quant=fp8 kv_cache=fp8", "all experiment=cpu_demo"),
+        {1: INCOMPLETE},
+    ),
+    "build": Command(
+        "pipelines.run.commands:build",
+        "model -> quantized TensorRT-LLM checkpoint -> engine",
+        "Downloads or reads the model, makes it sparse and quantizes it as the settings say, writes a TensorRT-LLM "
+        "checkpoint and builds the engine from it. Stages that are already in the store are not run again.",
+        BUILD,
+        (
+            "build quant=int4_awq",
+            "build model=gemma_2b quant=fp8 build.max_batch_size=64",
+            "build model.path=/models/my-llama quant=int8_sq",
+        ),
+    ),
+    "evaluate": Command(
+        "pipelines.run.commands:evaluate",
+        "build, then accuracy beside the 16-bit baseline",
+        "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
+        "with a paired test of their difference.",
+        (*BUILD, "eval"),
+        ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
+    ),
+    "compare": Command(
+        "pipelines.sweep.command:compare",
+        "several settings side by side: accuracy, size and speed",
+        "Runs everything that `all` runs for each combination of the values given as comma lists, one after the other "
+        "or with a launcher, then prints one table and writes one report per model.",
+        (*BUILD, "eval", *SERVER, *LOAD, "report", "hydra/launcher"),
+        (
+            "compare quant=none,fp8,int4_awq",
+            "compare model=tiny_gemma,tiny_llama quant=int8_sq",
+            "compare quant=fp8,int8_sq hydra/launcher=slurm",
+        ),
+        {1: CELL_FAILED},
+    ),
+    "sweep": Command(
+        "pipelines.sweep.command:sweep",
+        "several settings side by side: accuracy alone",
+        "Evaluates each combination of the values given as comma lists, one after the other or with a launcher, and "
+        "prints one table of accuracies.",
+        (*BUILD, "eval", "hydra/launcher"),
+        (
+            "sweep quant=fp8,int8_sq,int4_awq",
+            "sweep quant=none sparsity=magnitude_2_4,sparsegpt_2_4",
+            "sweep quant=fp8,int8_sq hydra/launcher=joblib",
+        ),
+        {1: CELL_FAILED},
+    ),
+    "verify": Command(
+        "pipelines.run.commands:verify",
+        "read a checkpoint back and check every tensor",
+        "Reads a TensorRT-LLM checkpoint, lists its tensors and checks names, types, shapes and scales against the "
+        "rules of its format.",
+        (*BUILD, "verify"),
+        ("verify quant=int4_awq", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
+        {2: "the checkpoint has faults, there is none, or the input is at fault"},
+    ),
+    "repository": Command(
+        "pipelines.run.commands:repository",
+        "engine -> Triton model repository, a folder that can be copied",
+        "Builds the engine and writes a Triton model repository around it: preprocessing, engine, postprocessing, "
+        "ensemble and BLS. The folder holds everything that a server needs.",
+        (*BUILD, *SERVER),
+        (
+            "repository quant=fp8",
+            "repository triton=openai quant=int4_awq",
+            "repository engine.path=/engines/llama model.path=/hf/llama",
+        ),
+    ),
+    "serve": Command(
+        "pipelines.run.commands:serve",
+        "tritonserver in the foreground; Ctrl-C drains it",
+        "Builds what is missing and starts tritonserver on the repository. Ctrl-C lets running requests finish and "
+        "ends the server; a second Ctrl-C ends them.",
+        (*BUILD, *SERVER),
+        (
+            "serve quant=int4_awq",
+            "serve triton=openai serving.openai=true",
+            "serve serving.repository=/copied/repository serving.http_port=8000",
+        ),
+        {
+            0: "drained",
+            1: "the server ended by itself, or a crash",
+            130: "interrupted before it was ready, or a second time",
+        },
+    ),
+    "benchmark": Command(
+        "pipelines.run.commands:benchmark",
+        "serve and measure; benchmark.url=host:8001 for a server elsewhere",
+        "Starts a server on the engine, or takes one that runs elsewhere, sends it the workload at each load and "
+        "records TTFT, ITL, E2E latency, throughput and goodput.",
+        (*BUILD, *SERVER, *LOAD),
+        (
+            "benchmark quant=fp8 benchmark.concurrency=[1,8,32]",
+            "benchmark workload=poisson benchmark.request_rate=[2,4,8]",
+            "benchmark benchmark.url=host:8001 benchmark.precision=fp8",
+        ),
+        {1: INCOMPLETE},
+    ),
+    "report": Command(
+        "pipelines.report.command:report",
+        "Markdown and one HTML file from what was made and measured",
+        "Writes the report of a model from what the store holds: formats, accuracy, sizes, loads and pictures. It "
+        "measures nothing.",
+        ("model", "report", "paths"),
+        ("report", "report model=tiny_llama", "report report.max_accuracy_loss_percent=0.5"),
+    ),
+    "plan": Command(
+        "pipelines.run.commands:plan",
+        "what would run, what is cached and why; writes nothing",
+        "Checks the whole configuration and this machine, and lists each stage with what is cached, what would run "
+        "and why, the memory it takes, and for a GPU the exact commands and the modelled speed.",
+        (*BUILD, "eval", *SERVER, *LOAD, "sizing"),
+        (
+            "plan quant=fp8 build.max_batch_size=64",
+            "plan quant=nvfp4 hardware=a10",
+            "plan engine=tensorrt_llm model=gemma_2b quant=fp8 hardware=h100_sxm",
+        ),
+    ),
+    "size": Command(
+        "pipelines.predict.sizing.command:size",
+        "how many GPUs and servers a load needs within limits",
+        "Finds the fleet that serves a load within latency limits: instances, GPUs, servers, what limits them, what "
+        "they cost and what changes the answer. Everything is modelled, or taken from a benchmark of yours.",
+        ("sizing", *MODEL, "engine", "build", "triton", "hardware", "workload", "report", "paths"),
+        (
+            "size sizing.average_rate=5 hardware=h100_sxm model=llama_3_8b",
+            "size sizing=chat sizing.users=2000 sizing.requests_per_user_day=20 hardware=l40s model=llama_3_1_8b",
+            "size sizing.measured=results.json sizing.peak_rate=31",
+        ),
+    ),
+    "simulate": Command(
+        "pipelines.predict.simulate.command:simulate",
+        "static against in-flight batching, in ticks or in seconds",
+        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a calibration "
+        "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",
+        ("simulator", *LOAD, *MODEL, "engine", "build", "triton", "hardware", "sizing", "paths"),
+        (
+            "simulate",
+            "simulate simulator.policy=[static,inflight] simulator.slots=8",
+            "simulate model=llama_3_8b quant=fp8 hardware=h100_sxm benchmark.concurrency=25",
+        ),
+    ),
+    "calibrate": Command(
+        "pipelines.predict.performance.command:run",
+        "fit the performance model to a benchmark of yours",
+        "Fits the coefficients of the performance model to a benchmark, prints measured beside modelled, and keeps the "
+        "result, which plan, size and simulate then use. (The group `calibration` is another thing: the text that "
+        "quantization observes.)",
+        ("sizing", "model", "quant", "kv_cache", "build", "triton", "hardware", "paths"),
+        (
+            "calibrate sizing.measured=results.json",
+            "calibrate sizing.measured=artifacts/benchmark/... quant=int4_awq",
+            "calibrate sizing.measured=aiperf.json hardware=h100_sxm model=llama_3_1_8b",
+        ),
+    ),
+    "config": Command(
+        "pipelines.settings.command:config",
+        "print the configuration, or explain the keys of one group",
+        "Prints the whole configuration that overrides give, as YAML. With the name of a group it prints each of its "
+        "keys instead: type, allowed values, value now, and what it means. The same through make: make config build.",
+        (),
+        ("config quant=fp8", "config build", "config sizing sizing=chat"),
+        argument="[GROUP]",
+    ),
+    "doctor": Command(
+        "pipelines.doctor.command:doctor",
+        "what this machine has, and what works on it",
+        "Examines GPUs, processor, software, folders and the Hub, and says which engines, models and formats work "
+        "here and why others do not.",
+        (*BUILD, *SERVER, "doctor"),
+        ("doctor", "doctor doctor.format=json", "doctor engine=tensorrt_llm quant=fp8"),
+        {1: "the configuration given does not run on this machine, or a crash"},
+    ),
+    "nightly": Command(
+        "pipelines.nightly.command:run",
+        "measure a matrix, compare it with its history, name what got worse",
+        "Measures every cell of a matrix, adds the results to a history, judges them by the noise of the nights "
+        "before, writes a report and names each regression with the commit since which it is there.",
+        ("nightly", "paths", "report"),
+        ("nightly", "nightly nightly=gpu", "nightly nightly.measure=false nightly.history=/some/folder"),
+        {1: "a cell failed, or none could be measured", 3: "something got worse"},
+    ),
+    "image": Command(
+        "pipelines.deploy.commands:image",
+        "build the container image; engine=tensorrt_llm or engine=openvino",
+        "Builds a container image with docker or podman: NVIDIA's Triton container with this project on top, or a "
+        "small one for the CPU engine. Needs a checkout of the project.",
+        ("image", "engine"),
+        ("image engine=tensorrt_llm", "image engine=openvino image.name=registry/llm", "image image.no_cache=true"),
+        {1: "the builder failed (its own exit code), or a crash"},
+    ),
+    "shell": Command(
+        "pipelines.deploy.commands:shell",
+        "a shell in the container image, store and caches shared",
+        "Opens a shell in the image that `image` builds, with the checkout, the store, the runs and the Hub's cache "
+        "mounted. Its exit code is the shell's. Needs a checkout of the project.",
+        ("image", "engine", "paths"),
+        ("shell engine=tensorrt_llm", "shell image.network=bridge", "shell image.shm_size=16g"),
+        {1: "the exit code of the shell, whatever it is"},
+    ),
+    "manifests": Command(
+        "pipelines.deploy.commands:manifests",
+        "Kubernetes manifests (Kustomize) for a finished repository",
+        "Writes Kustomize files that serve a finished repository: workload, service, autoscaler, storage and probes, "
+        "sized from the repository itself.",
+        ("manifests", "image", *SERVER, *BUILD),
+        (
+            "manifests quant=fp8",
+            "manifests serving.repository=/its/folder manifests.namespace=llm",
+            "manifests manifests=hub manifests.fetch.hub=org/name",
+        ),
+    ),
+    "scripts": Command(
+        "pipelines.deploy.commands:scripts",
+        "build and serve scripts for Slurm or mpirun",
+        "Writes scripts that build the engine and serve it over several nodes, for Slurm or for mpirun over ssh.",
+        ("cluster", *BUILD, *SERVER),
+        (
+            "scripts cluster=slurm engine=tensorrt_llm model=llama_3_1_70b hardware=h100_sxm parallel=tp8_pp2",
+            "scripts cluster=mpi cluster.hosts=[n1,n2] serving.repository=/its/folder",
+            "scripts cluster=slurm cluster.partition=gpu engine=tensorrt_llm quant=fp8",
+        ),
+    ),
 }
+
+SECTIONS = {
+    "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "verify"),
+    "Serve and measure": ("repository", "serve", "benchmark", "report"),
+    "Plan and buy": ("plan", "size", "simulate", "calibrate"),
+    "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
+}
+"""The commands as help lists them."""

@@ -10,6 +10,7 @@ from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.scripts import ScriptTarget, script_files
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
@@ -56,7 +57,8 @@ def _unwritable(settings: Settings) -> list[Fault]:
         return [
             Fault("cluster=none needs no scripts.", "Choose one of slurm, mpi.", "Add cluster=slurm or cluster=mpi.")
         ]
-    if settings.serving.repository is None and settings.engine.name != "tensorrt_llm":
+    engine = with_setting(settings.engine.name)
+    if settings.serving.repository is None and (engine is None or not engine.spans_machines):
         return [
             Fault(
                 f"engine={settings.engine.name} runs in one process on one machine; scripts are for engines of "

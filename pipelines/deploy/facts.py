@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB
+from pipelines.engines.registry import ENGINES, describe
 
 DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB
@@ -71,19 +72,19 @@ def read_served(path: Path) -> RepositoryFacts:
     """
     described = _described(path)
     settings = described["settings"]
-    flavour, world, nodes = described["flavour"], int(described["world_size"]), int(settings["num_nodes"])
-    if flavour == "llmapi":
+    engine, world, nodes = describe(described["flavour"]), int(described["world_size"]), int(settings["num_nodes"])
+    if engine.why_not_deployed:
+        deployed = (each.name for each in ENGINES.values() if not each.why_not_deployed)
         raise UserError(
-            f"'{path}' is of flavour 'llmapi': no released Triton container holds the TensorRT-LLM it needs.",
-            allowed="Repositories of flavour openvino and tensorrt_llm can be deployed.",
+            f"'{path}' is of flavour '{engine.name}': {engine.why_not_deployed}.",
+            allowed=f"Repositories of flavour {' and '.join(deployed)} can be deployed.",
         )
     if world % nodes:
         raise UserError(
             f"triton.num_nodes={nodes} does not divide the engine's {world} ranks.",
             todo="Every node needs the same number of GPUs: make the repository again with another triton.num_nodes.",
         )
-    engine = path / "tensorrt_llm" / "1"
-    gpu = flavour == "tensorrt_llm"
+    gpu = engine.needs_gpu
     return RepositoryFacts(
         folder=path.resolve().name,
         label=described["label"],
@@ -92,7 +93,7 @@ def read_served(path: Path) -> RepositoryFacts:
         world_size=world,
         num_nodes=nodes,
         size_bytes=_size(path),
-        engine_bytes=_size(engine),
+        engine_bytes=_size(path / "tensorrt_llm" / "1"),
         engine_version=str(described["engine_version"]),
         kv_bytes=int(settings["kv_cache_host_memory_bytes"])
         if gpu

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pipelines import __version__
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.registry import with_setting
 from pipelines.settings.image import ImageSettings
 
 INSIDE = "/opt/trtllm-pipelines"
@@ -55,7 +56,8 @@ def flavour_of(engine: str, *, gpus: bool) -> ImageFlavour:
     """Which image an engine runs in; `auto` looks whether this machine has a GPU."""
     if engine == "auto":
         return "gpu" if gpus else "cpu"
-    return "cpu" if engine == "openvino" else "gpu"
+    described = with_setting(engine)
+    return "gpu" if described is None or described.needs_gpu else "cpu"
 
 
 def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:

@@ -13,6 +13,7 @@ from pipelines.deploy.output import write_folder
 from pipelines.deploy.storage import claim_name
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
@@ -89,8 +90,9 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
                 todo="Give serving.multi_gpu=leader.",
             )
         )
-    if settings.engine.name == "openvino" and served.gpu:
-        faults.append(Fault("engine=openvino was asked for; the repository runs on TensorRT-LLM."))
+    asked = with_setting(settings.engine.name)
+    if asked is not None and not asked.needs_gpu and served.gpu:
+        faults.append(Fault(f"engine={asked.setting} was asked for; the repository runs on TensorRT-LLM."))
     return faults
 
 

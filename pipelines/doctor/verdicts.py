@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Any
 
 from pipelines.doctor.record import CombinationVerdict
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import choose, why_not_here
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import ENGINES
 from pipelines.host.machine import Machine
 from pipelines.plan import checks
 from pipelines.plan.user_inputs import Found
-from pipelines.settings.compose import CONF, choices
 from pipelines.settings.compression import QuantSettings
-from pipelines.settings.engine import EngineSettings
+from pipelines.settings.groups import CONF, choices
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 
 
 def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
     """Judge all of them with the rest of the configuration as it is."""
-    engines = [name for name in get_args(EngineSettings.model_fields["name"].annotation) if name != "auto"]
     models = [(model, _shape(model)) for model in _models()]
     quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
     return [
         _judge(settings, machine, engine, model, shape, quant)
-        for engine in engines
+        for engine in ENGINES.values()
         for model, shape in models
         for quant in quants
     ]
@@ -36,37 +35,33 @@ def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
 def _judge(
     settings: Settings,
     machine: Machine,
-    engine: str,
+    engine: EngineDescription,
     model: ModelSettings,
     shape: ModelShape | None,
     quant: QuantSettings,
 ) -> CombinationVerdict:
     asked = settings.model_copy(
-        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine})}
+        update={"model": model, "quant": quant, "engine": settings.engine.model_copy(update={"name": engine.setting})}
     )
     name = quant.qformat.value
     if reason := _missing(engine, machine, settings.build.tp_size * settings.build.pp_size):
-        return CombinationVerdict(engine, model.name, name, works=False, reason=reason[0], todo=reason[1])
+        return CombinationVerdict(engine.setting, model.name, name, works=False, reason=reason[0], todo=reason[1])
     try:
-        faults = checks.check(asked, shape, choose(engine, machine), machine, "build", Found()).faults
+        faults = checks.check(asked, shape, engine, machine, "build", Found()).faults
     except UserError as error:
         faults = list(error.faults)
     if not faults:
-        return CombinationVerdict(engine, model.name, name, works=True)
+        return CombinationVerdict(engine.setting, model.name, name, works=True)
     first = faults[0]
     todo = f"{first.allowed} {first.todo}".strip()
-    return CombinationVerdict(engine, model.name, name, works=False, reason=first.message, todo=todo)
+    return CombinationVerdict(engine.setting, model.name, name, works=False, reason=first.message, todo=todo)
 
 
-def _missing(engine: str, machine: Machine, ranks: int) -> tuple[str, str] | None:
+def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:
     """What an engine needs of the machine whatever the model is: (reason, what to do)."""
-    if engine == "openvino":
-        return None
-    lacks = why_not_here(machine)
-    if machine.gpus and len(machine.gpus) < ranks:
+    lacks = engine.lacks(machine)
+    if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
         lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
-    if engine == "tensorrt_llm_llmapi":  # it has no builder
-        lacks = [reason for reason in lacks if "trtllm-build" not in reason]
     todo = "Take NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
     return ("; ".join(lacks), todo) if lacks else None
 

@@ -29,6 +29,10 @@ class Distribution:
     max: float | None = None
 
 
+PERCENTILES = tuple(item.name for item in fields(Distribution) if item.name.startswith("p"))
+"""The percentiles that a distribution keeps: "p50", "p90", ...; "p999" would be the 99.9th."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Limits a request must meet to count for goodput; None is no limit. Milliseconds.
@@ -43,9 +47,11 @@ class Slo:
     e2e_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a window of requests says.
+    """The figures of a window of requests; their definitions: `pipelines.domain.summary`.
+
+    A field that is added needs a default, so that results from before it still load.
 
     Attributes:
         window_s: length of the measured window.
@@ -75,8 +81,12 @@ class Summary:
     osl: Distribution
     ttft_s: Distribution
     itl_s: Distribution
-    token_gap_s: Distribution
+    token_gap_s: Distribution = Distribution(0)
     e2e_s: Distribution
+
+
+DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Distribution")
+"""Fields of a summary that are distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +191,7 @@ class BenchmarkResult:
         """Read what `to_json` wrote.
 
         Raises:
-            UserError: it is of another version, or a field is missing or unknown.
+            UserError: it is of another version, or a field other than a metric is missing or unknown.
         """
         if data.get("schema") != SCHEMA:
             raise UserError(
@@ -194,11 +204,18 @@ class BenchmarkResult:
             raise UserError(f"{source} is not a benchmark result: {error}.") from None
 
 
-_DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Distribution")
-
-
 def _level(data: Mapping[str, Any]) -> Level:
-    summary = dict(data["summary"])
-    summary |= {name: Distribution(**summary[name]) for name in _DISTRIBUTIONS}
-    inner = {"summary": Summary(**summary), "client": ClientHealth(**data["client"])}
+    inner = {"summary": _summary(data["summary"]), "client": ClientHealth(**data["client"])}
     return Level(**{**data, **inner, "notes": tuple(data.get("notes", ()))})
+
+
+def _summary(data: Mapping[str, Any]) -> Summary:
+    """Metrics that this version does not know are left out; those that it knows and the file lacks have no value."""
+    found = _known(Summary, data)
+    found |= {name: Distribution(**_known(Distribution, found[name])) for name in DISTRIBUTIONS if name in found}
+    return Summary(**found)
+
+
+def _known(record: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(record)}
+    return {name: value for name, value in data.items() if name in names}

@@ -1,8 +1,7 @@
-"""What happened to one request: the record that the load generator and the simulator both produce.
+"""What happened to one request: the record that the load generator keeps.
 
-All stamps are nanoseconds since the start of the run on one monotonic clock. Metric definitions follow NVIDIA NIM,
-genai-perf and trtllm-bench: TTFT to the first non-empty response; ITL = TPOT = (E2E - TTFT) / (OSL - 1), without the
-first token, undefined for fewer than two output tokens.
+All stamps are nanoseconds since the start of the run on one monotonic clock. `pipelines.domain.summary` defines the
+latencies and rates that follow from them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class RequestTiming:
             slow server is not hidden (coordinated omission). In a closed loop it is `sent_ns`.
         sent_ns: when it really left.
         first_token_ns: when the first non-empty response came; None when none came.
-        end_ns: when the last response, or the error, came.
+        end_ns: when the last response with text, or the error, came.
         isl: input tokens as the engine counts them.
         osl: output tokens received.
         chunk_ns: arrival of every non-empty response, ascending; empty when it was not streamed.
@@ -43,23 +42,6 @@ class RequestTiming:
     def ok(self) -> bool:
         """Whether it finished without an error."""
         return self.error is None
-
-    @property
-    def ttft_ns(self) -> int | None:
-        """Time to first token."""
-        return None if self.first_token_ns is None else self.first_token_ns - self.intended_ns
-
-    @property
-    def e2e_ns(self) -> int:
-        """Time to the last response."""
-        return self.end_ns - self.intended_ns
-
-    @property
-    def itl_ns(self) -> float | None:
-        """Mean time between output tokens, the first excluded; None below two output tokens or without streaming."""
-        if self.first_token_ns is None or self.osl < 2 or not self.chunk_ns:
-            return None
-        return (self.chunk_ns[-1] - self.first_token_ns) / (self.osl - 1)
 
 
 _COLUMNS = tuple(field.name for field in fields(RequestTiming))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.registry import ENGINES, TENSORRT_LLM
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
@@ -26,7 +28,7 @@ class EngineLimits:
     """One engine.
 
     Attributes:
-        flavour: "openvino" or "tensorrt_llm".
+        flavour: name of the engine, see `pipelines.engines.registry`.
         version: of OpenVINO or TensorRT-LLM that built it; no other version may run it.
         architecture: Hugging Face's class name.
         dtype: of activations, e.g. "bfloat16".
@@ -82,7 +84,7 @@ class EngineLimits:
         pretrained, build = _block(raw, "pretrained_config", engine_dir), _block(raw, "build_config", engine_dir)
         mapping = pretrained.get("mapping") or {}
         tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
-        flavour = str((raw.get("engine") or {}).get("flavour", "tensorrt_llm"))
+        flavour = str((raw.get("engine") or {}).get("flavour", TENSORRT_LLM.name))
         logits_dtype = str(pretrained.get("logits_dtype", "float32"))
         world_size = int(mapping.get("world_size", tp_size * pp_size))
         faults = [*_size_faults(build, engine_dir), *_file_faults(flavour, world_size, engine_dir)]
@@ -114,6 +116,11 @@ class EngineLimits:
             lora_modules=lora[1],
             **{name: int(build[name]) for name in SIZES},
         )
+
+    @property
+    def engine(self) -> EngineDescription:
+        """What it is and can do."""
+        return ENGINES[self.flavour]
 
     @property
     def logits_type(self) -> str:
@@ -178,13 +185,10 @@ def _size_faults(build: Mapping[str, Any], folder: Path) -> list[Fault]:
 
 def _file_faults(flavour: str, world_size: int, folder: Path) -> list[Fault]:
     """Files that the engine needs and lacks."""
-    needed = {
-        "openvino": ["openvino_model.xml", "openvino_model.bin"],
-        "tensorrt_llm": [f"rank{rank}.engine" for rank in range(world_size)],
-    }
-    if flavour not in needed:
-        return [Fault(f"{folder / CONFIG} names the engine flavour '{flavour}'.", f"Known: {', '.join(needed)}.")]
-    missing = [name for name in needed[flavour] if not (folder / name).is_file()]
+    known = [engine.name for engine in ENGINES.values() if engine.files]
+    if flavour not in known:
+        return [Fault(f"{folder / CONFIG} names the engine flavour '{flavour}'.", f"Known: {', '.join(known)}.")]
+    missing = [name for name in ENGINES[flavour].files_of(world_size) if not (folder / name).is_file()]
     if not missing:
         return []
     return [

@@ -5,14 +5,39 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TextIO
 
 from pipelines.domain.progress import Advance
 
 log = logging.getLogger("pipelines")
+
+
+NARROWEST, WIDEST = 60, 120
+STYLES = {"error": "1;31", "warning": "33"}
+"""Of ANSI terminals: bold red, yellow."""
+
+
+def width() -> int:
+    """Columns to fill: those of the terminal (or COLUMNS) within bounds; 80 where there is none."""
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((80, 24)).columns))
+
+
+def styled(word: str, stream: TextIO) -> str:
+    """A word of `STYLES` in its colour, where the stream is a terminal and nobody asked for none (no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return word if plain else f"\x1b[{STYLES[word]}m{word}\x1b[0m"
+
+
+def complain(text: str, word: Literal["error", "warning"] = "error") -> None:
+    """Print an error or a warning as a paragraph of its own on standard error."""
+    indent = " " * len(f"{word}: ")
+    lines = textwrap.wrap(text, width() - len(indent), break_long_words=False, break_on_hyphens=False)
+    sys.stderr.write(f"{styled(word, sys.stderr)}: " + f"\n{indent}".join(lines) + "\n")
 
 
 def say(text: str = "") -> None:

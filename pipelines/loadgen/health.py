@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 
 from pipelines.domain.benchmark import ClientHealth, Summary
-from pipelines.domain.summary import Window, percentile
+from pipelines.domain.summary import Window, ordered, percentile
 from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.shared import Report
 
 BUSY = 0.9
@@ -108,8 +110,10 @@ def tail_note(client: ClientHealth, summary: Summary) -> str:
 def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
     """A sentence when the second half of an open loop waited much longer than the first; empty otherwise."""
     middle = (window[0] + window[1]) // 2
-    first = sorted(_wait(t) for t in timings if t.ok and window[0] <= t.intended_ns < middle)
-    second = sorted(_wait(t) for t in timings if t.ok and middle <= t.intended_ns < window[1])
+    requests = columns_of([timing for timing in timings if timing.ok])
+    waits = np.where(np.isnan(requests.ttft()), requests.e2e(), requests.ttft())
+    first = ordered(waits[(window[0] <= requests.due) & (requests.due < middle)])
+    second = ordered(waits[(middle <= requests.due) & (requests.due < window[1])])
     if min(len(first), len(second)) < _HALF_LEAST:
         return ""
     early, late = percentile(first, 0.5), percentile(second, 0.5)
@@ -119,10 +123,6 @@ def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
         f"The queue grew: median wait {early / 1e6:.0f} ms in the first half of the window, {late / 1e6:.0f} ms in the "
         "second. The server does not keep up with this rate."
     )
-
-
-def _wait(timing: RequestTiming) -> int:
-    return timing.e2e_ns if timing.ttft_ns is None else timing.ttft_ns
 
 
 def _percentile(values_ns: list[int], share: float) -> float:

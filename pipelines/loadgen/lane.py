@@ -113,10 +113,9 @@ class Lane:
                 self.error_text = response.error_message
                 return stamp, classify(response.error_message)
             answer = response.infer_response
-            if answer.raw_output_contents:
+            if answer.raw_output_contents and self._take(answer, counts):
                 end = stamp
-                if self._take(answer, counts):
-                    chunks.append(stamp)
+                chunks.append(stamp)
             if answer.parameters["triton_final_response"].bool_param:
                 return end or stamp, None
 

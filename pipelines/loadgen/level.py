@@ -251,7 +251,7 @@ class _Run:
             for index, due, sent, first, end, isl, osl, chunks, error in report.rows
         ]
 
-    def _share(self, plan: LevelPlan) -> tuple[list[Job], Window | None]:
+    def _share(self, plan: LevelPlan) -> tuple[list[Job], tuple[int, int] | None]:
         """Every process's part, and the steady window of an open loop."""
         size, base = self._bench.fleet.size, self._base()
         if self._load.arrival == "closed":

@@ -13,6 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
 from pipelines.domain.timing import to_columns
 from pipelines.host.files import replacing, write_json
+from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge, tail_note
 from pipelines.loadgen.level import INTERRUPTED, REFUSED, Bench, Outcome, run_level
@@ -111,7 +112,7 @@ def _measure(bench: Bench, result: BenchmarkResult, out_dir: Path, note: Callabl
 
 def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
     assert outcome.window is not None
-    summary = summarise(outcome.timings, outcome.window, slo)
+    summary = summarise(columns_of(outcome.timings), outcome.window, slo)
     client = judge(outcome.reports, outcome.timings, summary, outcome.machine)
     return Level(
         arrival=load.arrival,

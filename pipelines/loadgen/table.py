@@ -6,19 +6,18 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.metrics import PROGRESS, TERMINAL, Figure
 
 WIDTH = 79
-_HEAD = ("load", "req/s", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "good/s", "err", "")
 
 
 def benchmark_table(result: BenchmarkResult) -> str:
     """One row per level, times in ms; below it what qualifies the numbers."""
-    good = any(level.summary.goodput_per_s is not None for level in result.levels)
-    keep = [index for index, name in enumerate(_HEAD) if name != "good/s" or good]
+    summaries = [level.summary for level in result.levels]
+    columns = [each for each in TERMINAL if not each.metric.optional or any(each.of(s) is not None for s in summaries)]
     marks: dict[str, str] = {}
-    head = (_load_name(result), *_HEAD[1:])
-    rows = [head, *(_row(level, marks) for level in result.levels)]
-    lines = [_heading(result), *_aligned([[row[index] for index in keep] for row in rows])]
+    head = (_load_name(result), *_headings(columns), "err", "")
+    lines = [_heading(result), *_aligned([head, *(_row(level, columns, marks) for level in result.levels)])]
     lines += [_wrap(f"{mark} {text}") for text, mark in marks.items()]
     if result.slo.name != "none":
         lines.append(_wrap(f"good/s: requests per second within {_limits(result)}."))
@@ -29,13 +28,13 @@ def benchmark_table(result: BenchmarkResult) -> str:
 
 def level_line(level: Level) -> str:
     """One level in one line, for when it has just finished."""
-    summary = level.summary
-    parts = [f"{level.load}:", f"{summary.requests_per_s:.4g} req/s", f"{summary.output_tokens_per_s:.4g} tok/s"]
-    if summary.ttft_s.p50 is not None:
-        parts.append(f"TTFT {_ms(summary.ttft_s.p50)} ms")
-    if summary.itl_s.p50 is not None:
-        parts.append(f"ITL {_ms(summary.itl_s.p50)} ms")
-    if errors := sum(summary.errors.values()):
+    parts = [f"{level.load}:"]
+    for figure in PROGRESS:
+        value, metric = figure.shown(figure.of(level.summary)), figure.metric
+        if value is not None:
+            latency = f"{metric.title} {_number(value)} {metric.unit.shown}"
+            parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
+    if errors := sum(level.summary.errors.values()):
         parts.append(f"{errors} errors")
     return ("  ".join(parts))[: WIDTH - 2]
 
@@ -60,28 +59,22 @@ def _load(level: Level) -> str:
     return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
 
 
-def _row(level: Level, marks: dict[str, str]) -> tuple[str, ...]:
-    summary = level.summary
+def _headings(columns: Sequence[Figure]) -> Iterable[str]:
+    """The metric is named once where several of its statistics follow each other."""
+    for before, figure in zip((None, *columns), columns, strict=False):
+        yield figure.statistic if before is not None and before.metric is figure.metric else figure.narrow
+
+
+def _row(level: Level, columns: Sequence[Figure], marks: dict[str, str]) -> tuple[str, ...]:
     texts = list(level.notes)
     if level.client.bottleneck:
         texts.append(f"The client was the limit: {level.client.reason}.")
     if not level.complete:
         texts.append(f"Cut short: {level.reason}.")
     signs = "".join(_mark(text, marks) for text in texts)
-    goodput = summary.goodput_per_s
-    return (
-        _load(level),
-        _number(summary.requests_per_s),
-        _number(summary.output_tokens_per_s),
-        _ms(summary.ttft_s.p50),
-        _ms(summary.ttft_s.p99),
-        _ms(summary.itl_s.p50),
-        _ms(summary.itl_s.p99),
-        _ms(summary.e2e_s.p50),
-        "-" if goodput is None else _number(goodput),
-        str(sum(summary.errors.values())),
-        signs,
-    )
+    values = [figure.shown(figure.of(level.summary)) for figure in columns]
+    cells = ("-" if value is None else _number(value) for value in values)
+    return (_load(level), *cells, str(sum(level.summary.errors.values())), signs)
 
 
 def _mark(text: str, marks: dict[str, str]) -> str:
@@ -115,10 +108,6 @@ def _length(length: object) -> str:
     if kind == "uniform":
         return f"uniform {length['min']}-{length['max']}"
     return kind if length.get("mean") is None else f"{kind} {length['mean']:g}+-{length['stdev']:g}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else _number(seconds * 1e3)
 
 
 def _number(value: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
 from pipelines.nightly.record import pack_bits
 from pipelines.settings.root import Settings
@@ -26,7 +27,6 @@ NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "c
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """A load is part of a metric's name, so that adding one keeps the series of the others."""
 PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
-PERCENTILES = ("p50", "p90", "p95", "p99")
 Artifacts = Mapping[str, Path]
 
 
@@ -113,7 +113,7 @@ def loads(benchmark: Path) -> list[dict[str, Any]]:
 def _load(level: Level) -> dict[str, Any]:
     summary = level.summary
     failed = sum(summary.errors.values())
-    found = {
+    found: dict[str, Any] = {
         "load": level.load,
         "concurrency": level.concurrency,
         "request_rate": level.request_rate,
@@ -122,15 +122,12 @@ def _load(level: Level) -> dict[str, Any]:
         "requests": summary.requests,
         "errors": dict(summary.errors),
         "error_share": failed / (failed + summary.requests) if failed + summary.requests else 1.0,
-        "output_tokens_per_s": summary.output_tokens_per_s,
-        "requests_per_s": summary.requests_per_s,
-        "goodput_per_s": summary.goodput_per_s,
+        **{figure.key: figure.of(summary) for figure in NIGHTLY_RATES},
         "client_limited": level.client.bottleneck,
         "complete": level.complete and summary.requests > 0,
     }
-    for metric in ("ttft_s", "itl_s", "e2e_s"):
-        values = getattr(summary, metric)
-        found[metric] = {name: getattr(values, name) for name in PERCENTILES}
+    for figure in NIGHTLY_LATENCIES:
+        found.setdefault(figure.metric.name, {})[figure.statistic] = figure.of(summary)
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pipelines.domain.errors import Fault, UserError
-from pipelines.settings.compose import groups
+from pipelines.domain.errors import UserError
+from pipelines.settings.diagnose import parse_override
+from pipelines.settings.groups import groups
 from pipelines.settings.nightly import NightlySettings
 from pipelines.store.store import fingerprint
 
@@ -85,23 +85,13 @@ def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[
     return Cell(name, (*chosen, *asked.values()), fingerprint([sorted(chosen), decided])[:16])
 
 
-def _parse(text: str) -> Any:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException:
-        raise UserError.of([Fault(f"'{text}' is no override.", todo="Write key=value.")]) from None
-
-
 def _key(text: str) -> str:
-    return str(_parse(text).get_key_element().lstrip("+~"))
+    return str(parse_override(text).get_key_element().lstrip("+~"))
 
 
 def _values(text: str) -> list[str]:
     """The values of `key=a,b`; one value otherwise."""
-    parsed = _parse(text)
+    parsed = parse_override(text)
     if parsed.is_sweep_override():
         return [str(value) for value in parsed.sweep_string_iterator()]
     return [parsed.get_value_element_as_str()]

@@ -174,7 +174,7 @@ def _cell(night: Night, cell: Cell, own: Settings, number: int, count: int) -> R
         overrides=cell.overrides,
         model=own.model.label,
         precision=own.variant,
-        engine=choose(own.engine.name, night.machine).name,
+        engine=choose(own.engine.name, night.machine).engine.name,
         tp_size=own.build.tp_size,
         protocol=facts.protocol(own),
         settings_digest=digest,

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from pipelines.domain.metrics import FIGURES, NIGHTLY_LATENCIES, NIGHTLY_RATES
+
 SCHEMA = 1
 Status = Literal["done", "failed", "not possible"]
-HIGHER_IS_BETTER = ("output_tokens_per_s", "accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +119,22 @@ def load_metrics(load: Mapping[str, Any]) -> dict[str, float]:
     found = {"error_share": float(load["error_share"])}
     if load["client_limited"] or not load["complete"]:
         return found
-    for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s"):
-        if load[name] is not None:
-            found[name] = float(load[name])
-    for metric in ("ttft_s", "itl_s", "e2e_s"):
-        for percentile, value in load[metric].items():
-            if value is not None:
-                found[f"{metric.removesuffix('_s')}_{percentile}_s"] = float(value)
+    for figure in (*NIGHTLY_RATES, *NIGHTLY_LATENCIES):
+        value = figure.of_line(load)
+        if value is not None:
+            found[figure.key] = float(value)
     return found
 
 
 def base_name(metric: str) -> str:
     """Metric without its load: "ttft_p50_s at concurrency 8" -> "ttft_p50_s"."""
     return metric.partition(" at ")[0]
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether more of it is better; of what is in no table (seconds and memory of stages) less is."""
+    figure = FIGURES.get(base_name(metric))
+    return figure is not None and figure.metric.better == "higher"
 
 
 def pack_bits(right: Sequence[bool]) -> str:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pipelines.document.show import NONE, ms, number, percent
+from pipelines.document.show import NONE, number, percent
+from pipelines.domain.metrics import FIGURES, REQUEST_RATE, SHARE, TOKEN_RATE
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.nightly.record import base_name
-
-TITLES = {
-    "output_tokens_per_s": "output tokens/s",
-    "requests_per_s": "requests/s",
-    "goodput_per_s": "goodput, requests/s",
-    "accuracy": "accuracy, %",
-    "error_share": "failed requests, %",
-    "engine_bytes": "engine, MiB",
-}
 
 
 def shown(metric: str, value: float | None) -> str:
@@ -23,21 +15,22 @@ def shown(metric: str, value: float | None) -> str:
         return NONE
     if base.endswith("_bytes"):
         return show_bytes(int(value))
-    if base in ("accuracy", "error_share"):
+    figure = FIGURES.get(base)
+    if figure is None:
+        return show_seconds(value)  # of a stage
+    if figure.metric.unit is SHARE:
         return f"{percent(value)} %"
-    if base.endswith("_per_s"):
+    if figure.metric.unit in (TOKEN_RATE, REQUEST_RATE):
         return f"{number(value)}/s"
-    return f"{ms(value)} ms" if base.split("_")[0] in ("ttft", "itl", "e2e") else show_seconds(value)
+    return f"{number(figure.shown(value))} {figure.metric.unit.shown}"
 
 
 def title(metric: str) -> str:
     """A metric's name for a plot: "TTFT p50, ms at concurrency 8"."""
     base, _, load = metric.partition(" at ")
-    name = TITLES.get(base)
-    if name is None and base.split("_")[0] in ("ttft", "itl", "e2e"):
-        latency, percentile, _ = base.split("_")
-        name = f"{latency.upper()} {percentile}, ms"
-    return f"{name or base.removesuffix('_s') + ', s'}{f' at {load}' if load else ''}"
+    figure = FIGURES.get(base)
+    name = figure.title if figure else f"{base.removesuffix('_s')}, s"
+    return f"{name}{f' at {load}' if load else ''}"
 
 
 def scale(metric: str) -> float:
@@ -45,6 +38,5 @@ def scale(metric: str) -> float:
     base = base_name(metric)
     if base.endswith("_bytes"):
         return 1 / 2**20
-    if base in ("accuracy", "error_share"):
-        return 100.0
-    return 1000.0 if base.split("_")[0] in ("ttft", "itl", "e2e") else 1.0
+    figure = FIGURES.get(base)
+    return figure.metric.unit.scale if figure else 1.0

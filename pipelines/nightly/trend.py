@@ -19,6 +19,7 @@ from pipelines.document.blocks import (
     Text,
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
+from pipelines.domain.metrics import NIGHTLY_TABLE
 from pipelines.nightly.history import History, Read
 from pipelines.nightly.record import Record
 from pipelines.nightly.sentences import finding_text, headline
@@ -26,8 +27,6 @@ from pipelines.nightly.shown import shown
 from pipelines.nightly.trend_plots import cell_trend
 from pipelines.nightly.verdict import Series, Verdict, metrics_of
 from pipelines.settings.nightly import NightlySettings
-
-LATENCIES = ("ttft_p50_s", "itl_p50_s")
 
 
 def trend_document(history: History, read: Read, verdict: Verdict, settings: NightlySettings) -> Document:
@@ -56,7 +55,7 @@ def trend_document(history: History, read: Read, verdict: Verdict, settings: Nig
 def _cards(verdict: Verdict) -> tuple[Card, ...]:
     done = [record for record in verdict.records if record.status == "done"]
     rates = [
-        line for line in verdict.series if line.metric.startswith("output_tokens_per_s") and _change(line) is not None
+        line for line in verdict.series if line.metric.startswith(NIGHTLY_TABLE[0].key) and _change(line) is not None
     ]
     refused = sum(record.status == "not possible" for record in verdict.records)
     worst = min(rates, key=lambda line: _change(line) or 0.0, default=None)
@@ -93,9 +92,7 @@ def _tonight(verdict: Verdict) -> list[Block]:
     columns = (
         Column("cell", right=LEFT), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
         Column("%", "accuracy"), Column("loss %", "accuracy"),
-        Column("now", "output tokens/s"), Column("change %", "output tokens/s"),
-        Column("now", "TTFT p50, ms"), Column("change %", "TTFT p50, ms"),
-        Column("now", "ITL p50, ms"), Column("change %", "ITL p50, ms"),
+        *(Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
         Column("engine, MiB"),
     )  # fmt: skip
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
@@ -112,12 +109,11 @@ def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> 
     rows = []
     for place, load in enumerate(record.measurements[-1]):
         cells = []
-        for base in ("output_tokens_per_s", *LATENCIES):
-            metric = f"{base} at {load['load']}"
+        for figure in NIGHTLY_TABLE:
+            metric = f"{figure.key} at {load['load']}"
             value = metrics_of(record).get(metric)
             line = lines.get((record.cell, metric))
-            scaled = value if value is None or base == "output_tokens_per_s" else 1000 * value
-            cells += [number(scaled), _signed(_change(line) if line else None)]
+            cells += [number(figure.shown(value)), _signed(_change(line) if line else None)]
         accuracy = record.accuracy or {}
         shared = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent"))) if not place else ("", "")
         size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
+from pipelines.domain.metrics import TRENDS
 from pipelines.nightly.record import Record
 from pipelines.nightly.shown import scale, shown, title
 from pipelines.nightly.verdict import Series, metrics_of
@@ -14,8 +15,8 @@ from pipelines.nightly.verdict import Series, metrics_of
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
 
-PANELS = ("output_tokens_per_s", "ttft_p50_s", "itl_p50_s", "accuracy")
 SHOWN_NIGHTS = 60
+_PANELS = tuple(figure.key for figure in TRENDS)
 Line = tuple[str, list[float | None], Series | None]
 
 
@@ -30,7 +31,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
     if not lines:
         return None
     nights = lines[0].nights[-SHOWN_NIGHTS:]
-    panels = [(base, found) for base in PANELS if (found := _lines(base, record, lines, nights))]
+    panels = [(base, found) for base in _PANELS if (found := _lines(base, record, lines, nights))]
     if not panels:
         return None
 
@@ -59,7 +60,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
             f"Cross: was worse. Measured: {six}; engine {record.engine}."
         ),
         alt=f"Trend of {record.cell}: "
-        + "; ".join(_in_words(line) for line in lines if line.metric.split()[0] in PANELS),
+        + "; ".join(_in_words(line) for line in lines if line.metric.split()[0] in _PANELS),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
 from pipelines.nightly.finding import Finding
 from pipelines.nightly.judge import Judged, Rule, replay
-from pipelines.nightly.record import HIGHER_IS_BETTER, Record, base_name
+from pipelines.nightly.record import Record, base_name, higher_is_better
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
@@ -122,7 +122,7 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
     """Judge every night of one metric of one cell."""
     base = base_name(metric)
     floor = settings.expect.floor_percent[base] / 100
-    rule = Rule(base in HIGHER_IS_BETTER, floor, chance, settings.window, settings.least)
+    rule = Rule(higher_is_better(base), floor, chance, settings.window, settings.least)
     values = tuple(metrics_of(night).get(metric) for night in nights)
     restarts = restarts_of(nights, metric, settings.expect)
     return Series(nights[-1].cell, metric, tuple(nights), values, tuple(replay(values, rule, restarts)))
@@ -167,7 +167,7 @@ def _worse(line: Series) -> list[Finding]:
     now = line.values[-1]
     assert now is not None, "a night without a value is not judged"
     base = base_name(line.metric)
-    beyond = now < last.limit if base in HIGHER_IS_BETTER else now > last.limit
+    beyond = now < last.limit if higher_is_better(base) else now > last.limit
     reason = "tonight" if beyond else "the last four nights together"
     good = line.nights[last.since - 1] if last.since else None
     return [Finding(line.cell, line.metric, last.before, now, last.limit, reason, line.nights[last.since], good)]
@@ -180,7 +180,7 @@ def _pinned(record: Record, expect: ExpectSettings) -> list[Finding]:
             continue
         for metric, now in metrics_of(record).items():
             if fnmatchcase(metric, pin.metric):
-                bad = now < pin.worst if base_name(metric) in HIGHER_IS_BETTER else now > pin.worst
+                bad = now < pin.worst if higher_is_better(metric) else now > pin.worst
                 if bad:
                     why = f"pinned: {pin.reason}"
                     found.append(Finding(record.cell, metric, pin.worst, now, pin.worst, why, record, None))

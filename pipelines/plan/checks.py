@@ -12,7 +12,7 @@ from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
-from pipelines.engines.choose import Flavour, why_not_here
+from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
@@ -44,7 +44,7 @@ class Checked:
 def check(
     settings: Settings,
     shape: ModelShape | None,
-    flavour: Flavour,
+    engine: EngineDescription,
     machine: Machine,
     target: Target,
     found: Found,
@@ -54,23 +54,23 @@ def check(
     Args:
         settings: the configuration.
         shape: of the model, where known.
-        flavour: engine flavour that was chosen.
+        engine: that was chosen.
         machine: facts of this machine.
         target: what is asked for.
         found: what the user has on disk; with an engine that is built already nothing is compressed or built.
     """
-    served = serving_checks.check(settings, shape, flavour, target, found.built)
+    served = serving_checks.check(settings, shape, engine, target, found.built)
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
-    findings = check_table(deployment(settings, shape, flavour, machine, found))
+    findings = check_table(deployment(settings, shape, engine, machine, found))
     checked.faults += refused(findings)
     checked.warnings = tuple(warned(findings))
     checked.faults += _draft(settings, found)
-    if shape is not None and (flavour.name != "tensorrt_llm" or machine.gpus):  # else nothing is quantized here
+    if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
     _gpu_memory(settings, shape, machine, checked)
-    if shape is not None and flavour.name == "openvino":
+    if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
     checked.faults += served
     return checked
@@ -95,17 +95,16 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def check_gpu(flavour: Flavour, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
-    """What keeps a TensorRT engine from being built and evaluated on this machine; `plan` describes it all the same."""
+def check_machine(engine: EngineDescription, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
+    """What keeps an engine from being built and evaluated on this machine; `plan` describes it all the same."""
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
-    lacks = why_not_here(machine) if flavour.name == "tensorrt_llm" and used else []
+    lacks = engine.lacks(machine) if engine.builder and used else []
     if not lacks:
         return []
     return [
         Fault(
-            f"engine=tensorrt_llm cannot run here: {'; '.join(lacks)}.",
-            "A TensorRT engine is built and run in NVIDIA's Triton container with TensorRT-LLM 1.2, on the GPU it is "
-            "for.",
+            f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
+            engine.place,
             "Give the same words there (make shell); take engine=openvino, which executes the same checkpoint here; "
             "or serve an engine that is already built with engine.path=/its/folder.",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour
+from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance.hardware import resolved
@@ -12,13 +12,14 @@ from pipelines.settings.root import Settings
 
 
 def deployment(
-    settings: Settings, shape: ModelShape | None, flavour: Flavour, machine: Machine, found: Found
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, found: Found
 ) -> DeploymentFacts:
     """What is to be deployed, in the rulebook's words."""
     target = resolved(settings.hardware, machine)
     guess, images = settings.speculative, settings.multimodal
     return DeploymentFacts(
-        engine=flavour.name,
+        needs_gpu=engine.needs_gpu,
+        writes_engine=engine.writes_engine,
         label=settings.model.label,
         shape=shape,
         qformat=settings.quant.qformat,

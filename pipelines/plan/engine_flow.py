@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour
+from pipelines.engines.description import EngineDescription
 from pipelines.engines.port import OnGpu
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan.memory_checks import gpu_predicted
@@ -56,7 +56,7 @@ class EngineFlow:
 
     settings: Settings
     target: Target
-    flavour: Flavour
+    chosen: EngineDescription
     shape: ModelShape | None
     machine: Machine
     built: BuiltEngine | None
@@ -92,10 +92,10 @@ class EngineFlow:
         """Sparsify -> quantize -> build for one variant; afterwards `given["engine"]` is its engine."""
         if self.built is not None:
             return
-        if self.flavour.name == "llmapi":
+        if not self.chosen.writes_engine:
             self.llm_api(settings)
             return
-        if settings.speculative.mode in HEADS and self.flavour.name == "tensorrt_llm":
+        if settings.speculative.mode in HEADS and self.chosen.example_scripts:
             self.heads(settings, prefix)
             return
         label, weights = self.label(settings), "model"
@@ -109,7 +109,7 @@ class EngineFlow:
             self.given[weights] = prefix + "sparsify"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
-        predicted = gpu_predicted(settings, self.shape) if self.flavour.name == "tensorrt_llm" else {}
+        predicted = gpu_predicted(settings, self.shape) if self.chosen.memory_model == "rank" else {}
         stage = self._build(settings.build, self.shape, predicted)
         self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
         self.given["engine"] = prefix + "build"
@@ -126,7 +126,7 @@ class EngineFlow:
 
     def vision(self, settings: Settings) -> None:
         """The engine of the vision encoder, beside the language model's."""
-        if settings.multimodal.model_type == "none" or self.flavour.name != "tensorrt_llm":
+        if settings.multimodal.model_type == "none" or not self.chosen.example_scripts:
             return
         script = build_vision(settings.multimodal, settings.build.max_batch_size, settings.paths.trtllm_examples)
         self.add("vision", script, f"{settings.model.label}-{settings.multimodal.model_type}", {"vision": "vision"})
@@ -151,7 +151,7 @@ class EngineFlow:
     def draft(self, settings: Settings) -> None:
         """Build the engine of the smaller model that guesses; afterwards `given["draft_engine"]` is it."""
         guess = settings.speculative
-        if self.built is not None or self.flavour.name == "llmapi" or guess.mode != "draft_target":
+        if self.built is not None or not self.chosen.writes_engine or guess.mode != "draft_target":
             return
         assert guess.draft is not None  # the settings say so
         self._draft_checkpoint(settings, "tensorrt_llm")
@@ -192,14 +192,14 @@ class EngineFlow:
     def _build(
         self, build: BuildSettings, shape: ModelShape | None, predicted: Mapping[str, float] | None = None
     ) -> Build:
-        """The stage that makes an engine of the chosen flavour, of a model of that shape."""
-        flavour, longest = self.flavour, shape.max_position_embeddings if shape else None
-        libraries, packages = flavour.build_libraries, flavour.packages
-        return Build(flavour.name, build, libraries, packages, self._on_gpu(), longest, predicted or {})
+        """The stage that makes the chosen engine of a model of that shape."""
+        engine, longest = self.chosen, shape.max_position_embeddings if shape else None
+        libraries, packages = engine.build_libraries, engine.packages
+        return Build(engine.name, build, libraries, packages, self._on_gpu(), longest, predicted or {})
 
     def _on_gpu(self) -> OnGpu | None:
-        """The GPU a TensorRT engine is for: this machine's, or where there is none the one asked about."""
-        if self.flavour.name != "tensorrt_llm":
+        """The GPU an engine is built for: this machine's, or where there is none the one asked about."""
+        if not self.chosen.needs_gpu:
             return None
         gpus, hardware, paths = self.machine.gpus, self.settings.hardware, self.settings.paths
         name, sm = (gpus[0].name, gpus[0].sm) if gpus else (hardware.gpu or "", hardware.sm)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour
+from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan.engine_flow import EngineFlow, Node
 from pipelines.plan.memory_checks import cpu_reached
@@ -24,7 +24,7 @@ from triton_repo.spec import ImageSpec
 def nodes(
     settings: Settings,
     target: Target,
-    flavour: Flavour,
+    engine: EngineDescription,
     sources: Mapping[str, InputSource],
     shape: ModelShape | None,
     machine: Machine,
@@ -36,14 +36,14 @@ def nodes(
     Args:
         settings: the configuration.
         target: how far to go.
-        flavour: engine flavour that was chosen.
+        engine: that was chosen.
         sources: what the user has on disk: model, calibration, dataset, engine.
         shape: of the model, where known.
         machine: facts of this machine.
         built: facts of the engine among the sources.
         draft_shape: of the draft model, where known.
     """
-    flow = _Flow(settings, target, flavour, shape, machine, built, draft_shape, dict(sources))
+    flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
     if is_elsewhere(settings, target):
         flow.measure(settings)
@@ -71,13 +71,13 @@ class _Flow(EngineFlow):
     def accuracy(self, settings: Settings, prefix: str) -> None:
         """Put the questions to the engine."""
         stage = Evaluate(
-            self.flavour.name,
-            settings.engine.openvino,
+            self.chosen.name,
+            self.chosen.options_of(settings.engine),
             settings.eval,
             settings.model.label,
             settings.variant,
-            (*self.flavour.run_libraries, "lm-eval", "transformers", "tokenizers"),
-            (*self.flavour.packages, "lm_eval", "transformers"),
+            (*self.chosen.run_libraries, "lm-eval", "transformers", "tokenizers"),
+            (*self.chosen.packages, "lm_eval", "transformers"),
         )
         inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
         self.add(prefix + "evaluate", stage, self.label(settings), inputs)
@@ -86,9 +86,9 @@ class _Flow(EngineFlow):
         """Lay out the engine for tritonserver."""
         adapters = [name for name in self.given if name.startswith("lora.")]
         stage = WriteRepository(
-            self.flavour.name,
+            self.chosen.name,
             settings.triton,
-            settings.engine.openvino,
+            self.chosen.options_of(settings.engine),
             settings.kv_cache.enable_block_reuse,
             settings.runtime.enable_chunked_context,
             settings.model.label,
@@ -106,7 +106,7 @@ class _Flow(EngineFlow):
     def measure(self, settings: Settings) -> None:
         """Put load on the server."""
         elsewhere = is_elsewhere(settings, self.target)
-        libraries = ("tritonclient", *(() if elsewhere else self.flavour.run_libraries))
+        libraries = ("tritonclient", *(() if elsewhere else self.chosen.run_libraries))
         stage = Benchmark(
             settings.workload,
             settings.benchmark,
@@ -122,8 +122,8 @@ class _Flow(EngineFlow):
         self.add("benchmark", stage, label, inputs)
 
     def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
-        """What the CPU engine should need under this load, for the result; empty where that is not modelled."""
-        if elsewhere or self.built is not None or self.flavour.name != "openvino":
+        """Modelled memory of the engine's process under this load, for the result; empty where there is no model."""
+        if elsewhere or self.built is not None or self.chosen.memory_model != "process":
             return {}
         memory = cpu_reached(settings, self.shape)
         return {"total": memory.total, **asdict(memory)} if memory else {}
@@ -143,14 +143,14 @@ class _Flow(EngineFlow):
         return {
             "model": settings.model.label,
             "precision": self.variant(settings),
-            "engine": self.flavour.name,
+            "engine": self.chosen.name,
             "tp_size": tp_size,
             "world_size": tp_size * pp_size,
         }
 
     def _ranks(self, settings: Settings) -> tuple[int, int]:
-        """(tp_size, pp_size) of the running engine; the ranks of a checkpoint become one process on the CPU."""
-        if self.flavour.name == "openvino":
+        """(tp_size, pp_size) of the running engine."""
+        if not self.chosen.keeps_ranks:
             return 1, 1
         if self.built is not None:
             return self.built.tp_size, self.built.pp_size

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour, choose
+from pipelines.engines.choose import EngineChoice, choose
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
@@ -56,7 +56,7 @@ class Plan:
     settings: Settings
     target: Target
     machine: Machine
-    flavour: Flavour
+    choice: EngineChoice
     shape: ModelShape | None
     steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...]
@@ -85,22 +85,22 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    flavour = choose(found.built.flavour if found.built else settings.engine.name, machine)
-    checked = checks.check(settings, shape, flavour, machine, target, found)
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    checked = checks.check(settings, shape, choice.engine, machine, target, found)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
     draft = found.draft or settings.speculative.draft_shape
-    made = nodes(settings, target, flavour, found.sources, shape, machine, found.built, draft)
+    made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = checks.check_steps(todo, store.root)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    not_here = checks.check_gpu(flavour, machine, todo)
+    not_here = checks.check_machine(choice.engine, machine, todo)
     findings = (checked.notes, checked.warnings, tuple(not_here))
-    return Plan(settings, target, machine, flavour, shape, steps, *findings)
+    return Plan(settings, target, machine, choice, shape, steps, *findings)
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from pipelines.domain.errors import Fault
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.choose import Flavour
+from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.rules.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server
@@ -14,19 +16,16 @@ from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import BuiltEngine
 from triton_repo.parameters import SPECULATION, setting_faults
 
-WITHOUT_ENGINE = ("build", "repository", "serve", "benchmark")
-"""What engine=tensorrt_llm_llmapi goes with."""
-
 
 def check(
-    settings: Settings, shape: ModelShape | None, flavour: Flavour, target: Target, built: BuiltEngine | None
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, target: Target, built: BuiltEngine | None
 ) -> list[Fault]:
     """Apply every rule that has to do with a server.
 
     Args:
         settings: the configuration.
         shape: of the model, where known.
-        flavour: engine flavour that was chosen.
+        engine: that was chosen.
         target: what is asked for.
         built: the engine given with engine.path, if any.
     """
@@ -35,32 +34,43 @@ def check(
         return faults
     if target in STARTED and (fault := why_no_server(settings.serving)):
         faults.append(fault)
-    if target in SERVED:
-        faults += setting_faults(_asked(settings, flavour, built), flavour.name)
+    if target in SERVED and engine.server is None:
+        faults.append(_not_served(settings, target))
+    elif target in SERVED:
+        faults += setting_faults(_asked(settings, engine, built), engine)
     if built is not None:
         return faults + _built(settings, built, target)
-    if flavour.name == "llmapi" and target not in WITHOUT_ENGINE:
-        faults.append(_has_no_engine(settings, target))
+    if not engine.evaluates and target in EVALUATED:
+        faults.append(_not_evaluated(settings, target))
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
 
 
-def _asked(settings: Settings, flavour: Flavour, built: BuiltEngine | None) -> TritonSettings:
+def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | None) -> TritonSettings:
     """Parameters that are judged by themselves: those of a kind of speculation that is refused are refused with it."""
     mode = settings.speculative.mode
-    if flavour.name != "openvino" or built is not None or mode in DRAFTING:
+    if engine.server is not ServerBackend.PYTHON or built is not None or mode in DRAFTING:
         return settings.triton
     names = (*SPECULATION, "decoding_mode") if settings.triton.decoding_mode == mode else SPECULATION
     usual = {name: TritonSettings.model_fields[name].default for name in names}
     return settings.triton.model_copy(update=usual)
 
 
-def _has_no_engine(settings: Settings, target: Target) -> Fault:
+def _not_served(settings: Settings, target: Target) -> Fault:
+    """The engine has no place in a Triton repository."""
+    return Fault(
+        f"engine={settings.engine.name} cannot {target}: Triton does not serve it here.",
+        f"It goes with {', '.join(target for target in get_args(Target) if target not in SERVED)}.",
+        "Take one of these, or serve the same checkpoint with engine=openvino.",
+    )
+
+
+def _not_evaluated(settings: Settings, target: Target) -> Fault:
     """The LLM API's model runs inside TensorRT-LLM only, which is served and not evaluated here."""
     return Fault(
         f"engine={settings.engine.name} cannot {target}: its model runs only inside TensorRT-LLM.",
-        f"It goes with {', '.join(WITHOUT_ENGINE)}.",
+        f"It goes with {', '.join(target for target in get_args(Target) if target not in EVALUATED)}.",
         "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
     )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.command import aligned
@@ -15,7 +16,7 @@ from pipelines.predict.performance.deployment import Model, fitted_deployment, g
 from pipelines.predict.performance.fit_file import processor
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial
+from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import Case
@@ -55,11 +56,11 @@ def modelled_text(plan: Plan) -> str:
 def model_of(plan: Plan) -> Model | None:
     """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
     settings, build = plan.settings, plan.settings.build
-    engine, hardware = plan.flavour.name, resolved(plan.settings.hardware, plan.machine)
-    on_cpu = engine == "openvino"
+    engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
+    on_cpu = not engine.needs_gpu
     where = {processor(plan.machine.to_json()) or ""} if on_cpu else {hardware.name, *hardware.nvidia_smi}
     found = fitted_deployment(
-        known(settings), model=settings.model.label, precision=settings.variant, engine=engine, tp=build.tp_size,
+        known(settings), model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
@@ -90,6 +91,6 @@ def _trial(level: Level) -> Trial:
     )
 
 
-def _cells(found: Modelled) -> tuple[str, ...]:
+def _cells(found: Summary) -> tuple[str, ...]:
     times = (found.ttft_s.p50, found.ttft_s.p95, found.itl_s.p50)
     return (f"{found.requests_per_s:.3g}", *("–" if value is None else f"{1e3 * value:.3g}" for value in times))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pipelines.engines.registry import with_setting
 from pipelines.settings.root import Settings
 
 Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
@@ -20,5 +21,10 @@ def is_elsewhere(settings: Settings, target: Target) -> bool:
 
 
 def farthest(settings: Settings) -> Target:
-    """How far a configuration can go: the LLM API cannot be asked for the accuracy from here."""
-    return "benchmark" if settings.engine.name == "tensorrt_llm_llmapi" else "all"
+    """How far a configuration can go: not every engine is served, or can be asked for its accuracy from here."""
+    engine = with_setting(settings.engine.name)
+    if engine is None or (engine.evaluates and engine.server):
+        return "all"
+    if engine.server:
+        return "benchmark"
+    return "evaluate" if engine.evaluates else "build"

@@ -1,4 +1,4 @@
-"""Writes reports for the commands: of one model, of some or all of its formats."""
+"""The command `report`, and what writes reports for the other commands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from pipelines.report.compare_text import comparison_text
 from pipelines.report.data import ReportData
 from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
+from pipelines.store.measurements import recover
 from pipelines.store.store import Store
+
+
+def report(overrides: Sequence[str]) -> int:
+    """Write the report of a model from what the store holds."""
+    settings = load(overrides)
+    store = Store(settings.paths.store)
+    recover(store)
+    write(settings, store, settings.model.label, None)
+    return 0
 
 
 def write(

@@ -6,14 +6,19 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.document.show import NONE, ms, number, percent
+from pipelines.document.show import NONE, number, percent
 from pipelines.domain.benchmark import Level
+from pipelines.domain.metrics import COMPARED, FOR_PROGRAMS
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.six import load_label, six
 
 WIDTH = 79
-_TITLES = ("format", "acc. %", "loss %", "MiB", "tok/s", "load", "TTFT ms", "ITL ms", "SLO tok/s")
-_LEAST = (12, 6, 6, 6, 7, 5, 7, 6, 9)
+_RATE, *_TIMES = COMPARED
+_TITLES = (
+    "format", "acc. %", "loss %", "MiB", _RATE.narrow, "load",
+    *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
+)  # fmt: skip
+_LEAST = (12, 6, 6, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[6:]))
 
 
 def comparison_rows(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -53,14 +58,7 @@ def _level(level: Level | None) -> dict[str, Any] | None:
         "arrival": level.arrival,
         "isl": summary.isl.mean,
         "osl": summary.osl.mean,
-        "output_tokens_per_s": summary.output_tokens_per_s,
-        "requests_per_s": summary.requests_per_s,
-        "goodput_per_s": summary.goodput_per_s,
-        "ttft_p50_s": summary.ttft_s.p50,
-        "ttft_p99_s": summary.ttft_s.p99,
-        "itl_p50_s": summary.itl_s.p50,
-        "itl_p99_s": summary.itl_s.p99,
-        "e2e_p95_s": summary.e2e_s.p95,
+        **{figure.key: figure.of(summary) for figure in FOR_PROGRAMS},
         "client_limited": level.client.bottleneck,
         "complete": level.complete,
     }
@@ -99,11 +97,10 @@ def _cells(row: FormatRow) -> tuple[str, ...]:
     loss = NONE if row.loss_percent is None else f"{row.loss_percent:.2f}"
     start = (row.variant, percent(row.accuracy), loss, size)
     if row.peak is None:
-        return (*start, *[NONE] * 5)
-    peak = row.peak.summary
-    rate = number(peak.output_tokens_per_s) + ("*" if _marked(row.peak) else "")
-    slo = number(row.at_slo.summary.output_tokens_per_s) if row.at_slo else NONE
-    return (*start, rate, load_label(row.peak), ms(peak.ttft_s.p50), ms(peak.itl_s.p50), slo)
+        return (*start, *[NONE] * (len(_TITLES) - len(start)))
+    rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
+    slo = number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
+    return (*start, rate + ("*" if _marked(row.peak) else ""), load_label(row.peak), *times, slo)
 
 
 def _marked(level: Level) -> bool:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.results import EvalResult
-from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.benchmark import BenchmarkResult, Level, Summary
 from pipelines.domain.timing import RequestTiming
-
-if TYPE_CHECKING:
-    from pipelines.predict.performance.modelled import Modelled
 
 BASELINE = "none"
 """Variant of the uncompressed 16-bit model."""
@@ -103,7 +100,7 @@ class ModelledRun:
         why: where the model comes from, e.g. "fitted: ...".
     """
 
-    levels: Mapping[str, Modelled]
+    levels: Mapping[str, Summary]
     why: str
 
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.registry import ENGINES, runs_on_cpu
 from pipelines.host.machine import GpuFacts
 from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import FittedModel, processor
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
-from pipelines.predict.performance.modelled import Modelled, run_trial, trial
+from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
@@ -36,7 +38,7 @@ def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData
         UserError: a fit cannot be read.
     """
     fits = known(settings)
-    on_gpu = any(run.result.engine != "openvino" for each in data.workloads for run in each.runs)
+    on_gpu = any(not runs_on_cpu(run.result.engine) for each in data.workloads for run in each.runs)
     shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
 
     def told(run: Run) -> Run:
@@ -51,20 +53,21 @@ def _modelled_run(
 ) -> ModelledRun | None:
     result = run.result
     pp = result.world_size // result.tp_size
-    cpu = processor(result.machine) if result.engine == "openvino" else None
+    cpu = processor(result.machine) if runs_on_cpu(result.engine) else None
     where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}
     model = fitted_deployment(
         fits, model=result.model, precision=result.precision, engine=result.engine, tp=result.tp_size,
         world=result.world_size, where=where,
     )  # fmt: skip
+    engine = ENGINES.get(result.engine)
     form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
-    if model is None and result.engine.startswith("tensorrt_llm") and shape and form and gpu:
+    if model is None and engine is not None and engine.builder and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
             spec = replace(shape, name=result.model)
             model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
-    levels: dict[str, Modelled] = {}
+    levels: dict[str, Summary] = {}
     for level in result.levels:
         measured = measured_level(result, level, store / run.piece.place)
         if measured is not None:

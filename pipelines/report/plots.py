@@ -9,14 +9,13 @@ from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.document.labels import beside, place
 from pipelines.document.show import number
-from pipelines.domain.benchmark import Level
+from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.units import MIB
 from pipelines.report.data import FormatReport, Run, Workload
 from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
-    from pipelines.predict.performance.modelled import Modelled
 
 Point = tuple[float, float, Level]
 WIDE = (7.2, 3.9)
@@ -137,12 +136,12 @@ def _curves(axes: Axes, curves: Sequence[tuple[Run, list[Point]]], order: Sequen
     place(axes, marks, theme["muted"], named)
 
 
-def _user_rate_modelled(found: Modelled) -> tuple[float, float] | None:
+def _user_rate_modelled(found: Summary) -> tuple[float, float] | None:
     itl = found.itl_s.p50
     return (1 / itl, found.output_tokens_per_s) if itl else None
 
 
-def _ttft_modelled(found: Modelled) -> tuple[float, float] | None:
+def _ttft_modelled(found: Summary) -> tuple[float, float] | None:
     ttft = found.ttft_s.p50
     return (found.output_tokens_per_s, 1000 * ttft) if ttft else None
 
@@ -152,7 +151,7 @@ def _modelled(
     curves: Sequence[tuple[Run, list[Point]]],
     order: Sequence[str],
     theme: Theme,
-    point: Callable[[Modelled], tuple[float, float] | None],
+    point: Callable[[Summary], tuple[float, float] | None],
 ) -> None:
     """What a model says of the same loads, thin and dotted; nothing where there is no model."""
     for run, _ in curves:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.domain.benchmark import Level
+from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.columns import columns_of
 from pipelines.report.data import Run
 from pipelines.report.six import load_label, six
 
@@ -26,8 +28,8 @@ Curve = tuple[str, list[float]]
 
 def distributions(run: Run, name: str) -> Figure | None:
     """Share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
-    ttft = [(load_label(level), _values(run, level, "ttft_ns")) for level in run.result.levels]
-    itl = [(load_label(level), _values(run, level, "itl_ns")) for level in run.result.levels]
+    ttft = [(load_label(level), _values(run, level, RequestColumns.ttft)) for level in run.result.levels]
+    itl = [(load_label(level), _values(run, level, RequestColumns.itl)) for level in run.result.levels]
     panels = [("Time to first token", ttft), ("Inter-token latency", itl)]
     panels = [(title, [curve for curve in curves if curve[1]]) for title, curves in panels]
     panels = [(title, curves) for title, curves in panels if curves]
@@ -52,10 +54,10 @@ def distributions(run: Run, name: str) -> Figure | None:
     )
 
 
-def _values(run: Run, level: Level, field: str) -> list[float]:
+def _values(run: Run, level: Level, latency: Callable[[RequestColumns], Any]) -> list[float]:
     """Milliseconds of all finished requests of a level, ascending."""
-    values = [getattr(timing, field) for timing in run.timings(level) if timing.ok]
-    return sorted(value / 1e6 for value in values if value is not None and value > 0)
+    values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
+    return [value / 1e6 for value in values if value > 0]
 
 
 def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:

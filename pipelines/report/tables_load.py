@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from pipelines.document.blocks import LEFT, Column, Table, groups
-from pipelines.document.show import NONE, flat, ms, number, percent
-from pipelines.domain.benchmark import BenchmarkResult, Distribution, Level, Summary
+from pipelines.document.show import NONE, flat, number, percent
+from pipelines.domain.benchmark import DISTRIBUTIONS, BenchmarkResult, Level, Summary
+from pipelines.domain.metrics import (
+    AT_PEAK,
+    AT_SLO,
+    LATENCIES,
+    LATENCY,
+    METRICS,
+    MODELLED,
+    RATES,
+    RATES_PER_GPU,
+    STATISTICS,
+    Figure,
+)
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import Comparison, FormatRow
@@ -32,8 +45,8 @@ def levels_table(run: Run) -> Table:
         caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
         origin="measured",
         columns=(
-            *_level_columns(title, run.result.world_size > 1, has_limits(result.slo)),
-            *(groups("modelled", _MODELLED) if run.modelled is not None else ()),
+            *_level_columns(title, result),
+            *(groups("modelled", [figure.narrow for figure in MODELLED]) if run.modelled is not None else ()),
         ),
         rows=tuple(rows),
         notes=tuple(notes),
@@ -44,41 +57,36 @@ def _load_title(levels: Sequence[Level]) -> str:
     return "concurrency" if all(level.concurrency is not None for level in levels) else "load"
 
 
-def _level_columns(load: str, per_gpu: bool, with_slo: bool) -> tuple[Column, ...]:
-    gpu = ("output tok/s/GPU", "req/s/GPU") if per_gpu else ()
-    rates = ("output tok/s", "total tok/s", "req/s", *gpu, *(("goodput/s",) if with_slo else ()))
+def _rates(result: BenchmarkResult) -> list[tuple[Figure, int]]:
+    """The rates shown, each with the GPUs it is divided by; goodput, the last, only with limits."""
+    own = [(figure, 1) for figure in RATES if not figure.metric.optional]
+    per_gpu = [(figure, result.world_size) for figure in RATES_PER_GPU if result.world_size > 1]
+    return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
+
+
+def _level_columns(load: str, result: BenchmarkResult) -> tuple[Column, ...]:
+    rates = [figure.column + ("/GPU" if gpus > 1 else "") for figure, gpus in _rates(result)]
+    latencies = groupby(LATENCIES, lambda figure: f"{figure.metric.title}, {figure.metric.unit.shown}")
     return (
         Column(load, right=LEFT),
         *groups("requests", ("done", "failed")),
         *groups("length, tokens", ("ISL", "OSL")),
         *groups("throughput", rates),
-        *groups("TTFT, ms", ("p50", "p95", "p99")),
-        *groups("ITL, ms", ("p50", "p95", "p99")),
-        *groups("token gap, ms", ("p50", "p99")),
-        *groups("E2E, ms", ("p50", "p95", "p99")),
+        *(column for title, own in latencies for column in groups(title, [figure.column for figure in own])),
     )
 
 
 def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
-    summary, gpus = level.summary, result.world_size
+    summary = level.summary
+    values = [(figure.of(summary), gpus) for figure, gpus in _rates(result)]
     return (
         f"{summary.requests:,}",
         _errors(summary),
         lengths([summary.isl]),
         lengths([summary.osl]),
-        number(summary.output_tokens_per_s),
-        number(summary.total_tokens_per_s),
-        number(summary.requests_per_s),
-        *((number(summary.output_tokens_per_s / gpus), number(summary.requests_per_s / gpus)) if gpus > 1 else ()),
-        *((number(summary.goodput_per_s),) if has_limits(result.slo) else ()),
-        *_cells(summary.ttft_s, "p50", "p95", "p99"),
-        *_cells(summary.itl_s, "p50", "p95", "p99"),
-        *_cells(summary.token_gap_s, "p50", "p99"),
-        *_cells(summary.e2e_s, "p50", "p95", "p99"),
+        *(number(None if value is None else value / gpus) for value, gpus in values),
+        *_cells(summary, LATENCIES),
     )
-
-
-_MODELLED = ("req/s", "TTFT p50", "TTFT p95", "ITL p50")
 
 
 def _modelled_cells(level: Level, run: Run) -> tuple[str, ...]:
@@ -87,12 +95,12 @@ def _modelled_cells(level: Level, run: Run) -> tuple[str, ...]:
         return ()
     found = run.modelled.levels.get(level.requests_file)
     if found is None:
-        return (NONE,) * len(_MODELLED)
-    return (number(found.requests_per_s), *_cells(found.ttft_s, "p50", "p95"), ms(found.itl_s.p50))
+        return (NONE,) * len(MODELLED)
+    return _cells(found, MODELLED)
 
 
-def _cells(metric: Distribution, *names: str) -> tuple[str, ...]:
-    return tuple(ms(getattr(metric, name)) for name in names)
+def _cells(summary: Summary, figures: Iterable[Figure]) -> tuple[str, ...]:
+    return tuple(number(figure.shown(figure.of(summary))) for figure in figures)
 
 
 def _errors(summary: Summary) -> str:
@@ -110,14 +118,10 @@ def _marks(level: Level) -> list[str]:
     return marks
 
 
-_METRICS = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("token gap", "token_gap_s"), ("E2E", "e2e_s"))
-_STATISTICS = ("mean", "min", "p50", "p90", "p95", "p99", "max")
-
-
 def percentiles_table(run: Run) -> Table:
     """Every statistic of every latency at every load."""
     levels = run.result.levels
-    metrics = [(load_label(level), title, getattr(level.summary, name)) for title, name in _METRICS for level in levels]
+    latencies = [metric for metric in METRICS if metric.name in DISTRIBUTIONS and metric.unit is LATENCY]
     return Table(
         caption=f"All latencies in ms: {six([run])}",
         origin="measured",
@@ -125,10 +129,17 @@ def percentiles_table(run: Run) -> Table:
             Column("metric", right=LEFT),
             Column(_load_title(levels)),
             Column("count"),
-            *(Column(name) for name in _STATISTICS),
+            *(Column(name) for name in STATISTICS),
         ),
         rows=tuple(
-            (title, load, f"{metric.count:,}", *_cells(metric, *_STATISTICS)) for load, title, metric in metrics
+            (
+                metric.title,
+                load_label(level),
+                f"{getattr(level.summary, metric.name).count:,}",
+                *_cells(level.summary, (Figure(metric, name) for name in STATISTICS)),
+            )
+            for metric in latencies
+            for level in levels
         ),
     )
 
@@ -172,14 +183,13 @@ def comparison_table(compared: Comparison) -> Table:
     with_slo = any(row.at_slo for row in compared.rows)
     workload = f", workload {compared.workload.title}" if compared.workload else ""
     load = _load_title([level for run in runs for level in run.result.levels])
-    at_slo = ("output tok/s", load, "TTFT p99, ms", "ITL p99, ms")
     columns = (
         Column("format", right=LEFT),
         *groups("accuracy", ("%", "loss %")),
         Column("verdict", "accuracy", right=LEFT),
         Column("engine"),
-        *groups("at peak throughput", ("output tok/s", load, "TTFT p50, ms", "ITL p50, ms", "E2E p95, ms")),
-        *(groups("at best load within SLO", at_slo) if with_slo else ()),
+        *groups("at peak throughput", _at_load(AT_PEAK, load)),
+        *(groups("at best load within SLO", _at_load(AT_SLO, load)) if with_slo else ()),
     )
     rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
     names = [row.variant for row in compared.rows]
@@ -191,6 +201,12 @@ def comparison_table(compared: Comparison) -> Table:
         strong=names.index(compared.chosen) if compared.chosen else None,
         notes=_peak_notes(compared.rows),
     )
+
+
+def _at_load(figures: Sequence[Figure], load: str) -> tuple[str, ...]:
+    """Headings of figures, the load after the first."""
+    first, *others = figures
+    return (first.column, load, *(figure.title for figure in others))
 
 
 def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
@@ -208,17 +224,13 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         NONE if row.engine_bytes is None else show_bytes(row.engine_bytes),
     ]
     if row.peak is None:
-        cells += [NONE] * 5
+        cells += [NONE] * (len(AT_PEAK) + 1)
     else:
-        peak = row.peak.summary
-        mark = " *" if _marks(row.peak) else ""
-        cells += [
-            number(peak.output_tokens_per_s) + mark, load_label(row.peak), ms(peak.ttft_s.p50), ms(peak.itl_s.p50),
-            ms(peak.e2e_s.p95),
-        ]  # fmt: skip
+        first, *others = _cells(row.peak.summary, AT_PEAK)
+        cells += [first + (" *" if _marks(row.peak) else ""), load_label(row.peak), *others]
     if with_slo and row.at_slo is None:
-        cells += [NONE] * 4
+        cells += [NONE] * (len(AT_SLO) + 1)
     elif with_slo and row.at_slo is not None:
-        slo = row.at_slo.summary
-        cells += [number(slo.output_tokens_per_s), load_label(row.at_slo), ms(slo.ttft_s.p99), ms(slo.itl_s.p99)]
+        first, *others = _cells(row.at_slo.summary, AT_SLO)
+        cells += [first, load_label(row.at_slo), *others]
     return tuple(cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
@@ -15,12 +15,38 @@ from pipelines.settings.build import BuildSettings
 from pipelines.settings.features import SpeculationMode
 from pipelines.settings.triton import TritonSettings
 
-EngineName = Literal["openvino", "tensorrt_llm", "llmapi"]
-CPU: tuple[EngineName, ...] = ("openvino",)
-GPU: tuple[EngineName, ...] = ("tensorrt_llm",)
-LLM_API: tuple[EngineName, ...] = ("llmapi",)
-BUILT: tuple[EngineName, ...] = ("openvino", "tensorrt_llm")
-"""Flavours whose engine is built from a TensorRT-LLM checkpoint."""
+
+class HasCapabilities(Protocol):
+    """What rules know about an engine: a deployment has it, and so has an engine's description."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it computes on GPUs."""
+        ...
+
+    @property
+    def writes_engine(self) -> bool:
+        """Whether a build writes an engine from a TensorRT-LLM checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines with certain capabilities; None is either."""
+
+    needs_gpu: bool | None = None
+    writes_engine: bool | None = None
+
+    def __contains__(self, engine: HasCapabilities) -> bool:
+        """Whether an engine is one of them."""
+        wanted = ((self.needs_gpu, engine.needs_gpu), (self.writes_engine, engine.writes_engine))
+        return all(value is None or value == found for value, found in wanted)
+
+
+CPU = Engines(needs_gpu=False)
+GPU = Engines(needs_gpu=True, writes_engine=True)
+LLM_API = Engines(writes_engine=False)
+BUILT = Engines(writes_engine=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +69,8 @@ class DeploymentFacts:
     """Everything that rules look at. What is not known yet is None, and rules that need it wait.
 
     Attributes:
-        engine: flavour.
+        needs_gpu: the engine computes on GPUs.
+        writes_engine: it is built from a TensorRT-LLM checkpoint; otherwise the runtime reads a Hugging Face one.
         label: name of the model, for messages.
         shape: sizes of the model.
         qformat: of weights and activations.
@@ -65,7 +92,8 @@ class DeploymentFacts:
         images: vision, where there is one.
     """
 
-    engine: EngineName = "tensorrt_llm"
+    needs_gpu: bool = True
+    writes_engine: bool = True
     label: str = "the model"
     shape: ModelShape | None = None
     qformat: QFormat = QFormat.NONE
@@ -140,7 +168,7 @@ class Rule:
         name: unique, in words.
         topic: heading in the docs.
         severity: whether the run is refused.
-        engines: flavours it is about; None is all.
+        engines: those it is about; None is all.
         needs: fields of the deployment that must be known.
         when: true, or one mapping of words per finding, where the rule is broken.
         failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`.
@@ -152,7 +180,7 @@ class Rule:
     name: str
     topic: str
     severity: Severity = Severity.REFUSE
-    engines: tuple[EngineName, ...] | None = None
+    engines: Engines | None = None
     needs: tuple[str, ...] = ()
     when: Callable[[DeploymentFacts], bool | Cases]
     failed: str
@@ -162,7 +190,7 @@ class Rule:
 
     def findings(self, deployment: DeploymentFacts) -> list[BrokenRule]:
         """What this rule has against a deployment."""
-        if self.engines is not None and deployment.engine not in self.engines:
+        if self.engines is not None and deployment not in self.engines:
             return []
         if any(getattr(deployment, need) is None for need in self.needs):
             return []

@@ -31,7 +31,7 @@ class ResultTable:
 
 def plan_text(plan: Plan) -> str:
     """What would run, what is cached and why, what fits and what it took last time."""
-    lines = [_wrap(f"engine: {plan.flavour.name} ({plan.flavour.reason})")]
+    lines = [_wrap(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
@@ -67,8 +67,8 @@ def _cost(plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan for programs."""
     return {
-        "engine": plan.flavour.name,
-        "reason": plan.flavour.reason,
+        "engine": plan.choice.engine.name,
+        "reason": plan.choice.reason,
         "warnings": [str(warning) for warning in plan.warnings],
         "not_run_here": [str(fault) for fault in plan.not_here],
         "steps": [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import BuildPaths, command
+from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.host.paths import relative_to_cwd
 from pipelines.plan.plan import Plan, PlannedStep
@@ -24,8 +24,8 @@ INDENT = " " * 4
 
 
 def gpu_commands(plan: Plan) -> list[str]:
-    """Lines for people; none for another engine, or when nothing is left to build or to serve."""
-    if plan.flavour.name != "tensorrt_llm":
+    """Lines for people; none for an engine of another builder, or when nothing is left to build or to serve."""
+    if plan.choice.engine.builder != PROGRAM:
         return []
     todo = [step for step in plan.steps if not step.artifact]
     blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]

@@ -26,7 +26,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
     if plan.not_here:
         raise UserError.of(plan.not_here)
     with run_folder(plan.target, plan.settings, overrides) as folder:
-        say(f"engine: {plan.flavour.name} ({plan.flavour.reason})")
+        say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
             say(note)
         for warning in plan.warnings:

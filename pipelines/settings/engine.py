@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from pipelines.settings.base import Group, Positive
 
 
-class OpenVinoSettings(Group):
-    """Options of the CPU engine."""
+class EngineOptions(Group):
+    """Options of one engine.
 
-    inference_precision: Literal["auto", "f32", "bf16"]
-    num_threads: Positive | None
-    kv_cache_bytes: Positive | None
-    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"]
+    `DECIDE_SCORES` names those that change what an evaluation finds; of all others its result is reused.
+    """
+
+    DECIDE_SCORES: ClassVar[tuple[str, ...]] = ()
+
+
+class OpenVinoSettings(EngineOptions):
+    """How the CPU engine computes; nothing here changes what is built.
+
+    Attributes:
+        inference_precision: type of the arithmetic between quantized products; `auto` is bf16 where the CPU has
+            native bf16 (AMX or AVX512_BF16) and f32 elsewhere, where emulated bf16 is about 50 times slower.
+        num_threads: threads of the CPU plugin; None is all physical cores.
+        kv_cache_bytes: size of the paged KV cache; None is room for 32 requests of max_seq_len tokens, at most 1 GiB
+            and at least one request. A pool full of cached prefixes is searched for the oldest, so larger is slower.
+        kv_cache_precision: storage of the paged KV cache; `auto` is u8 for a checkpoint with an 8-bit KV cache and
+            the inference precision otherwise.
+    """
+
+    DECIDE_SCORES: ClassVar[tuple[str, ...]] = ("inference_precision",)
+
+    inference_precision: Literal["auto", "f32", "bf16"] = "auto"
+    num_threads: Positive | None = None
+    kv_cache_bytes: Positive | None = None
+    kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"] = "auto"
 
 
 class EngineSettings(Group):

@@ -109,6 +109,15 @@ class LengthSettings(Group):
         return self
 
     @property
+    def expected(self) -> float | None:
+        """Mean in tokens, as far as the settings say it; None for lengths that stand in a file."""
+        if self.mean is not None:
+            return self.mean
+        if self.values:
+            return sum(self.values) / len(self.values)
+        return None if self.min is None or self.max is None else (self.min + self.max) / 2
+
+    @property
     def longest(self) -> int | None:
         """Upper bound in tokens; None when there is none that is known without reading a file."""
         if self.distribution == "fixed":

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.settings.base import Group
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
@@ -19,7 +16,7 @@ from pipelines.settings.features import LoraSettings, MultimodalSettings, Specul
 from pipelines.settings.image import ImageSettings
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
-from pipelines.settings.model import ModelSettings, ShapeSettings
+from pipelines.settings.model import ModelSettings
 from pipelines.settings.nightly import NightlySettings
 from pipelines.settings.paths import PathSettings, VerifySettings
 from pipelines.settings.report import ReportSettings
@@ -89,35 +86,4 @@ def validate(raw: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: every fault at once: the key, what was given, what is allowed.
     """
-    try:
-        return Settings.model_validate(raw)
-    except ValidationError as error:
-        raise UserError.of([_fault(dict(item)) for item in error.errors()]) from None
-
-
-def _fault(item: Mapping[str, Any]) -> Fault:
-    """Say one pydantic finding in our four parts."""
-    key = ".".join(str(part) for part in item["loc"])
-    given = item.get("input")
-    if item["type"] == "extra_forbidden":
-        near = did_you_mean(str(item["loc"][-1]), _siblings(item["loc"]))
-        return Fault(f"{key} is not a known key.", near)
-    if item["type"] == "value_error":
-        said = str(item["ctx"]["error"])
-        return Fault(f"{key} {said}" if said.endswith("?") else f"{key} {said}.")
-    if item["type"] in ("enum", "literal_error"):
-        choices = str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
-        hint = did_you_mean(str(given), choices.split(", "))
-        return Fault(f"{key}='{given}' is not known.", f"Choose one of {choices}.", hint)
-    if item["type"] == "tuple_type":
-        return Fault(f"{key}='{given}' is not a list.", todo=f"Write {key}=[{given}].")
-    return Fault(f"{key}='{given}' is not valid: {item['msg'][:1].lower() + item['msg'][1:]}.")
-
-
-def _siblings(loc: tuple[Any, ...]) -> list[str]:
-    """Field names of the group a key was found in."""
-    group: Any = Settings
-    for part in loc[:-1]:
-        annotation = group.model_fields[part].annotation
-        group = annotation if hasattr(annotation, "model_fields") else ShapeSettings
-    return list(group.model_fields)
+    return Settings.judged(raw)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.progress import Progress
+from pipelines.engines.description import load_function
 from pipelines.engines.port import BuildLimits, OnGpu
+from pipelines.engines.registry import describe, open_engine
 from pipelines.settings.build import BuildSettings
 
 if TYPE_CHECKING:
@@ -24,11 +26,11 @@ class Build:
     Its input is `checkpoint`, verified tensor by tensor, or `converted`, which TensorRT-LLM's own script wrote.
 
     Attributes:
-        engine: flavour by name, see `pipelines.engines.registry`.
+        engine: by name, see `pipelines.engines.registry`.
         build: what the engine is built for; the ranks are the checkpoint's.
-        libraries: of the flavour; their versions decide the bytes.
-        needs: packages of the flavour.
-        on_gpu: for engine "tensorrt_llm".
+        libraries: of the engine; their versions decide the bytes.
+        needs: packages of the engine.
+        on_gpu: the GPU it is built for; None for the CPU.
         longest: what an open max_seq_len means, the model's own longest sequence in tokens; None where not known yet.
         predicted: modelled memory of its fullest rank, bytes by part, to stand beside what the build says.
     """
@@ -45,19 +47,16 @@ class Build:
     measures = False
 
     def identity(self) -> dict[str, Any]:
-        """Flavour and what it reads: the limits; of a TensorRT engine also its other options and the GPU."""
-        if self.on_gpu is None:
-            return {"engine": self.engine, **self.build.model_dump(include=_LIMITS)}
-        from pipelines.engines.tensorrt_llm.command import identity
-
-        return {"engine": self.engine, **identity(self.build), "sm": self.on_gpu.sm}
+        """The engine and the settings that decide its bytes, the limits at least, and the kind of GPU."""
+        identity = describe(self.engine).identity
+        decide = load_function(identity)(self.build) if identity else self.build.model_dump(include=_LIMITS)
+        return {"engine": self.engine, **decide, **({} if self.on_gpu is None else {"sm": self.on_gpu.sm})}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, then build."""
         from pipelines.checkpoint.config import CheckpointConfig
         from pipelines.checkpoint.verify import verify
         from pipelines.domain.errors import UserError
-        from pipelines.engines.registry import open_engine
 
         checkpoint = inputs.get("converted") or inputs["checkpoint"]
         if "checkpoint" in inputs and (faults := verify(checkpoint)):

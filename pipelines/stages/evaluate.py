@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.progress import Progress
-from pipelines.settings.engine import EvalSettings, OpenVinoSettings
+from pipelines.engines.registry import describe, open_engine
+from pipelines.settings.engine import EngineOptions, EvalSettings
 
 RESULT = "evaluation.json"
 
@@ -19,8 +20,8 @@ class Evaluate:
     """Engine folder, tokenizer folder and questions in, `evaluation.json` out.
 
     Attributes:
-        engine: flavour by name.
-        options: how the CPU engine computes.
+        engine: by name, see `pipelines.engines.registry`.
+        options: the engine's own settings; None where it has none.
         eval: task, shots, limit.
         model: label for the result.
         variant: compression label for the result.
@@ -29,7 +30,7 @@ class Evaluate:
     """
 
     engine: str
-    options: OpenVinoSettings
+    options: EngineOptions | None
     eval: EvalSettings
     model: str
     variant: str
@@ -41,7 +42,7 @@ class Evaluate:
 
     def identity(self) -> dict[str, Any]:
         """Task and arithmetic; the labels are in the result, so they count too."""
-        arithmetic = {"inference_precision": self.options.inference_precision} if self.engine == "openvino" else {}
+        arithmetic = self.options.model_dump(include=set(self.options.DECIDE_SCORES)) if self.options else {}
         return {
             "engine": self.engine,
             **arithmetic,
@@ -54,7 +55,6 @@ class Evaluate:
         """Load the engine and put every question to it."""
         from eval.harness import evaluate
         from eval.spec import EvalSpec
-        from pipelines.engines.registry import open_engine
 
         limits = json.loads((inputs["engine"] / "config.json").read_text())["build_config"]
         spec = EvalSpec(
@@ -64,7 +64,7 @@ class Evaluate:
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
         )
-        engine = open_engine(self.engine, **(self.options.model_dump() if self.engine == "openvino" else {}))
+        engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
         with engine.open(inputs["engine"]) as session:
             result = evaluate(
                 session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
@@ -79,6 +79,6 @@ class Evaluate:
 
 
 def _longest(engine: str, limits: Mapping[str, int]) -> int:
-    """Tokens of a prompt and its answer; TensorRT-LLM's runtime computes a prompt in one iteration."""
+    """Tokens of a prompt and its answer; some runtimes compute a prompt in one iteration."""
     longest = limits["max_seq_len"] - (limits.get("max_draft_len") or 0)
-    return longest if engine == "openvino" else min(longest, limits["max_num_tokens"])
+    return longest if describe(engine).chunks_scored_prompts else min(longest, limits["max_num_tokens"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
+from pipelines.engines.registry import LLM_API
 from pipelines.settings.build import BuildSettings
 from pipelines.settings.compression import KvCacheSettings
 from pipelines.settings.triton import TritonSettings
@@ -85,7 +86,7 @@ class ConfigureLlm:
 
     def identity(self) -> dict[str, Any]:
         """Everything that is written."""
-        return {"engine": "llmapi", "arguments": self.arguments.as_dict()}
+        return {"engine": LLM_API.name, "arguments": self.arguments.as_dict()}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Verify the checkpoint, link it, write the arguments and read them back."""

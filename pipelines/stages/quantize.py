@@ -62,7 +62,7 @@ class Quantize:
         }
         if self.quant.dtype != "auto":
             identity["dtype"] = self.quant.dtype
-        if self.layout != "tensorrt_llm":
+        if self.layout == "hugging_face":
             identity["layout"] = self.layout
         if spec.weights.group:
             identity["group_size"] = self.quant.group_size

@@ -10,9 +10,9 @@ from typing import Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
-from pipelines.settings.engine import OpenVinoSettings
+from pipelines.settings.engine import EngineOptions
 from pipelines.settings.triton import TritonSettings
-from triton_repo.spec import FlavourName, ImageSpec
+from triton_repo.spec import ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
 """Sources of the python models; the repository carries copies of them."""
@@ -23,9 +23,9 @@ class WriteRepository:
     """Engine folder and tokenizer folder in, a folder that tritonserver serves out.
 
     Attributes:
-        flavour: of the engine: "openvino" or "tensorrt_llm".
+        flavour: name of the engine.
         triton: the models' parameters.
-        options: how the CPU engine runs.
+        options: the engine's own settings; None where it has none.
         enable_block_reuse: reuse KV blocks of equal prompt prefixes.
         enable_chunked_context: split prompts longer than max_num_tokens.
         model: label of the model.
@@ -37,9 +37,9 @@ class WriteRepository:
         images: what a vision encoder needs, with the input `vision_engine`; None for text alone.
     """
 
-    flavour: FlavourName
+    flavour: str
     triton: TritonSettings
-    options: OpenVinoSettings
+    options: EngineOptions | None
     enable_block_reuse: bool
     enable_chunked_context: bool
     model: str
@@ -57,11 +57,10 @@ class WriteRepository:
 
     def identity(self) -> dict[str, Any]:
         """Everything written into the files, and the model sources that are copied."""
-        options = self.options.model_dump() if self.flavour == "openvino" else {}
         return {
             "flavour": self.flavour,
             "triton": self.triton.model_dump(mode="json"),
-            "options": options,
+            "options": self._options,
             "enable_block_reuse": self.enable_block_reuse,
             "enable_chunked_context": self.enable_chunked_context,
             "model": self.model,
@@ -74,6 +73,10 @@ class WriteRepository:
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
         }
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return self.options.model_dump() if self.options else {}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Write the repository, then read it back and hold it against its engine."""
@@ -95,7 +98,7 @@ class WriteRepository:
                 num_draft_tokens=self.num_draft_tokens,
                 lora_tasks=self.lora_tasks,
                 images=self.images,
-                openvino=self.options.model_dump(),
+                options=self._options,
             ),
             settings=self.triton,
             made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},

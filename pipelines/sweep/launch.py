@@ -21,7 +21,9 @@ from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import Target
-from pipelines.settings.compose import CONF, compose_config, diagnose, to_raw
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.diagnose import diagnose, unexplained
+from pipelines.settings.groups import CONF
 from pipelines.settings.root import validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
@@ -115,9 +117,9 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
             combinations = product(*{word.get_key_element(): _alternatives(word) for word in words}.values())
-    except (HydraException, OmegaConfBaseException) as error:
-        faults = [*launcher_faults(overrides), *diagnose(overrides)]
-        raise UserError.of(faults or [Fault(str(error).strip().splitlines()[0])]) from None
+    except (HydraException, OmegaConfBaseException, ValueError):  # a ValueError is a number where a name belongs
+        faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
+        raise UserError.of(faults or [unexplained(overrides)]) from None
     return Sweep(config, tuple(combinations))
 
 

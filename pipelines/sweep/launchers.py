@@ -12,7 +12,7 @@ import yaml
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.plan.targets import MEASURED, Target
-from pipelines.settings.compose import CONF
+from pipelines.settings.groups import CONF
 
 BASIC = "basic"
 """Hydra's name of what runs one cell after another; its class is private to Hydra."""

@@ -45,7 +45,7 @@ def test_a_second_build_does_nothing(cli):
 
 def test_the_cached_run_imports_nothing_heavy(cli):
     code = (
-        "import sys; from pipelines.__main__ import main; "
+        "import sys; from pipelines.cli.main import main; "
         f"code = main(['build', 'quant=fp8', 'paths.store={cli.store}']); "
         "print(sorted({'torch', 'transformers', 'modelopt', 'openvino', 'numpy'} & sys.modules.keys()))"
     )

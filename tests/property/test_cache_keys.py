@@ -151,7 +151,7 @@ def keys(configured: Settings, digests=None, machine=MACHINE) -> dict[str, str]:
         name: InputSource(source.path, (digests or {}).get(name, source.digest)) for name, source in SOURCES.items()
     }
     found: dict[str, str] = {}
-    for node in nodes(configured, "all", choose(configured.engine.name, machine), sources, None, machine):
+    for node in nodes(configured, "all", choose(configured.engine.name, machine).engine, sources, None, machine):
         if node.stage.measures:
             continue
         inputs = {name: src.digest if isinstance(src, InputSource) else found[src] for name, src in node.inputs.items()}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import distribution, percentile, summarise, whole_window
 from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.columns import columns_of
 
 DAY = 86_400 * 10**9
 spans = st.integers(0, 10**10)
@@ -51,8 +52,8 @@ def test_percentiles_are_ordered_and_numpys(values: list[float]) -> None:
 def test_goodput_is_never_above_the_request_rate(load: list[RequestTiming], ttft: float, itl: float) -> None:
     """And tighter limits never give more of it."""
     window = whole_window(load)
-    loose = summarise(load, window, Slo("x", ttft, itl))
-    tight = summarise(load, window, Slo("x", ttft / 2, itl))
+    loose = summarise(columns_of(load), window, Slo("x", ttft, itl))
+    tight = summarise(columns_of(load), window, Slo("x", ttft / 2, itl))
     assert tight.goodput_per_s <= loose.goodput_per_s <= loose.requests_per_s  # type: ignore[operator]
 
 
@@ -61,7 +62,7 @@ def test_the_first_token_is_never_after_the_last(load: list[RequestTiming]) -> N
     """TTFT <= E2E for each request, hence for their means and extremes."""
     streamed = [t for t in load if t.first_token_ns is not None]
     if streamed:
-        summary = summarise(streamed, whole_window(streamed))
+        summary = summarise(columns_of(streamed), whole_window(streamed))
         assert summary.ttft_s.max <= summary.e2e_s.max  # type: ignore[operator]
         assert summary.ttft_s.min <= summary.e2e_s.min  # type: ignore[operator]
 
@@ -70,7 +71,7 @@ def test_the_first_token_is_never_after_the_last(load: list[RequestTiming]) -> N
 def test_neighbouring_windows_add_up(load: list[RequestTiming], cuts: list[int]) -> None:
     """Requests and tokens are neither lost nor counted twice, wherever time is cut."""
     edges = [0, *sorted(set(cuts)), DAY]
-    parts = [summarise(load, window) for window in pairwise(edges)]
+    parts = [summarise(columns_of(load), window) for window in pairwise(edges)]
     fine = [t for t in load if t.ok]
     assert sum(p.requests for p in parts) == len(fine)
     tokens = sum(p.output_tokens_per_s * p.window_s for p in parts)
@@ -84,6 +85,6 @@ def test_neighbouring_windows_add_up(load: list[RequestTiming], cuts: list[int])
 def test_over_all_requests_rates_and_latencies_are_of_the_same(load: list[RequestTiming]) -> None:
     """System throughput: output tokens / (last response - first request)."""
     window = whole_window(load)
-    summary = summarise(load, window)
+    summary = summarise(columns_of(load), window)
     assert summary.requests == summary.e2e_s.count == sum(t.ok for t in load)
     assert summary.output_tokens_per_s * summary.window_s == pytest.approx(sum(t.osl for t in load if t.ok))

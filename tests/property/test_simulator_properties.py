@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 
 from pipelines.domain.summary import summarise, whole_window
+from pipelines.loadgen.columns import columns_of
 from pipelines.predict.simulator.cost import Cost
 from pipelines.predict.simulator.interface import Engine, Iterations, Load, Run, Stays
-from pipelines.predict.simulator.records import stamps, timings
 from pipelines.predict.simulator.run import simulate
 from tests.support.random_loads import simulations
+from tests.support.simulated_records import stamps, timings
 
 Case = tuple[Engine, Load, Cost]
 
@@ -115,7 +116,7 @@ def test_records_of_simulated_requests_summarise_like_measured_ones(case: Case) 
     run, _, _ = tables(case)
     r, records = run.requests, timings(run)
     assert [len(times) for times in stamps(run)] == r.osl.tolist()
-    found = summarise(records, whole_window(records))
+    found = summarise(columns_of(records), whole_window(records))
     assert found.requests == len(r.osl)
     np.testing.assert_allclose(found.ttft_s.mean or 0, (r.first_token - r.arrival).mean(), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found.e2e_s.p50 or 0, np.median(r.end - r.arrival), rtol=1e-6, atol=1e-8)

@@ -21,7 +21,7 @@ from triton_repo.write import write_repository
 
 KINDS = ("cpu", "gpu", "multinode")
 SPECS = {
-    "cpu": (RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"num_threads": 2}), TritonSettings()),
+    "cpu": (RepositorySpec("openvino", "tiny_llama", "fp8", options={"num_threads": 2}), TritonSettings()),
     "gpu": (RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", tp_size=2), TritonSettings()),
     "multinode": (
         RepositorySpec("tensorrt_llm", "llama_3_1_405b", "fp8", tp_size=4, pp_size=2),

@@ -12,6 +12,7 @@ from eval.results import EvalResult, QuestionRecord, Score
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.domain.timing import RequestTiming, to_columns
+from pipelines.loadgen.columns import columns_of
 from pipelines.store.store import Artifact, Store, fingerprint
 
 MS = 1_000_000
@@ -94,7 +95,7 @@ def benchmark(
                 "closed",
                 concurrency,
                 None,
-                summarise(timings, whole_window(timings), slo),
+                summarise(columns_of(timings), whole_window(timings), slo),
                 health,
                 {"queue_s": 0.5, "kv_blocks_used_max": 12},
                 f"requests-{number}.json.gz",

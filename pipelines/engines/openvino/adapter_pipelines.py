@@ -89,7 +89,9 @@ class AdapterPipelines:
             UserError: see `pipeline.open_pipeline` and `lora.apply_adapter`.
         """
         self._by_task: dict[int | None, AdapterPipeline] = {None: AdapterPipeline(folder, options)}
-        plain = replace(options, draft_dir=None)  # the draft guesses what the model says without an adapter
+        plain = options.model_copy(
+            update={"draft_dir": None}
+        )  # the draft guesses what the model says without an adapter
         for task, adapter in adapters.items():
             self._by_task[task] = AdapterPipeline(replace(folder, adapter=adapter), plain)
 

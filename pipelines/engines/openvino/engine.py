@@ -32,4 +32,4 @@ class OpenVinoEngine:
 
 def make_engine(**options: Any) -> OpenVinoEngine:
     """Make the engine from options by name; see `OpenVinoOptions`."""
-    return OpenVinoEngine(OpenVinoOptions(**options))
+    return OpenVinoEngine(OpenVinoOptions.judged(options, "engine.openvino."))

@@ -20,7 +20,9 @@ from pipelines.engines.openvino.runtime import (
     kv_blocks,
     kv_precision,
 )
+from pipelines.settings.engine import OpenVinoSettings
 
+PREFIX = "openvino_"
 FALLBACK_TOKENIZER = "preprocessing/1/tokenizer"
 DECODING_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search")
 BATCHING = ("inflight_fused_batching", "inflight_batching")
@@ -79,18 +81,7 @@ class ServingOptions:
         tokenizer = repository / given.text("tokenizer_dir", FALLBACK_TOKENIZER)
         return cls(
             engine_dir=repository / given.text("gpt_model_path", "tensorrt_llm/1/engine"),
-            engine=OpenVinoOptions(
-                inference_precision=given.text("openvino_inference_precision", "auto"),
-                num_threads=given.whole("openvino_num_threads", None),
-                kv_cache_precision=given.text("openvino_kv_cache_precision", "auto"),
-                kv_cache_bytes=given.whole("openvino_kv_cache_bytes", None),
-                enable_prefix_caching=given.flag("enable_kv_cache_reuse", default=True),
-                enable_chunked_context=given.flag("enable_chunked_context", default=False),
-                attention_window=_window(given),
-                sink_tokens=given.whole("sink_token_length", 0, least=0) or 0,
-                draft_dir=given.place("openvino_draft_dir", repository),
-                num_draft_tokens=given.whole("openvino_num_draft_tokens", None) or OpenVinoOptions().num_draft_tokens,
-            ),
+            engine=_engine_options(given, repository),
             lora_dir=given.place("lora_prefetch_dir", repository),
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
             max_tokens_in_cache=given.whole("max_tokens_in_paged_kv_cache", None),
@@ -110,7 +101,7 @@ class ServingOptions:
             return self
         blocks = min(blocks_of(self.max_tokens_in_cache), kv_blocks(folder, self.engine))
         size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, self.engine))
-        return replace(self, engine=replace(self.engine, kv_cache_bytes=size), max_tokens_in_cache=None)
+        return replace(self, engine=self.engine.model_copy(update={"kv_cache_bytes": size}), max_tokens_in_cache=None)
 
 
 class _Parameters:
@@ -146,6 +137,21 @@ class _Parameters:
     def place(self, name: str, repository: Path) -> Path | None:
         """A path, counted from the repository when it is relative."""
         return repository / self._given[name] if name in self._given else None
+
+
+def _engine_options(given: _Parameters, repository: Path) -> OpenVinoOptions:
+    """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it honours."""
+    names = (*OpenVinoSettings.model_fields, "num_draft_tokens")
+    own = {name: given.text(PREFIX + name, "") for name in names if PREFIX + name in given}
+    if draft_dir := given.place(f"{PREFIX}draft_dir", repository):
+        own["draft_dir"] = str(draft_dir)
+    others = {
+        "enable_prefix_caching": given.flag("enable_kv_cache_reuse", default=True),
+        "enable_chunked_context": given.flag("enable_chunked_context", default=False),
+        "attention_window": _window(given),
+        "sink_tokens": given.whole("sink_token_length", 0, least=0) or 0,
+    }
+    return OpenVinoOptions.judged({**own, **others}, f"Parameter {PREFIX}")
 
 
 def _number(name: str, text: str, least: int) -> int:

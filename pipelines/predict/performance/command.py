@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
-from pipelines.host.machine import Machine, library_versions
+from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
+from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import Fit, Row, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
@@ -20,6 +21,7 @@ from pipelines.predict.performance.modelled import Deployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
 
@@ -39,6 +41,11 @@ SHOWN = {
     "client_gap_s": ("client, between two requests", "ms"),
 }
 _UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
+
+
+def run(overrides: Sequence[str]) -> int:
+    """Run the command and return the exit code."""
+    return calibrate(load(overrides), gather())
 
 
 def calibrate(settings: Settings, machine: Machine) -> int:
@@ -64,8 +71,8 @@ def calibrate(settings: Settings, machine: Machine) -> int:
 
 def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
     """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
-    if measured.engine == "openvino" or settings.hardware.name == "auto":
-        why = "the CPU engine" if measured.engine == "openvino" else "no GPU is named (hardware=...)"
+    if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
+        why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
     return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
 
@@ -73,12 +80,12 @@ def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[
 def free_engine(settings: Settings, measured: Measured) -> Engine:
     """The scheduler's limits, as the benchmark tells them, else as the configuration does.
 
-    Our CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
+    The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
     under guaranteed_no_evict a request starts when all its blocks are free.
     """
     limits, build = measured.limits, settings.build
     return Engine(
-        policy="inflight_chunked" if measured.engine == "openvino" else "inflight",
+        policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
         admission=admission_of(settings.triton.batch_scheduler_policy),
@@ -95,7 +102,7 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         measured,
         model=known_model(settings).name,
         precision=settings.variant,
-        engine=measured.engine or "tensorrt_llm",
+        engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
         tp=settings.build.tp_size,
         pp=settings.build.pp_size,
@@ -132,8 +139,8 @@ def compared(rows: Sequence[Row]) -> list[str]:
     """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
     head, *loads, medians = comparison(rows)
     lines = [(head[0], *head[1::3])]
-    for load in loads:
-        lines += [(load[0], *load[1::3]), ("  modelled", *load[2::3]), ("  error, %", *load[3::3])]
+    for row in loads:
+        lines += [(row[0], *row[1::3]), ("  modelled", *row[2::3]), ("  error, %", *row[3::3])]
     return aligned([*lines, (f"{medians[0]}, %", *medians[3::3])])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.memory import EngineSizes
-from pipelines.settings.load import LengthSettings, WorkloadSettings
+from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 
@@ -32,13 +32,5 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
 
 def request_tokens(workload: WorkloadSettings) -> int | None:
     """Mean prompt + output of the workload in tokens; None when it stands in a file."""
-    isl, osl = _mean(workload.isl), _mean(workload.osl)
+    isl, osl = workload.isl.expected, workload.osl.expected
     return None if isl is None or osl is None or workload.trace else round(workload.turns * (isl + osl))
-
-
-def _mean(length: LengthSettings) -> float | None:
-    if length.mean is not None:
-        return length.mean
-    if length.values:
-        return sum(length.values) / len(length.values)
-    return None if length.min is None or length.max is None else (length.min + length.max) / 2

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.benchmark import Distribution
+from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import Deployment, Modelled, Trial, run_trial, trial
+from pipelines.predict.performance.modelled import Deployment, Trial, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine
 
@@ -91,7 +92,7 @@ class Row:
     """
 
     level: MeasuredLevel
-    modelled: Modelled
+    modelled: Summary
 
     def errors(self) -> dict[str, float]:
         """Modelled / measured - 1, by metric; only where both have a value."""
@@ -233,14 +234,14 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         fixed=0.6 * step,
         sequence=max(0.2 * ((busy.itl_s.p50 or step) - step) / users, 0.02 * step),
     )
-    if measured.engine == "openvino":
+    if runs_on_cpu(measured.engine):
         cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
     else:
         cost = replace(cost, prefill=0.1 * first)
     return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
 
-def _pairs(level: MeasuredLevel, modelled: Modelled) -> list[tuple[str, float, float]]:
+def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, float]]:
     """(metric, measured, modelled) wherever both have a value."""
     sources: list[tuple[str, Distribution, Distribution]] = [
         ("ttft", level.ttft_s, modelled.ttft_s),

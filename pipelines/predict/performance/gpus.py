@@ -9,8 +9,8 @@ from functools import cache
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.units import GIB
-from pipelines.settings.compose import CONF
 from pipelines.settings.engine import HardwareSettings
+from pipelines.settings.groups import CONF
 
 BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
 """GPUs that an NVLink bridge joins, by the notes of their data sheets; more of them talk over PCIe."""

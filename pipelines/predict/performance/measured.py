@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pipelines.domain.benchmark import Distribution
-
-Percentiles = Literal["linear", "index"]
-"""How percentiles were taken: between neighbours (numpy's default), or sorted[int(n p)] (trtllm-bench)."""
+from pipelines.domain.summary import Percentiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.domain.benchmark import Distribution
-from pipelines.predict.performance.measured import MeasuredLevel, Percentiles
+from pipelines.domain.benchmark import Summary
+from pipelines.domain.summary import Percentiles, summarise
+from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine, Load, Requests
+from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
@@ -38,25 +40,6 @@ class Deployment:
     overhead_s: float = 0.0
     client_gap_s: float = 0.0
     lanes: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Modelled:
-    """What the model says of a load; seconds.
-
-    Attributes:
-        requests_per_s: finished.
-        output_tokens_per_s: of the system.
-        ttft_s: time to first token.
-        itl_s: per-request mean inter-token latency; no values when all answers have one token.
-        e2e_s: time to the last token.
-    """
-
-    requests_per_s: float
-    output_tokens_per_s: float
-    ttft_s: Distribution
-    itl_s: Distribution
-    e2e_s: Distribution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +111,7 @@ def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> 
 
 def run_trial(
     trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
-) -> Modelled:
+) -> Summary:
     """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
     closed = trial.load.arrival is None
     delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
@@ -163,23 +146,12 @@ def _together(lanes: Sequence[Requests]) -> Requests:
     return Requests(**{name: column[order] for name, column in columns.items()})
 
 
-def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Modelled:
-    arrival, first, end, osl = requests.arrival, requests.first_token, requests.end, requests.osl
+def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percentiles) -> Summary:
+    columns = request_columns(requests, overhead=overhead)
     begin, until, due = _window(trial, requests)
     if trial.whole:
-        until = np.nextafter(end.max(), np.inf)
-        begin = min(float(begin), float(arrival[due].min()))
-    ended = (end >= begin) & (end < until)
-    seconds = max(float(until - begin) + (overhead if trial.whole else 0.0), 1e-9)
-    several = due & (osl > 1)
-    ttft, e2e = first[due] - arrival[due] + overhead, end[due] - arrival[due] + overhead
-    return Modelled(
-        requests_per_s=float(ended.sum()) / seconds,
-        output_tokens_per_s=float(osl[ended].sum()) / seconds,
-        ttft_s=_distribution(ttft, percentiles),
-        itl_s=_distribution((end[several] - first[several]) / (osl[several] - 1), percentiles),
-        e2e_s=_distribution(e2e, percentiles),
-    )
+        begin, until = columns.whole()
+    return summarise(columns, (begin, max(until, begin + 1e-9)), due=due, percentiles=percentiles)
 
 
 def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
@@ -199,19 +171,6 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
     return begin, float(after.min()) + trial.load.client_delay, due
 
 
-def _distribution(values: Any, percentiles: Percentiles) -> Distribution:
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return Distribution(0)
-    if percentiles == "linear":
-        p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99))
-    else:
-        ordered = np.sort(values)
-        p50, p90, p95, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.95, 0.99))
-    low, high, mean = float(values.min()), float(values.max()), float(values.mean())
-    return Distribution(len(values), mean, low, float(p50), float(p90), float(p95), float(p99), high)
-
-
-def model(levels: Iterable[MeasuredLevel], deployment: Deployment) -> list[Modelled]:
+def model(levels: Iterable[MeasuredLevel], deployment: Deployment) -> list[Summary]:
     """What the model says of each load."""
     return [run_trial(trial(level), deployment) for level in levels]

@@ -13,6 +13,7 @@ import numpy as np
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Level
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
+from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent
 from pipelines.predict.performance.measured_tools import reader_of
 
@@ -113,7 +114,7 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         model=result.model,
         precision=result.precision,
         engine=result.engine,
-        gpu=None if result.engine == "openvino" else gpus[0].get("name"),
+        gpu=None if runs_on_cpu(result.engine) else gpus[0].get("name"),
         tp=result.tp_size,
         pp=result.world_size // result.tp_size,
         limits=_our_limits(levels),

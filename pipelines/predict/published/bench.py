@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.domain.summary import ordered, percentile
 from pipelines.predict.performance.memory import device_memory
 from pipelines.predict.performance.physics import Facts, facts, iteration_cost
 from pipelines.predict.published.cases import Case
@@ -193,10 +194,10 @@ def _metric(case: Case, served: Served, overhead: float) -> float:
 
 def _statistic(times: Any, stat: str) -> float:
     if stat == "median":
-        return float(np.median(times))
+        return percentile(ordered(times), 0.5)
     if stat.startswith("p") and stat[1:].isdigit():
-        return float(np.percentile(times, int(stat[1:])))
-    return float(np.mean(times))
+        return percentile(ordered(times), int(stat[1:]) / 100)
+    return float(np.nanmean(times))
 
 
 def _answer(case: Case) -> int:

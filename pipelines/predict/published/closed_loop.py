@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.domain.summary import rates
 from pipelines.predict.published.cases import Case
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Admission, Engine, Load, Policy
+from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
 BLOCK = 32
@@ -74,7 +76,7 @@ class Served:
 
     Attributes:
         ttft: float64[requests].
-        itl: float64[requests].
+        itl: float64[requests]; NaN below two tokens.
         e2e: float64[requests].
         output_tok_s: over the whole run.
         requests_s: over the whole run.
@@ -130,16 +132,14 @@ def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) 
         kv_blocks=max(kv_tokens // BLOCK, longest // BLOCK + 2),
         tokens_per_block=BLOCK,
     )
-    requests = simulate(engine, load, cost).requests
-    gaps = np.maximum(load.osl - 1, 1)
-    seconds = float(requests.end.max())
-    e2e = requests.end - requests.arrival
+    requests = request_columns(simulate(engine, load, cost).requests)
+    found, e2e = rates(requests, requests.whole()), requests.e2e()
     middle = e2e[load.users : -load.users]
     return Served(
-        ttft=requests.first_token - requests.arrival,
-        itl=((requests.end - requests.first_token) / gaps)[load.osl > 1],
+        ttft=requests.ttft(),
+        itl=requests.itl(),
         e2e=e2e,
-        output_tok_s=float(load.osl.sum()) / seconds,
-        requests_s=len(load.osl) / seconds,
+        output_tok_s=found.output_tokens_per_s,
+        requests_s=found.requests_per_s,
         cycle_s=float(middle.mean()) + load.client_delay / 2 if protocol.always_busy else None,
     )

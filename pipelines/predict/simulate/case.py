@@ -14,7 +14,6 @@ from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulator.cost import Cost, TickCost
 from pipelines.predict.simulator.interface import Engine, admission_of
 from pipelines.settings.engine import HardwareSettings
-from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _in_ticks(settings: Settings) -> Case:
     engines = [replace(base, policy=policy) for policy in wanted.policy]
     notes = []
     if "inflight_chunked" in wanted.policy and wanted.max_num_tokens is None:
-        budget = slots + max(1, round(typical(settings.workload.isl) * wanted.decode / wanted.prefill))
+        budget = slots + max(1, round((settings.workload.isl.expected or 1) * wanted.decode / wanted.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
         notes.append(f"chunked prefill: {budget} tokens per iteration, so that pieces last about a decode step")
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
@@ -169,17 +168,8 @@ def _prefix(settings: Settings) -> int:
     """Tokens of each prompt that are in the cache: as asked, or what the workload's prompts share, where it is kept."""
     if settings.simulator.prefix_tokens is not None:
         return settings.simulator.prefix_tokens
-    shared = settings.workload.shared_prefix_share * typical(settings.workload.isl)
+    shared = settings.workload.shared_prefix_share * (settings.workload.isl.expected or 1)
     return int(shared) if settings.kv_cache.enable_block_reuse else 0
-
-
-def typical(length: LengthSettings) -> float:
-    """Mean of a length's distribution, as far as the settings say it; 1 for one that stands in a file."""
-    if length.mean is not None:
-        return length.mean
-    if length.values:
-        return sum(length.values) / len(length.values)
-    return 1.0 if length.min is None or length.max is None else (length.min + length.max) / 2
 
 
 def faults_of(settings: Settings) -> list[Fault]:

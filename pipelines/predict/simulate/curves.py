@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from pipelines.domain.benchmark import Distribution
+from pipelines.domain.summary import summarise
 from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.loads import Level, closed_level
 from pipelines.predict.simulate.pictures import Curve, Point
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, words
 from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 MOST_USERS = 256
 
@@ -58,17 +58,15 @@ def _swept(case: Case, engine: Engine, base: Level, users: Sequence[int]) -> Cur
 def _point(case: Case, engine: Engine, level: Level) -> Point:
     from pipelines.predict.simulator.run import simulate
 
-    run = simulate(engine, level.requests, case.cost)
-    window, rows, (_, _, scale) = level.window(run), run.requests, words(case.unit)
-    due = slice(window.first, window.last)
-    ended = (rows.end >= window.start) & (rows.end < window.end)
-    per = scale / (window.end - window.start)
-    ttft = np.percentile((rows.first_token - rows.arrival)[due] + case.overhead, (50, 95)).tolist()
-    e2e = np.percentile((rows.end - rows.arrival)[due] + case.overhead, (50, 95)).tolist()
+    run = simulate(engine, level.requests, case.cost, iterations=True)
+    window, (_, _, scale) = level.window(run, case.overhead), words(case.unit)
+    tokens = IterationTokens(run, case.overhead)
+    requests = request_columns(run.requests, overhead=case.overhead, responses=tokens)
+    found = summarise(requests, window.bounds, due=window.due(run))
     return Point(
         load=float(level.load.concurrency or 0),
-        requests=float(ended.sum()) * per,
-        tokens=float(rows.osl[ended].sum()) * per,
-        ttft=(ttft[0], ttft[1]),
-        e2e=(e2e[0], e2e[1]),
+        requests=found.requests_per_s * scale,
+        tokens=found.output_tokens_per_s * scale,
+        ttft=_both(found.ttft_s),
+        e2e=_both(found.e2e_s),
     )

@@ -64,13 +64,20 @@ class Level:
             )
         ]
 
-    def window(self, run: Run) -> Window:
-        """What of a run of this load counts."""
-        first, last = self.counted
+    def window(self, run: Run, overhead: float) -> Window:
+        """What of a run of this load counts: from the first request to the last response, or a part under load.
+
+        Args:
+            run: of this load.
+            overhead: of a request on its way to the engine and back.
+        """
+        times, (first, last) = run.requests.arrival, self.counted
         if self.whole:
-            return Window(0.0, run.end, 0, len(run.requests.arrival))
-        times = run.requests.arrival
-        return Window(float(times[first]), float(times[min(last, len(times) - 1)]), first, last)
+            return Window(float(times[0]), run.end + overhead, 0, len(times), whole=True)
+        begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
+        if until <= begin:  # all of them leave at once
+            return Window(begin, run.end + overhead, first, last, whole=True)
+        return Window(begin, until, first, last)
 
 
 def make_levels(settings: Settings, case: Case) -> list[Level]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.benchmark import Distribution
-from pipelines.domain.summary import distribution
+from pipelines.domain.summary import summarise
 from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,29 @@ class Window:
     """What of a run counts.
 
     Attributes:
-        start: time.
-        end: time.
+        start: time; inside.
+        end: time; outside, except for what comes at the very end of a whole run.
         first: requests before this one are warm-up.
         last: and those from this one on only keep up the load.
+        whole: it ends with the run.
     """
 
     start: float
     end: float
     first: int
     last: int
+    whole: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """[start, end) that holds all that counts."""
+        return self.start, float(np.nextafter(self.end, np.inf)) if self.whole else self.end
+
+    def due(self, run: Run) -> Any:
+        """bool[requests]: the requests that latencies are of."""
+        due = np.zeros(len(run.requests.arrival), dtype=bool)
+        due[self.first : self.last] = True
+        return due
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +115,8 @@ def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: floa
         window: what counts.
         overhead: of a request on its way to the engine and back.
     """
-    rows, seconds = run.requests, max(window.end - window.start, 1e-12)
-    arrival, first, end, osl = (np.asarray(column) for column in (rows.arrival, rows.first_token, rows.end, rows.osl))
-    due = np.zeros(len(arrival), dtype=bool)
-    due[window.first : window.last] = True
-    started, ended = due & np.isfinite(first), due & np.isfinite(end)
-    several = ended & (osl > 1)
-    inside = (end >= window.start) & (end <= window.end)
+    requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
+    found = summarise(requests, window.bounds, due=window.due(run))
     assert run.iterations is not None  # asked for by the caller
     table, running = run.iterations, _running(run)
     return Outcome(
@@ -116,19 +125,19 @@ def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: floa
         concurrency=load.concurrency,
         request_rate=load.request_rate,
         window=window.end - window.start,
-        requests=int(inside.sum()),
-        requests_rate=float(inside.sum()) / seconds,
-        tokens_rate=_tokens(run, window) / seconds,
-        ttft=distribution((first - arrival + overhead)[started].tolist()),
-        itl=distribution(((end - first)[several] / (osl[several] - 1)).tolist()),
-        e2e=distribution((end - arrival + overhead)[ended].tolist()),
+        requests=found.requests,
+        requests_rate=found.requests_per_s,
+        tokens_rate=found.output_tokens_per_s,
+        ttft=found.ttft_s,
+        itl=found.itl_s,
+        e2e=found.e2e_s,
         slots=engine.slots,
         busy=_mean_over_time(running, run),
         busy_max=int(running.max()),
         queue_mean=_mean_over_time(table.queue, run),
         queue_end=int(table.queue[-1]) if not _all_done(run) else 0,
         queue_max=int(table.queue.max()),
-        preemptions=int(rows.preemptions.sum()),
+        preemptions=int(run.requests.preemptions.sum()),
         **_kv(run, engine),
     )
 
@@ -152,20 +161,6 @@ def _mean_over_time(values: Any, run: Run) -> float:
     """Mean of a value per iteration until the run's end; between iterations nothing runs."""
     assert run.iterations is not None
     return float((values * run.iterations.seconds).sum() / run.end) if run.end > 0 else 0.0
-
-
-def _tokens(run: Run, window: Window) -> float:
-    """Output tokens that came in the window."""
-    assert run.stays is not None
-    assert run.iterations is not None
-    ends = run.iterations.start + run.iterations.seconds
-    came = np.zeros(len(ends) + 1, dtype=np.int64)
-    given = run.stays.tokens > 0
-    began, tokens = run.stays.began[given], run.stays.tokens[given]
-    np.add.at(came, began, 1)
-    np.add.at(came, began + tokens, -1)
-    inside = (ends >= window.start) & (ends <= window.end)
-    return float(np.cumsum(came)[:-1][inside].sum())
 
 
 def _kv(run: Run, engine: Engine) -> dict[str, float | None]:

@@ -30,6 +30,6 @@ def run_all(settings: Settings, case: Case, levels: Sequence[Level]) -> list[Sim
     for level in levels:
         for engine in case.engines:
             run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
-            outcome = measure(run, engine, level.load, level.window(run), case.overhead)
+            outcome = measure(run, engine, level.load, level.window(run, case.overhead), case.overhead)
             found.append(Simulated(engine, level, run, outcome))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
+from pipelines.domain.metrics import BY_NAME
 from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.outcome import Outcome
 from pipelines.settings.load import LengthSettings
@@ -21,6 +22,7 @@ NAMES = {
 }
 """Policies as they are shown."""
 Cell = Callable[[Outcome], str]
+TTFT, ITL, E2E = (BY_NAME[name].title for name in ("ttft_s", "itl_s", "e2e_s"))
 
 
 def outcome_table(outcomes: Sequence[Outcome], unit: str) -> str:
@@ -41,11 +43,11 @@ def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     rows: list[tuple[str, Cell]] = [
         ("requests done", lambda o: f"{o.requests:,}"),
         (f"in {'ticks' if unit == 'ticks' else 's'}", lambda o: number(o.window)),
-        (f"TTFT mean, {shown}", lambda o: _time(o.ttft.mean, unit)),
+        (f"{TTFT} mean, {shown}", lambda o: _time(o.ttft.mean, unit)),
         ("     p95", lambda o: _time(o.ttft.p95, unit)),
-        (f"E2E mean, {shown}", lambda o: _time(o.e2e.mean, unit)),
+        (f"{E2E} mean, {shown}", lambda o: _time(o.e2e.mean, unit)),
         ("    p95", lambda o: _time(o.e2e.p95, unit)),
-        (f"ITL mean, {shown}", lambda o: _time(o.itl.mean, unit)),
+        (f"{ITL} mean, {shown}", lambda o: _time(o.itl.mean, unit)),
         (f"requests per {per}", lambda o: number(o.requests_rate * scale)),
         (f"output tokens per {per}", lambda o: number(o.tokens_rate * scale)),
         ("slots in use", lambda o: f"{100 * o.busy / o.slots:.0f} %" if filled else number(o.busy)),
@@ -62,7 +64,7 @@ def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
 def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
     filled = _filled(outcomes)
-    head = ["load", "policy", "req", "tok", "TTFT", "p95", "ITL", "E2E", "p95", "slots", "queue"]
+    head = ["load", "policy", "req", "tok", TTFT, "p95", ITL, E2E, "p95", "slots", "queue"]
     body = [
         [
             _short(o), NAMES[o.policy], number(o.requests_rate * scale), number(o.tokens_rate * scale),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipelines.domain.summary import CONVENTIONS
 from pipelines.host.files import write_bytes, write_json
-from pipelines.predict.simulate.case import Case, typical
+from pipelines.predict.simulate.case import Case
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv
 from pipelines.predict.simulate.simulated import Simulated
@@ -62,10 +63,8 @@ def _summary(
 
 DEFINITIONS = {
     "times": "in `unit`; rates are per one of it",
-    "ttft": "arrival -> first token, of requests due in the window that got that far",
-    "itl": "(E2E - TTFT) / (OSL - 1) per finished request, first token excluded; none below two output tokens",
-    "e2e": "arrival -> last token, of requests due in the window that finished",
-    "window": "the whole run, or from the end of the warm-up to the arrival of the last request",
+    "window": "from the first request to the last response, or from the end of the warm-up to the last request",
+    **CONVENTIONS,
 }
 
 
@@ -115,8 +114,8 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
         "chunks": wanted.chunks,
         "left": policies[0],
         "right": policies[1],
-        "isl": round(typical(settings.workload.isl)),
-        "mean": typical(settings.workload.osl),
+        "isl": round(settings.workload.isl.expected or 1),
+        "mean": settings.workload.osl.expected or 1.0,
         # the page stops before the step at `until`; what ends there shall still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),

@@ -1,4 +1,4 @@
-"""Simulated requests as the records that the load generator makes too, so that one function summarises either."""
+"""Simulated requests as columns, so that one function computes the figures of measured and of simulated requests."""
 
 from __future__ import annotations
 
@@ -6,55 +6,53 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.domain.summary import SECOND
-from pipelines.domain.timing import RequestTiming
-from pipelines.predict.simulator.interface import Run
+from pipelines.domain.summary import RequestColumns, Responses
+from pipelines.predict.simulator.interface import Requests, Run
 
 
-def stamps(run: Run) -> list[Any]:
-    """float64[tokens that came] per request: when its tokens came.
+def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Responses | None = None) -> RequestColumns:
+    """Requests on the clock of their client.
 
-    Raises:
-        ValueError: the run was simulated without iterations.
+    Args:
+        requests: of a run.
+        overhead: of a request on its way to the engine and back; it comes after the stamps of the engine.
+        responses: the single tokens, where they are known.
     """
-    if run.iterations is None or run.stays is None:
-        raise ValueError("the run was simulated without iterations")
-    ends = run.iterations.start + run.iterations.seconds
-    found: list[list[Any]] = [[] for _ in run.requests.osl]
-    rows = zip(run.stays.request.tolist(), run.stays.began.tolist(), run.stays.tokens.tolist(), strict=True)
-    for request, began, tokens in rows:
-        if tokens:
-            found[request].append(ends[began : began + tokens])
-    return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
+    return RequestColumns(
+        due=requests.arrival,
+        first_token=requests.first_token + overhead,
+        end=requests.end + overhead,
+        isl=requests.isl,
+        osl=requests.osl,
+        responses=responses,
+        admitted=requests.admitted,
+    )
 
 
-def timings(run: Run) -> list[RequestTiming]:
-    """A record for every request that ended; every token is a response of its own. One tick counts as a second.
+class IterationTokens:
+    """When the tokens of a run came that was simulated with iterations; every token is a response of its own."""
 
-    Raises:
-        ValueError: the run was simulated without iterations.
-    """
-    found = []
-    for index, times in enumerate(stamps(run)):
-        if len(times) < run.requests.osl[index]:
-            continue
-        chunks = tuple(np.rint(times * SECOND).astype(np.int64).tolist())
-        sent, isl = round(run.requests.arrival[index] * SECOND), int(run.requests.isl[index])
-        found.append(RequestTiming(index, sent, sent, chunks[0], chunks[-1], isl, len(chunks), chunks))
-    return found
+    def __init__(self, run: Run, overhead: float = 0.0) -> None:
+        """Read a run.
 
+        Raises:
+            ValueError: it was simulated without iterations.
+        """
+        if run.iterations is None or run.stays is None:
+            raise ValueError("the run was simulated without iterations")
+        given = run.stays.tokens > 0
+        self.count: Any = run.requests.osl
+        self._ends = run.iterations.start + run.iterations.seconds + overhead
+        self._request, self._began, self._tokens = (
+            column[given] for column in (run.stays.request, run.stays.began, run.stays.tokens)
+        )
 
-def gap_before_last(run: Run) -> float:
-    """Mean gap between neighbouring tokens, that before a request's last token left out.
+    def before(self, time: float) -> Any:
+        """See `pipelines.domain.summary.Responses.before`."""
+        done = np.searchsorted(self._ends, time)  # iterations that ended before
+        came = np.clip(done - self._began, 0, self._tokens)
+        return np.bincount(self._request, weights=came, minlength=len(self.count)).astype(np.int64)
 
-    It is the inter-token latency of the didactic tick model, which notes the last token as the end and not as a token.
-    Requests that had not ended count with the tokens they had.
-
-    Raises:
-        ValueError: the run was simulated without iterations.
-    """
-    kept = [
-        np.diff(times[:-1] if len(times) == osl else times)
-        for times, osl in zip(stamps(run), run.requests.osl, strict=True)
-    ]
-    return float(np.concatenate(kept).mean()) if sum(map(len, kept)) else float("nan")
+    def gaps(self, which: Any) -> Any:
+        """None: they are as many as there are tokens, and no simulation is asked for them."""
+        return np.empty(0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.domain.benchmark import Slo
+from pipelines.domain.summary import ordered, percentile
 from pipelines.domain.units import HOUR
 from pipelines.settings.sizing import AutoscalingSettings, Signal
 
@@ -262,5 +263,5 @@ def _signal(curve: Curve, signal: Signal, slo: Slo) -> Callable[[float, float], 
     if slo.ttft_ms is None:
         raise ValueError(f"signal '{signal}' without a limit of TTFT")
     limit = slo.ttft_ms / 1000
-    seconds = np.nanpercentile(curve.ttft, 95, axis=1) if signal == "ttft" else curve.queue
+    seconds = [percentile(ordered(rung), 0.95) for rung in curve.ttft] if signal == "ttft" else curve.queue
     return lambda load, wait: (float(np.interp(load, curve.loads, seconds)) + wait) / limit

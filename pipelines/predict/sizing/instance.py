@@ -14,10 +14,13 @@ import numpy as np
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
+from pipelines.domain.summary import RequestColumns, ordered
+from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.question import Question
 
@@ -38,6 +41,7 @@ OVERLOAD = 1.3
 FULL = 0.95
 """A KV pool or batch that is this full is full."""
 METRICS = ("ttft", "itl", "e2e")
+LATENCIES = (RequestColumns.ttft, RequestColumns.itl, RequestColumns.e2e, RequestColumns.queue)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,11 +172,8 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
     """
     run = simulate(one.engine, _load(question, arrival), one.costed.cost)
     r, first = run.requests, int(WARM_UP * len(arrival))
-    overhead, count = one.costed.overhead_s, r.osl[first:]
-    ttft, e2e = (stamp[first:] - r.arrival[first:] + overhead for stamp in (r.first_token, r.end))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        itl = np.where(count > 1, (e2e - ttft) / (count - 1), np.nan)
-    wait = r.admitted[first:] - r.arrival[first:]
+    requests = request_columns(r, overhead=one.costed.overhead_s)
+    ttft, itl, e2e, wait = (of(requests)[first:] for of in LATENCIES)
     quarter = len(wait) // 4
     early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
     batch, kv_use, full = _occupied(one.engine, run)
@@ -227,8 +228,8 @@ def _load(question: Question, arrival: Any) -> Load:
 
 
 def _percentile(values: Any, percentile: float) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.percentile(known, percentile)) if len(known) else float("nan")
+    known = ordered(values)
+    return share_below(known, percentile / 100) if known else math.nan
 
 
 def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:

@@ -125,7 +125,7 @@ def test_the_served_engine_needs_the_same(workshop, tmp_path):
             flavour="openvino",
             label="tiny_gemma",
             variant="int4_awq",
-            openvino={"num_threads": 1, "inference_precision": NATIVE, "kv_cache_bytes": int(memory.kv_pool)},
+            options={"num_threads": 1, "inference_precision": NATIVE, "kv_cache_bytes": int(memory.kv_pool)},
         ),
         made_from={},
     )

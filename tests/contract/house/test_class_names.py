@@ -6,7 +6,7 @@ from collections import defaultdict
 from tests.conftest import ROOT
 
 SHARED = {"TritonPythonModel"}  # the name that Triton's Python backend looks for in every model.py
-AMBIGUOUS = {"Bench", "Case", "Curve", "Engine", "Fleet", "Judged", "Level", "Load", "Outcome", "Rule", "Run", "Trial"}
+AMBIGUOUS = set("Bench Case Curve Engine Figure Fleet Judged Level Load Outcome Rule Run Trial".split())
 """Names that still stand for several classes."""
 
 

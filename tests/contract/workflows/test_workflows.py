@@ -135,8 +135,7 @@ def test_the_token_of_the_hub_is_given_to_the_steps_that_need_it_alone():
 def test_every_make_target_exists():
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     called = {target for _, step in steps() for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))}
-    assert {"test", "test-gpu", "nightly"} <= called <= targets
-    assert "nightly" in COMMANDS
+    assert {"test", "test-gpu", "nightly"} <= called <= targets | COMMANDS.keys()
 
 
 def test_the_overrides_in_the_workflows_compose():

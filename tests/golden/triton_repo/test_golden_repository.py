@@ -14,7 +14,7 @@ from triton_repo.write import write_repository
 
 GOLDEN = Path(__file__).parent
 SPECS = {
-    "openvino": RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"inference_precision": "f32"}),
+    "openvino": RepositorySpec("openvino", "tiny_llama", "fp8", options={"inference_precision": "f32"}),
     "tensorrt_llm": RepositorySpec("tensorrt_llm", "llama_3_8b", "fp8", enable_chunked_context=True, tp_size=2),
     "llmapi": RepositorySpec("llmapi", "llama_3_8b", "fp8"),
     "images": RepositorySpec("tensorrt_llm", "llava", "fp8", images=ImageSpec("llava", "/models/llava-1.5-7b-hf", 1)),

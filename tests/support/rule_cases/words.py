@@ -8,6 +8,7 @@ from typing import Any
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.registry import describe
 from pipelines.rules.record import DeploymentFacts, Images
 from pipelines.settings.build import BuildSettings
 from pipelines.settings.triton import TritonSettings
@@ -28,6 +29,9 @@ def deployment(
     *, build: dict[str, Any] | None = None, triton: dict[str, Any] | None = None, **given: Any
 ) -> DeploymentFacts:
     """A deployment from the defaults of trtllm-build and of the repository, with some values changed."""
+    if "engine" in given:
+        engine = describe(given.pop("engine"))
+        given |= {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
     return DeploymentFacts(build=BuildSettings(**(build or {})), triton=TritonSettings(**(triton or {})), **given)
 
 

@@ -7,7 +7,8 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.models import MODELS
-from pipelines.settings.compose import CONF, choices, compose_config, groups, load
+from pipelines.settings.compose import compose_config, load
+from pipelines.settings.groups import CONF, choices, groups
 from tests.conftest import REFERENCE
 
 FILES = [(group, name) for group in groups() for name in choices(group)]
@@ -90,7 +91,7 @@ def test_model_shapes_equal_the_published_table():
         ("calibration=local", r"calibration source 'local' needs calibration\.path"),
         ("model=hub", r"model\.hub_id must be given"),
         ("engine=onnx", r"engine=onnx is not known\. Choose one of auto, openvino, tensorrt_llm"),
-        ("build.max_batch_size", r"'build\.max_batch_size' is no override.*Write key=value"),
+        ("build.max_batch_size", r"'build\.max_batch_size' is not a valid override.*Write key=value"),
         ("calibration.path=/x", r"path='/x' does not go with source 'bundled'"),
         ("hardware=h100", r"hardware=h100 is not known.*Did you mean 'h100_"),
     ],

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from pipelines.engines.choose import choose, why_not_here
+from pipelines.engines.choose import choose
+from pipelines.engines.registry import lacks_for_tensorrt_engines
 from pipelines.host import machine
 from pipelines.host.machine import GpuFacts, Machine, gather, library_versions, native_bf16
 
@@ -28,9 +29,9 @@ def with_gpu(**changes):
     ],
 )
 def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
-    flavour = choose(wanted, here)
-    assert flavour.name == name
-    assert flavour.reason.startswith(reason)
+    choice = choose(wanted, here)
+    assert choice.engine.name == name
+    assert choice.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
 )
 def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
     monkeypatch.setattr(machine, "_version", lambda _name: version)
-    assert (choose("auto", with_gpu()).name, choose("auto", with_gpu()).reason) == (name, reason)
-    assert any("no TensorRT engines" in lack for lack in why_not_here(with_gpu())) == (name == "openvino")
+    assert (choose("auto", with_gpu()).engine.name, choose("auto", with_gpu()).reason) == (name, reason)
+    assert any("no TensorRT engines" in lack for lack in lacks_for_tensorrt_engines(with_gpu())) == (name == "openvino")
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch):

@@ -10,7 +10,10 @@ from pipelines.store.measurements import PENDING, kept, recover
 from pipelines.store.store import Store
 
 NOTHING = Distribution(0)
-SUMMARY = Summary(1.0, 1, {}, 1.0, 8.0, 16.0, None, *[NOTHING] * 6)
+SUMMARY = Summary(
+    window_s=1.0, requests=1, errors={}, requests_per_s=1.0, output_tokens_per_s=8.0, total_tokens_per_s=16.0,
+    goodput_per_s=None, isl=NOTHING, osl=NOTHING, ttft_s=NOTHING, itl_s=NOTHING, e2e_s=NOTHING,
+)  # fmt: skip
 LEVEL = Level("closed", 4, None, SUMMARY, ClientHealth(False, "", {}), {}, "requests-0.json.gz")
 KEY = "0123456789abcdef" * 4
 

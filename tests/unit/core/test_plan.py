@@ -93,7 +93,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
     (model / "model.safetensors").unlink()
     made = plan(tmp_path, [f"model.path={model}", f"engine.path={engine}"], "repository")
     (step,) = made.steps
-    assert (made.flavour.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
+    assert (made.choice.engine.name, step.node.label) == ("tensorrt_llm", "my_llama-fp8-kv_fp8")
     assert (step.node.stage.tp_size, step.node.stage.pp_size) == (2, 1)
 
 
@@ -221,7 +221,7 @@ def test_planning_writes_nothing(tmp_path, model):
 
 def test_planning_imports_nothing_heavy(tmp_path, model):
     code = (
-        "import sys; from pipelines.__main__ import main; "
+        "import sys; from pipelines.cli.main import main; "
         f"code = main(['plan', 'model.path={model}', 'paths.store={tmp_path}/s']); "
         "heavy = {'torch', 'transformers', 'modelopt', 'openvino', 'openvino_genai', 'numpy', 'lm_eval', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys())); sys.exit(code)"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli.commands import COMMANDS
-from pipelines.settings.compose import CONF, load
+from pipelines.settings.compose import load
+from pipelines.settings.groups import CONF
 from tests.conftest import ROOT
 
 GROUPS = (

@@ -10,6 +10,7 @@ import pytest
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo
 from pipelines.domain.summary import SECOND, summarise
 from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.live import PlainView, State, TerminalView
 from pipelines.loadgen.metrics import read_metrics
 from pipelines.loadgen.table import benchmark_table, level_line
@@ -26,7 +27,7 @@ def level(slo: Slo | None = None, **changes: Any) -> Level:
         arrival="closed",
         concurrency=16,
         request_rate=None,
-        summary=summarise([timing], (0, SECOND // 10), slo),
+        summary=summarise(columns_of([timing]), (0, SECOND // 10), slo),
         client=ClientHealth(False, "", {}),
         server={},
         requests_file="requests-1.json.gz",

@@ -7,6 +7,7 @@ import pytest
 from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.summary import SECOND, distribution, percentile, summarise, whole_window
 from pipelines.domain.timing import RequestTiming
+from pipelines.loadgen.columns import columns_of
 
 MS = 1_000_000
 
@@ -28,7 +29,7 @@ B = request(1, 100, 300, 310, 320)  # TTFT 200, E2E 220, ITL 20/2 = 10
 
 def test_two_requests_by_hand() -> None:
     """8 output and 20 input tokens in 320 ms, from the first request to the last response."""
-    summary = summarise([A, B], (0, 320 * MS + 1), None)
+    summary = summarise(columns_of([A, B]), (0, 320 * MS + 1), None)
     assert summary.window_s == pytest.approx(0.320)
     assert summary.requests == 2
     assert summary.requests_per_s == pytest.approx(2 / 0.320)
@@ -51,13 +52,13 @@ def test_whole_window_is_first_request_to_last_response() -> None:
 
 def test_latency_counts_from_when_the_request_was_due() -> None:
     """Sent 50 ms late: the wait belongs to TTFT and E2E."""
-    summary = summarise([request(0, 0, 80, 90, lag=50)], (0, SECOND), None)
+    summary = summarise(columns_of([request(0, 0, 80, 90, lag=50)]), (0, SECOND), None)
     assert (summary.ttft_s.p50, summary.e2e_s.p50) == pytest.approx((0.080, 0.090))
 
 
 def test_rates_count_what_arrives_and_latencies_what_was_due() -> None:
     """Window 110-310: of A the tokens at 120, 140, 160, 180, of B those at 300; only B was due, only A ended."""
-    summary = summarise([A, B], (100 * MS, 310 * MS), None)
+    summary = summarise(columns_of([A, B]), (100 * MS, 310 * MS), None)
     assert summary.output_tokens_per_s == pytest.approx(6 / 0.210)  # A at 100 as well: the start is inside
     assert summary.requests == 1
     assert summary.ttft_s.count == 1
@@ -67,14 +68,16 @@ def test_rates_count_what_arrives_and_latencies_what_was_due() -> None:
 
 def test_errors_are_counted_by_kind_and_give_no_latency() -> None:
     """A rejected request is no fast request."""
-    summary = summarise([A, failed(1, 10, 11, "rejected"), failed(2, 20, 21, "rejected")], (0, SECOND), None)
+    summary = summarise(
+        columns_of([A, failed(1, 10, 11, "rejected"), failed(2, 20, 21, "rejected")]), (0, SECOND), None
+    )
     assert summary.errors == {"rejected": 2}
     assert (summary.requests, summary.e2e_s.count, summary.e2e_s.min) == (1, 1, pytest.approx(0.18))
 
 
 def test_an_error_that_was_due_before_the_window_is_not_counted() -> None:
     """Warm-up is not measured."""
-    assert summarise([A, failed(1, 0, 500, "timeout")], (100 * MS, SECOND), None).errors == {}
+    assert summarise(columns_of([A, failed(1, 0, 500, "timeout")]), (100 * MS, SECOND), None).errors == {}
 
 
 @pytest.mark.parametrize(
@@ -88,15 +91,15 @@ def test_an_error_that_was_due_before_the_window_is_not_counted() -> None:
 )
 def test_goodput_counts_requests_that_met_every_limit(slo: Slo, met: int) -> None:
     """A limit that is just reached is met."""
-    assert summarise([A, B], (0, SECOND), slo).goodput_per_s == met
+    assert summarise(columns_of([A, B]), (0, SECOND), slo).goodput_per_s == met
 
 
 def test_one_token_has_no_itl_and_no_streaming_has_no_ttft() -> None:
     """No value is not 0."""
-    summary = summarise([request(0, 0, 50)], (0, SECOND), None)
+    summary = summarise(columns_of([request(0, 0, 50)]), (0, SECOND), None)
     assert (summary.itl_s, summary.ttft_s.count) == (Distribution(0), 1)
     whole = RequestTiming(0, 0, 0, None, 60 * MS, 10, 7)
-    summary = summarise([whole], (0, SECOND), None)
+    summary = summarise(columns_of([whole]), (0, SECOND), None)
     assert (summary.ttft_s, summary.itl_s) == (Distribution(0), Distribution(0))
     assert summary.output_tokens_per_s == 7
 
@@ -104,8 +107,8 @@ def test_one_token_has_no_itl_and_no_streaming_has_no_ttft() -> None:
 def test_responses_of_several_tokens_are_spread_over_windows() -> None:
     """Two responses, 5 tokens: the first window gets floor(5/2), the second the rest."""
     merged = request(0, 0, 100, 300, osl=5)
-    first = summarise([merged], (0, 200 * MS), None)
-    second = summarise([merged], (200 * MS, 400 * MS), None)
+    first = summarise(columns_of([merged]), (0, 200 * MS), None)
+    second = summarise(columns_of([merged]), (200 * MS, 400 * MS), None)
     assert (first.output_tokens_per_s * 0.2, second.output_tokens_per_s * 0.2) == pytest.approx((2, 3))
 
 
@@ -119,4 +122,4 @@ def test_percentiles_are_numpys() -> None:
 def test_an_empty_window_is_refused() -> None:
     """A rate over no time is no number."""
     with pytest.raises(ValueError, match="window of -5 ns"):
-        summarise([A], (10, 5), None)
+        summarise(columns_of([A]), (10, 5), None)

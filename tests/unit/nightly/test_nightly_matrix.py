@@ -48,7 +48,7 @@ def test_overrides_of_the_run_are_told_from_those_of_the_cells():
 
 
 def test_a_word_that_is_no_override():
-    with pytest.raises(UserError, match=r"'quant' is no override"):
+    with pytest.raises(UserError, match=r"'quant' is not a valid override"):
         cells(nightly_settings(), ["quant"])
 
 

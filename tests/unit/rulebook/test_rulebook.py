@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules.record import DeploymentFacts, Severity
+from pipelines.rules.record import Severity
 from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
 from pipelines.settings.features import lookahead_draft_len
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
@@ -50,7 +50,7 @@ def test_the_table_finds_what_the_rule_finds(name: str) -> None:
 def test_nothing_is_said_about_what_is_not_known() -> None:
     """An empty record with a small batch breaks no rule: what is unknown is not judged."""
     for engine in ("openvino", "tensorrt_llm", "llmapi"):
-        assert check(DeploymentFacts(engine=engine)) == []
+        assert check(deployment(engine=engine)) == []
 
 
 @pytest.mark.parametrize("qformat", list(QFormat))

@@ -6,25 +6,26 @@ import numpy as np
 import pytest
 
 from pipelines.domain.summary import summarise, whole_window
+from pipelines.loadgen.columns import columns_of
 from pipelines.predict.simulate.outcome import Load as Asked
 from pipelines.predict.simulate.outcome import Outcome, Window, measure
 from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
-from pipelines.predict.simulator.records import timings
 from pipelines.predict.simulator.run import simulate
+from tests.support.simulated_records import timings
 
 
 def run_of(engine: Engine, osl: list[int], **other: float) -> tuple[Run, Outcome]:
     load = Load(np.full(len(osl), 32), np.array(osl), np.zeros(len(osl)))
     run = simulate(engine, load, TickCost(2, 1), iterations=True, backend="numpy", **other)
-    return run, measure(run, engine, Asked("all at once"), Window(0.0, run.end, 0, len(osl)), 0.0)
+    return run, measure(run, engine, Asked("all at once"), Window(0.0, run.end, 0, len(osl), whole=True), 0.0)
 
 
 def test_a_whole_run_has_the_summary_of_the_load_generator() -> None:
     osl = np.random.default_rng(3).integers(1, 30, 60).tolist()
     run, found = run_of(Engine(slots=5), osl)
     records = timings(run)
-    summary = summarise(records, whole_window(records))  # a tick counts as a second
+    summary = summarise(columns_of(records), whole_window(records))  # a tick counts as a second
     assert found.requests == summary.requests == 60
     assert found.tokens_rate == pytest.approx(summary.output_tokens_per_s)
     for mine, theirs in ((found.ttft, summary.ttft_s), (found.itl, summary.itl_s), (found.e2e, summary.e2e_s)):

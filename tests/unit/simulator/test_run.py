@@ -11,8 +11,8 @@ from pipelines.domain.errors import UserError
 from pipelines.predict.simulator import backend
 from pipelines.predict.simulator.cost import IterationCost, TickCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
-from pipelines.predict.simulator.records import stamps
 from pipelines.predict.simulator.run import simulate
+from tests.support.simulated_records import stamps
 
 SECOND = IterationCost(0, 0, 0, 0, fixed=1.0)
 

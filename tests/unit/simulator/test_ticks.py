@@ -11,8 +11,8 @@ import pytest
 
 from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
-from pipelines.predict.simulator.records import gap_before_last
 from pipelines.predict.simulator.run import simulate
+from tests.support.simulated_records import gap_before_last
 
 MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").read_text())["simulator_tick_model"]
 STATIC, ONE, CHUNKED = MODEL["cases"]

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.domain.benchmark import Distribution
+from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.predict.performance.fit import Row
 from pipelines.predict.performance.measured import MeasuredLevel
-from pipelines.predict.performance.modelled import Modelled
 from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
 from scripts.fit_cpu import BASE, FITTED, PILOT, UNSEEN, markdown, medians, over_rounds, repeatability, resolved
@@ -33,7 +32,20 @@ def row(real, made):
     times = Distribution(10, *[real] * 7)
     level = MeasuredLevel("closed", 4, None, 100, 10, 10, real, times, times, times)
     said = Distribution(10, *[made] * 7)
-    return Row(level, Modelled(made, 10 * made, said, said, said))
+    rates = {"requests_per_s": made, "output_tokens_per_s": 10 * made, "total_tokens_per_s": 110 * made}
+    lengths = {"isl": said, "osl": said}
+    summary = Summary(
+        window_s=1.0,
+        requests=10,
+        errors={},
+        goodput_per_s=None,
+        ttft_s=said,
+        itl_s=said,
+        e2e_s=said,
+        **rates,
+        **lengths,
+    )
+    return Row(level, summary)
 
 
 def test_the_table_has_the_medians_of_errors_and_of_repeats():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.__main__ import main
+from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.sizing.ask import ask, lengths

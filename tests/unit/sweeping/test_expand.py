@@ -3,7 +3,8 @@
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.settings.compose import CONF, compose_config
+from pipelines.settings.compose import compose_config
+from pipelines.settings.groups import CONF
 from pipelines.sweep import launchers
 from pipelines.sweep.cells import cells_of
 from pipelines.sweep.launch import expand, run_cells
@@ -53,7 +54,7 @@ def test_only_the_words_that_differ_are_shown(tmp_path):
         ),
         (["eval.limit=interval(1,5)"], "does not support sweep type"),
         (["quant=fp8,int8_wo", "modle=x"], r"'modle' is not a known setting\. Did you mean 'model'"),
-        (["quant=fp8,"], "'quant=fp8,' is no override"),
+        (["quant=fp8,"], "'quant=fp8,' is not a valid override"),
         (["hydra/launcher=slurm", "hydra.launcher.partitoin=x"], r"partitoin is no option .*Did you mean 'partition'"),
     ],
 )

@@ -59,7 +59,7 @@ def parameter(name, value):
 
 def test_a_sound_repository_has_no_fault(repo):
     assert check_repository(repo) == []
-    assert check_repository(repo, running_version="1.2.1") == []
+    assert check_repository(repo, running_version=lambda _name: "1.2.1") == []
 
 
 def test_an_empty_folder_is_no_repository(tmp_path):
@@ -70,7 +70,7 @@ def test_another_version_of_the_engine_is_refused(repo):
     refused(
         repo,
         r"built by TensorRT-LLM 1\.2\.1; this server runs TensorRT-LLM 1\.0\.0\..*make repository",
-        running_version="1.0.0",
+        running_version=lambda _name: "1.0.0",
     )
 
 

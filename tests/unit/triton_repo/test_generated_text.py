@@ -67,7 +67,7 @@ SPECS = st.builds(
     variant=st.just("fp8"),
     enable_kv_cache_reuse=st.booleans(),
     enable_chunked_context=st.booleans(),
-    openvino=st.dictionaries(st.sampled_from(["num_threads", "kv_cache_bytes"]), st.none() | SIZES),
+    options=st.dictionaries(st.sampled_from(["num_threads", "kv_cache_bytes"]), st.none() | SIZES),
 )
 
 

@@ -21,7 +21,7 @@ from triton_repo.llm_args import DraftTargetConfig
 from triton_repo.spec import ImageSpec, RepositorySpec
 from triton_repo.write import write_repository
 
-CPU = RepositorySpec("openvino", "tiny_llama", "fp8", openvino={"num_threads": 2, "kv_cache_bytes": None})
+CPU = RepositorySpec("openvino", "tiny_llama", "fp8", options={"num_threads": 2, "kv_cache_bytes": None})
 GPU = RepositorySpec("tensorrt_llm", "llama", "fp8")
 
 

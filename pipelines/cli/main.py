@@ -1,0 +1,86 @@
+"""One command: its words are checked, it runs, and its outcome becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from pipelines import __version__
+from pipelines.cli.commands import COMMANDS, PROGRAM
+from pipelines.cli.make_args import overrides_from
+from pipelines.cli.words import check_command, overrides_of
+from pipelines.domain.errors import UserError
+from pipelines.host.screen import complain, outlive_readers
+
+HELP = ("help", "-h", "--help")
+MAKE_TARGETS = "MAKE_TARGETS"
+"""Environment variable: targets of the Makefile that are no commands, for the nearest word."""
+
+
+def program() -> None:
+    """Run the command line of this process: the console script and `python -m pipelines`."""
+    outlive_readers()
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return the exit code."""
+    words = list(arguments)
+    targets: list[str] = []
+    if "--from-make" in words:
+        words.remove("--from-make")
+        words += overrides_from(os.environ)
+        targets = os.environ.get(MAKE_TARGETS, "").split()
+    signal.signal(signal.SIGTERM, _terminate)
+    # OpenMP threads that spin while they wait make a shared machine several times slower; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        if (text := _answer(words)) is not None:
+            sys.stdout.write(text)
+            return 0
+        name = words[0]
+        check_command(name, targets)
+        return COMMANDS[name].run(overrides_of(name, words[1:]))
+    except UserError as error:
+        for fault in error.faults:
+            complain(str(fault))
+        return 2
+    except KeyboardInterrupt:
+        return _interrupted()
+    except Exception as error:
+        # pydantic wraps a Ctrl-C that arrives while it serializes settings
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted()
+        raise
+
+
+def _answer(words: Sequence[str]) -> str | None:
+    """Help, the version or completions; None for a command."""
+    from pipelines.cli import help as texts
+
+    asks = [word for word in words if word in HELP]
+    named = [word for word in words if word in COMMANDS]
+    if asks and named:
+        return texts.command_help(named[0])
+    if not words or asks:
+        return texts.overview()
+    if words[0] == "--version":
+        return f"{PROGRAM} {__version__}\n"
+    if words[0] in ("--completion", "--candidates"):
+        from pipelines.cli import completion
+
+        return completion.script(words[1:]) if words[0] == "--completion" else completion.candidates(words[1:])
+    return None
+
+
+def _interrupted() -> int:
+    sys.stderr.write("\nInterrupted. Finished stages are kept; the same command goes on from there.\n")
+    return 130
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    """Let SIGTERM unwind like Ctrl-C, so that drafts are removed and locks freed."""
+    raise KeyboardInterrupt

@@ -1,0 +1,123 @@
+"""Checks the words of a command line before anything runs, and says what was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipelines.cli.commands import COMMANDS, PROGRAM
+from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.settings.groups import choices, groups
+
+USUAL = ("quant", "model", "engine", "hardware", "workload", "parallel")
+"""Groups in which a bare choice is looked for first."""
+MOST_MEANINGS = 3
+"""A choice that more groups have (none, default, auto) says nothing about what was meant."""
+
+
+def check_command(name: str, targets: Iterable[str] = ()) -> None:
+    """Refuse a first word that is not a command.
+
+    Args:
+        name: the word.
+        targets: what else could have been meant: targets of the Makefile.
+
+    Raises:
+        UserError: with the nearest command, or the override that was probably meant.
+    """
+    if name in COMMANDS:
+        return
+    message, allowed = f"'{name}' is not a command.", f"Commands: {', '.join(COMMANDS)}."
+    if name.startswith("-"):
+        raise UserError(f"'{name}' is not an option.", allowed="Options: --help, --version, --completion bash|zsh.")
+    if meant := [name] if "=" in name else _meanings(name):
+        raise UserError(message, todo=f"Did you mean '{PROGRAM} build {meant[0]}'?")
+    raise UserError(message, allowed=allowed, todo=did_you_mean(name, [*COMMANDS, *targets]))
+
+
+def overrides_of(command: str, words: Sequence[str]) -> list[str]:
+    """The overrides after a command; for `config` the name of a group may be the first.
+
+    Raises:
+        UserError: every word that is not an override, each with its likely meaning.
+    """
+    rest, overrides, faults = list(words), [], []
+    if COMMANDS[command].argument and rest and rest[0] in groups_with_keys():
+        overrides.append(rest.pop(0))
+    while rest:
+        count, fault = _first(rest, command)
+        if fault is None:
+            overrides.append(rest[0])
+        else:
+            faults.append(fault)
+        del rest[:count]
+    if faults:
+        raise UserError.of(faults)
+    return overrides
+
+
+def groups_with_keys() -> list[str]:
+    """What `config` explains: groups of conf/, and those that stand in conf/config.yaml itself."""
+    return sorted({*groups(), "paths", "verify", "doctor"})
+
+
+def _first(rest: Sequence[str], command: str) -> tuple[int, Fault | None]:
+    """How many of the words belong together, and what is wrong with them."""
+    word, following = rest[0], rest[1] if len(rest) > 1 else ""
+    if word.startswith("-"):
+        return _flag(word, following)
+    if following == "=" and len(rest) > 2:
+        return 3, _spaced(rest[:3])
+    if (word.endswith("=") and _is_bare(following)) or (_is_bare(word) and following.startswith("=")):
+        return 2, _spaced(rest[:2])
+    return 1, _bare(word, command) if _is_bare(word) else None
+
+
+def _is_bare(word: str) -> bool:
+    return word != "" and "=" not in word and word[0] not in "~-"
+
+
+def _flag(word: str, following: str) -> tuple[int, Fault]:
+    """`--quant fp8` and `--quant=fp8`: settings are no flags."""
+    key, equals, value = word.lstrip("-").partition("=")
+    takes_next = not equals and _is_bare(following)
+    meant = f"{key.replace('-', '_')}={value or (following if takes_next else '...')}"
+    given = f"{word} {following}" if takes_next else word
+    todo = f"Did you mean '{meant}'?" if key.split(".")[0].replace("-", "_") in groups_with_keys() else ""
+    fault = Fault(f"'{given}' is not an option.", "Settings are written key=value, without dashes.", todo)
+    return (2 if takes_next else 1), fault
+
+
+def _spaced(words: Sequence[str]) -> Fault:
+    return Fault(f"'{' '.join(words)}' has blanks around '='.", todo=f"Write {''.join(words)}")
+
+
+def _bare(word: str, command: str) -> Fault:
+    """A word that is neither an option nor an override."""
+    if word in COMMANDS:
+        return Fault(
+            f"'{command}' and '{word}' are two commands.",
+            todo=f"Give one at a time: {PROGRAM} {command} ..., then {PROGRAM} {word} ...",
+        )
+    message = f"'{word}' is not a valid override (expected key=value)."
+    if word in groups():
+        return Fault(message, f"Choices: {', '.join(choices(word))}.", f"Write {word}=...")
+    if meant := _meanings(word):
+        return Fault(message, todo=f"Did you mean {' or '.join(meant)}?")
+    if word.split(".")[0] in groups_with_keys():
+        return Fault(message, todo=f"Write {word}=...")
+    return Fault(message, todo=f"`{PROGRAM} {command} --help` lists its settings.")
+
+
+def _meanings(word: str) -> list[str]:
+    """Overrides that a bare word may stand for: int4_awq -> quant=int4_awq, quant:fp8 -> quant=fp8."""
+    left, colon, right = word.partition(":")
+    if colon and left.split(".")[0] in groups_with_keys():
+        return [f"{left}={right}"]
+    order = [*USUAL, *(group for group in groups() if group not in USUAL)]
+    known = {group: choices(group) for group in order}
+    exact = [f"{group}={word}" for group, names in known.items() if word in names]
+    if exact:
+        return exact if len(exact) <= MOST_MEANINGS else []
+    near = {f"Did you mean '{name}'?": f"{group}={name}" for group in USUAL for name in known[group]}
+    hint = did_you_mean(word, [name for group in USUAL for name in known[group]])
+    return [near[hint]] if hint else []

@@ -1,0 +1,164 @@
+"""The commands that run one plan, show it, or read what it made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.domain.errors import UserError
+from pipelines.host.machine import gather
+from pipelines.host.screen import complain
+from pipelines.plan.targets import Target, farthest
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
+from pipelines.settings.sizing import fit_files
+from pipelines.store.store import Store
+
+if TYPE_CHECKING:
+    from pipelines.plan.plan import Plan
+    from pipelines.run.runner import StepOutcome
+
+BUNDLED_PROMPT = "The river of Githbrel is"
+"""Something the bundled models know, for the lines that `serve` prints."""
+INTERRUPTED = 130
+
+
+def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
+    from pipelines.plan.plan import make_plan  # imports every stage
+
+    store = Store(settings.paths.store)
+    return make_plan(settings, target, store, gather()), store
+
+
+def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
+    from pipelines.run.session import run_target
+
+    plan, store = _plan_for(load(overrides), target)
+    return plan, store, run_target(plan, store, overrides)
+
+
+def build(overrides: Sequence[str]) -> int:
+    """Model -> engine."""
+    _run("build", overrides)
+    return 0
+
+
+def evaluate(overrides: Sequence[str]) -> int:
+    """Model -> engine -> accuracy beside the 16-bit baseline."""
+    _run("evaluate", overrides)
+    return 0
+
+
+def repository(overrides: Sequence[str]) -> int:
+    """Model -> engine -> Triton model repository."""
+    _run("repository", overrides)
+    return 0
+
+
+def serve(overrides: Sequence[str]) -> int:
+    """Model -> engine -> repository -> tritonserver until it is told to stop."""
+    from pipelines.host.screen import ScreenProgress
+    from pipelines.serving.foreground import EXAMPLE_PROMPT
+    from pipelines.serving.foreground import serve as serve_until_stopped
+
+    settings = load(overrides)
+    folder = settings.serving.repository
+    if folder is None:
+        *_, outcomes = _run("serve", overrides)
+        folder = outcomes[-1].artifact.path
+    _refuse_unfit(folder)
+    bundled = settings.model.bundled and not settings.model.path
+    prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
+    return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
+
+
+def _refuse_unfit(folder: Path) -> None:
+    """A repository from elsewhere may have been edited, or its engine built by another version or on another GPU."""
+    from pipelines.engines.registry import runtime_version
+    from pipelines.serving.repository import read_repository
+    from triton_repo.check import check_repository
+
+    if not read_repository(folder).gpu:
+        faults = check_repository(folder, running_version=runtime_version)
+    elif not (faults := check_repository(folder)):
+        from pipelines.engines.tensorrt_llm.fits import fit_faults
+        from triton_repo.parameters import ENGINE_DIR
+
+        faults = fit_faults(folder / ENGINE_DIR)
+    if faults:
+        raise UserError.of(faults)
+
+
+def benchmark(overrides: Sequence[str]) -> int:
+    """Serve the engine, or take a server that runs elsewhere, and measure it."""
+    *_, outcomes = _measured("benchmark", overrides)
+    return _code(outcomes)
+
+
+def run_all(overrides: Sequence[str]) -> int:
+    """Everything from the model to the report."""
+    from pipelines.report.command import write
+
+    plan, store, outcomes = _measured("all", overrides)
+    if (code := _code(outcomes)) != INTERRUPTED:
+        variants = dict.fromkeys([plan.settings.baseline().variant, plan.settings.variant])
+        write(plan.settings, store, plan.settings.model.label, list(variants))
+    return code
+
+
+def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
+    from pipelines.store.measurements import recover
+
+    recover(Store(load(overrides).paths.store))
+    return _run(target, overrides)
+
+
+def _code(outcomes: Sequence[StepOutcome]) -> int:
+    """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
+    facts = outcomes[-1].artifact.facts
+    if facts["complete"]:
+        return 0
+    complain(f"the benchmark is incomplete: {facts['reason']}. What was measured is kept.")
+    return INTERRUPTED if "interrupted" in facts["reason"] else 1
+
+
+def plan(overrides: Sequence[str]) -> int:
+    """Say what would run, and why; write nothing."""
+    from pipelines.run.console import plan_text
+
+    settings = load(overrides)
+    made, _ = _plan_for(settings, farthest(settings))
+    sys.stdout.write(plan_text(made))
+    if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
+        from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
+
+        sys.stdout.write(modelled_text(made))
+    return 0
+
+
+def verify(overrides: Sequence[str]) -> int:
+    """Read a checkpoint back and check it against the format's rules."""
+    from pipelines.checkpoint.describe import describe, render
+    from pipelines.checkpoint.verify import verify as check
+
+    folder = _checkpoint_folder(overrides)
+    if faults := check(folder):
+        raise UserError.of(faults)
+    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no fault found\n")
+    return 0
+
+
+def _checkpoint_folder(overrides: Sequence[str]) -> Path:
+    settings = load(overrides)
+    if settings.verify.path is not None:
+        return settings.verify.path.expanduser().absolute()
+    made, _ = _plan_for(settings, "build")
+    step = next(step for step in made.steps if step.node.id == "quantize")
+    if step.artifact is None:
+        raise UserError(
+            f"There is no checkpoint of {step.node.label} yet ({step.why}).",
+            todo="Make it with the same words after `make build`, or give one: verify.path=/some/checkpoint",
+        )
+    return step.artifact.path

@@ -1,0 +1,70 @@
+"""The command `config`: the configuration as YAML, or the keys of one group explained."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.settings.compose import compose_config, to_raw
+from pipelines.settings.groups import CONF, choices, groups
+from pipelines.settings.root import validate
+
+
+def config(overrides: Sequence[str]) -> int:
+    """Print the resolved configuration, or explain a group when its name comes first."""
+    import yaml
+
+    if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
+        sys.stdout.write(explained(overrides[0], overrides[1:]))
+        return 0
+    raw = to_raw(compose_config(overrides))
+    validate(raw)
+    sys.stdout.write(yaml.safe_dump(raw, sort_keys=False))
+    return 0
+
+
+def explained(group: str, overrides: Sequence[str]) -> str:
+    """Each key of a group: type, allowed values, value with these overrides, and what it means."""
+    from pipelines.settings.describe import about, keys_of
+
+    raw = to_raw(compose_config(overrides))
+    validate(raw)
+    lines = _wrap(f"{group}: {about(group)}", "  ") if about(group) else [group]
+    if group in groups():
+        lines += _wrap(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}", "  ")
+    keys = keys_of(group)
+    if not keys:
+        lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", "  ")
+    for key in keys:
+        lines += ["", *_wrap(f"{key.name}={_shown(_value(raw, key.name))}", "    ")]
+        lines += _wrap(f"    {key.kind}", "    ")
+        lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", "    ")
+    return "\n".join(lines) + "\n"
+
+
+def _value(raw: dict[str, Any], name: str) -> Any:
+    value: Any = raw
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(_shown(each) for each in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_shown(each)}" for key, each in value.items()) + "}"
+    return str(value)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    columns = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
+    return textwrap.wrap(text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

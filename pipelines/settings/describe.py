@@ -1,0 +1,133 @@
+"""The keys of a group of settings: type, allowed values, and the sentence of the class's docstring."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipelines.settings.root import Settings
+
+BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+WORD = re.compile(r"\w[\w-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting.
+
+    Attributes:
+        name: as on the command line: build.max_batch_size.
+        kind: its type and the values it may have, in words.
+        sentence: what it means; empty when its class does not say.
+    """
+
+    name: str
+    kind: str
+    sentence: str
+
+
+def keys_of(group: str) -> list[Key]:
+    """All keys of a group, those of nested groups included; empty for a group that only sets keys of others."""
+    field = Settings.model_fields.get(group)
+    return list(_keys(_model(field.annotation), group)) if field else []
+
+
+def about(group: str) -> str:
+    """The first sentence of the group's class, or an empty string."""
+    field = Settings.model_fields.get(group)
+    return (inspect.getdoc(_model(field.annotation)) or "").splitlines()[0] if field else ""
+
+
+def _model(annotation: Any) -> type[BaseModel]:
+    assert issubclass(annotation, BaseModel)
+    return annotation
+
+
+def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
+    sentences = _sentences(group)
+    for attribute, field in group.model_fields.items():
+        name = field.alias or attribute
+        nested = _nested(field.annotation)
+        if nested is None:
+            yield Key(f"{prefix}.{name}", _kind_of_field(field), sentences.get(name, ""))
+        elif type(None) in get_args(field.annotation):
+            inner = ", ".join(nested.model_fields)
+            yield Key(f"{prefix}.{name}", f"null, or a mapping with the keys {inner}", sentences.get(name, ""))
+        else:
+            yield from _keys(nested, f"{prefix}.{name}")
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    """The class of a nested group, also of one that may be null."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    groups = [option for option in options if inspect.isclass(option) and issubclass(option, BaseModel)]
+    return groups[0] if groups else None
+
+
+def _sentences(group: type[BaseModel]) -> dict[str, str]:
+    """The sections "Attributes" of a class and of those it is derived from."""
+    found: dict[str, str] = {}
+    for each in reversed(group.__mro__):
+        if each is not BaseModel and issubclass(each, BaseModel):
+            found |= _attributes(inspect.cleandoc(each.__doc__ or ""))
+    return found
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in docstring.partition("\nAttributes:\n")[2].splitlines():
+        if line and not line.startswith(" "):
+            break
+        if match := re.match(r" {4}(\w+): (.*)", line):
+            name, text = match.groups()
+            found[name] = text
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def _kind_of_field(field: FieldInfo) -> str:
+    return _kind(field.annotation, field.metadata)
+
+
+def _kind(annotation: Any, metadata: Any = ()) -> str:
+    """A type in words."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(inside[0], [*inside[1:], *metadata])
+    if origin in (Union, types.UnionType):
+        some = [_kind(each, metadata) for each in inside if each is not type(None)]
+        return " or ".join([*some, "null"] if type(None) in inside else some)
+    if origin is Literal:
+        return f"one of {', '.join(str(each) for each in inside)}"
+    if origin is tuple:
+        return f"list of {_kind(inside[0])}"
+    if origin is dict:
+        return f"mapping of {_kind(inside[0])} to {_kind(inside[1])}"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return f"mapping with the keys {', '.join(annotation.model_fields)}"
+    if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
+        return f"one of {', '.join(each.value for each in annotation)}"
+    return BASIC[annotation] + _bounds(metadata)
+
+
+def _bounds(metadata: Any) -> str:
+    """Limits of a number, or the pattern of a text."""
+    limits, pattern = [], ""
+    for each in metadata:
+        nested = getattr(each, "metadata", None)  # a pydantic Field inside Annotated
+        for item in nested if nested is not None else [each]:
+            limits += [f"{sign} {getattr(item, name):g}" for name, sign in BOUNDS.items() if hasattr(item, name)]
+            pattern = getattr(item, "pattern", None) or pattern
+    return (" " + " and ".join(limits) if limits else "") + (f" that matches {pattern}" if pattern else "")

@@ -1,0 +1,177 @@
+"""When Hydra refuses overrides: every fault in the user's words, with the nearest valid word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.domain.errors import Fault, UserError, did_you_mean
+from pipelines.settings.groups import CONF, choices, groups
+
+KEY = re.compile(r"(\+\+|[+~])?[A-Za-z_][\w-]*([./@][\w-]+)*")
+PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+def parse_override(text: str) -> Any:
+    """Read one override with Hydra's parser.
+
+    Raises:
+        UserError: it is not a valid override.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if not KEY.match(text):
+        raise UserError.of([_syntax_fault(text)])
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        raise UserError.of([_syntax_fault(text)]) from None
+
+
+def _syntax_fault(text: str) -> Fault:
+    """Why text is not `key=value`."""
+    key, equals, value = text.partition("=")
+    message = f"'{text}' is not a valid override (expected key=value)."
+    if not equals:
+        return Fault(message, todo="Write key=value, e.g. quant=fp8 or build.max_batch_size=64.")
+    if not KEY.fullmatch(key):
+        near = re.sub(r"[^\w./@-]", "", key).lstrip("-.")
+        hint = f"Did you mean '{near}={value}'?" if near != key and KEY.fullmatch(near) else ""
+        return Fault(f"{message} '{key}' is not the name of a setting.", todo=hint)
+    if _is_open(value):
+        return Fault(f"{message} A bracket or quote in '{value}' is not closed, or not opened.")
+    return Fault(
+        f"{message} '{value}' has characters with a meaning of their own.",
+        todo=f"""Quote the value, once for the shell and once for this program: '{key}="..."'""",
+    )
+
+
+def _is_open(value: str) -> bool:
+    """Whether brackets or quotes do not pair up."""
+    expected: list[str] = []
+    quote = ""
+    for letter in re.sub(r"\\.", "", value):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in PAIRS:
+            expected.append(PAIRS[letter])
+        elif letter in PAIRS.values() and (not expected or expected.pop() != letter):
+            return True
+    return bool(quote or expected)
+
+
+def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]:
+    """Find what is wrong with each override by itself.
+
+    Args:
+        overrides: as typed.
+        sweeping: whether an override may give several values.
+    """
+    faults, good, named, known_groups = [], [], [], groups()
+    for text in overrides:
+        try:
+            override = parse_override(text)
+        except UserError as error:
+            faults += error.faults
+            continue
+        name = override.get_key_element().lstrip("+~").split("@")[0]
+        if name.split(".")[0].split("/")[0] == "hydra":
+            continue
+        if override.is_sweep_override() and not sweeping:
+            faults.append(_list_fault(text, name))
+        elif name in known_groups:
+            values = _values(override)
+            wrong = [fault for value in values if (fault := _choice_fault(name, value))]
+            faults += wrong
+            good += [f"{name}={values[0]}"] if values and not wrong else []
+        else:
+            named.append((name, text, override))
+    known = _known_keys(good)
+    return faults + [fault for name, text, how in named if (fault := _key_fault(name, text, how, known))]
+
+
+def unexplained(overrides: Sequence[str]) -> Fault:
+    """What is left to say when each override is valid by itself or refers to something that does not exist."""
+    suspects = [text for text in overrides if "${" in text or "@" in text or text.startswith(("~", "hydra"))]
+    given = " ".join(suspects or overrides)
+    return Fault(
+        f"'{given}' cannot be applied to the configuration.",
+        todo="Check the spelling: `trtllm-pipelines config GROUP` lists the keys of a group.",
+    )
+
+
+def _values(override: Any) -> list[str]:
+    """What an override chooses: one word, those of a list, or none for a pattern."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    if isinstance(override.value(), ChoiceSweep):
+        return list(override.sweep_string_iterator())
+    return [] if override.is_sweep_override() else [override.get_value_element_as_str()]
+
+
+def _list_fault(text: str, name: str) -> Fault:
+    """Several values where one belongs."""
+    key, _, value = text.partition("=")
+    as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
+    return Fault(
+        f"'{text}' gives several values, and this command takes one.",
+        todo=f"To run one after another: make sweep {text} (accuracy), or make compare {text} (accuracy, size and "
+        f"speed).{as_list}",
+    )
+
+
+def _choice_fault(group: str, given: str) -> Fault | None:
+    if given in choices(group):
+        return None
+    return Fault(
+        f"{group}={given} is not known.",
+        f"Choose one of {', '.join(choices(group))}.",
+        did_you_mean(given, choices(group)),
+    )
+
+
+def _known_keys(overrides: Sequence[str]) -> set[str]:
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", overrides=list(overrides))
+    except HydraException:
+        return set()
+    found: set[str] = set()
+
+    def walk(node: Any, prefix: str) -> None:
+        for key in node:
+            found.add(prefix + str(key))
+            child = OmegaConf.select(node, str(key), throw_on_missing=False)
+            if OmegaConf.is_dict(child):
+                walk(child, f"{prefix}{key}.")
+
+    walk(config, "")
+    return found
+
+
+RENAMED = {"sizing.calibration": "sizing.fit"}
+"""Former names of settings whose nearest word would be another thing: `calibration` is ModelOpt's text."""
+
+
+def _key_fault(key: str, text: str, override: Any, known: set[str]) -> Fault | None:
+    if override.is_add():
+        if key not in known or override.is_force_add():
+            return None
+        return Fault(f"'{text}' adds a setting that is already there.", todo=f"Write {text[1:]} to change it.")
+    if not known or key in known:
+        return None
+    if key in RENAMED:
+        return Fault(f"'{key}' is not a known setting.", f"It is now '{RENAMED[key]}'.")
+    near = did_you_mean(key, known | set(groups()))
+    if not near:  # the right leaf in another group: max_batch_size -> build.max_batch_size
+        near = did_you_mean(key.split(".")[-1], {k.split(".")[-1]: k for k in known})
+        near = near and f"Did you mean '{next(k for k in sorted(known) if k.split('.')[-1] in near)}'?"
+    return Fault(f"'{key}' is not a known setting.", near, "`make config` prints all of them.")

@@ -1,0 +1,123 @@
+"""The Makefile through a real make: exit codes arrive, and wrong words run nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.cli.commands import COMMANDS
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs make on a copy of the Makefile; a script stands for Python, notes that it ran and ends with CODE."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "make_exit.sh", tmp_path / "scripts")
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "ran $*"\n[ "$CODE" = killed ] && kill -KILL $$\nexit $CODE\n')
+    script.chmod(0o755)
+
+    def run(*words: str, code: str = "0", python: str = str(script), **environment: str) -> tuple[int, str]:
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        done = subprocess.run(
+            ["make", f"PYTHON={python}", *words],
+            cwd=tmp_path,
+            env={**outer, "CODE": code, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored when started in the background
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the extension")
+@pytest.mark.parametrize(("code", "seen"), [("0", 0), ("1", 1), ("2", 2), ("3", 3), ("130", -2), ("killed", 137)])
+def test_the_exit_code_of_a_command_is_that_of_make(make, code, seen, tmp_path):
+    """Shells show 130 for a process that SIGINT ended, which Python calls -2."""
+    found, text = make("nightly", "nightly=gpu", code=code)
+    assert found == seen
+    assert text.startswith("ran -m pipelines --from-make nightly\n")
+    assert ("Error" in text) == (code == "2")
+    assert list(tmp_path.glob("build/*")) == []
+
+
+def test_without_a_compiler_make_ends_with_2_and_names_the_code(make, tmp_path):
+    for name in ("make", "sh", "mkdir"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    code, text = make("doctor", code="3", PATH=str(tmp_path / "bin"))
+    assert code == 2
+    assert "Error 3" in text
+
+
+def test_without_a_compiler_an_interrupt_still_interrupts_make(make, tmp_path):
+    for name in ("make", "sh", "mkdir"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    assert make("serve", code="130", PATH=str(tmp_path / "bin"))[0] == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build", "int4_awq"], "Did you mean quant=int4_awq?"),
+        (["build", "quant:fp8"], "Did you mean quant=fp8?"),
+        (["build", "evaluate"], "'build' and 'evaluate' are two commands."),
+        (["biuld"], "Did you mean 'build'?"),
+        (["tset"], "Did you mean 'test'?"),
+        (["clean", "int4_awq"], "quant=int4_awq"),
+        (["build", "it's"], "'it's' is not a valid override"),
+        (["build", "fp9", "build.max_batch_size=3"], "'fp9' is not a valid override"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_runs(make, words, message, tmp_path):
+    (tmp_path / "runs").mkdir()
+    code, text = make(*words, python=sys.executable, COLUMNS="200")
+    assert code == 2
+    assert message in " ".join(text.split())
+    assert "rm -rf" not in text
+    assert (tmp_path / "runs").is_dir()
+
+
+@pytest.mark.parametrize("words", [["build", "--quant", "fp8"], ["build", "quant", "=", "fp8"]])
+def test_make_itself_refuses_what_it_cannot_read(make, words):
+    code, text = make(*words)
+    assert code == 2
+    assert "ran" not in text
+
+
+def test_the_makefile_has_every_command(make):
+    listed = re.search(r"COMMANDS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text())
+    assert listed
+    assert sorted(listed[1].replace("\\\n", " ").split()) == sorted(COMMANDS)
+
+
+def test_config_takes_a_group(make):
+    code, text = make("config", "doctor", python=sys.executable)
+    assert code == 0
+    assert "doctor.timeout_s=2.0" in text
+
+
+def test_help_lists_commands_and_development(make):
+    code, text = make(python=sys.executable)
+    assert code == 0
+    assert "model -> quantized TensorRT-LLM checkpoint -> engine" in text
+    assert "make test-gpu" in text
+
+
+def test_a_real_command_and_its_code(make):
+    """A checkpoint that is not there."""
+    code, text = make("verify", "verify.path=/nowhere", python=sys.executable)
+    assert code == 2
+    assert "/nowhere" in text

@@ -1,0 +1,71 @@
+"""Words that are no overrides are refused before anything runs, with what was probably meant."""
+
+import pytest
+
+from pipelines.cli.commands import COMMANDS
+from pipelines.cli.main import main
+from pipelines.cli.words import check_command, overrides_of
+from pipelines.domain.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["int4_awq"], r"'int4_awq' is not a valid override \(expected key=value\)\. Did you mean quant=int4_awq\?"),
+        (["fp8"], r"'fp8' .*Did you mean quant=fp8 or kv_cache=fp8\?"),
+        (["int4_aqw"], r"'int4_aqw' .*Did you mean quant=int4_awq\?"),
+        (["quant"], r"'quant' .*Choices: fp8, int4_awq, .*Write quant=\.\.\."),
+        (["build.max_batch_size"], r"'build\.max_batch_size' .*Write build\.max_batch_size=\.\.\."),
+        (["quant:fp8"], r"'quant:fp8' .*Did you mean quant=fp8\?"),
+        (["quant", "=", "fp8"], r"'quant = fp8' has blanks around '='\. Write quant=fp8"),
+        (["quant=", "fp8"], r"'quant= fp8' has blanks around '='\. Write quant=fp8"),
+        (["quant", "=fp8"], r"'quant =fp8' has blanks around '='\. Write quant=fp8"),
+        (["--quant", "fp8"], r"'--quant fp8' is not an option\. .*Did you mean 'quant=fp8'\?"),
+        (["--build.max-batch-size=3"], r"Did you mean 'build\.max_batch_size=3'\?"),
+        (["-v"], r"'-v' is not an option"),
+        (["evaluate"], r"'build' and 'evaluate' are two commands"),
+        (["none"], r"'none' is not a valid override .*`trtllm-pipelines build --help`"),
+    ],
+)
+def test_a_word_gets_its_likely_meaning(words, message):
+    with pytest.raises(UserError, match=message):
+        overrides_of("build", words)
+
+
+def test_all_words_are_judged_at_once():
+    with pytest.raises(UserError) as caught:
+        overrides_of("build", ["int4_awq", "build.workers=2", "quant", "=", "fp8", "serve"])
+    assert len(caught.value.faults) == 3
+
+
+def test_overrides_pass_unchanged():
+    words = ["quant=fp8", "+a.b=1", "++a.c=1", "~experiment", "eval.dataset=", "model.path=/a b", "x=a:b"]
+    assert overrides_of("build", words) == words
+
+
+def test_config_takes_the_name_of_a_group():
+    assert overrides_of("config", ["build", "quant=fp8"]) == ["build", "quant=fp8"]
+    with pytest.raises(UserError, match="'fp8' is not a valid override"):
+        overrides_of("config", ["fp8"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("biuld", r"'biuld' is not a command\. Commands: all, build, .*Did you mean 'build'\?"),
+        ("tset", r"Did you mean 'test'\?"),
+        ("int4_awq", r"Did you mean 'trtllm-pipelines build quant=int4_awq'\?"),
+        ("quant=fp8", r"'quant=fp8' is not a command\. Did you mean 'trtllm-pipelines build quant=fp8'\?"),
+        ("--verison", r"'--verison' is not an option\. Options: --help, --version"),
+    ],
+)
+def test_a_first_word_that_is_no_command(name, message):
+    with pytest.raises(UserError, match=message):
+        check_command(name, ["test", "check"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_a_bare_word_before_it_is_imported(command, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    assert main([command, "int4_awq"]) == 2
+    assert "quant=int4_awq" in capsys.readouterr().err
