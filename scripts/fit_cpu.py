@@ -25,7 +25,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json, write_text
 from pipelines.host.machine import gather, library_versions
-from pipelines.loadgen.run import Identity, Target, run_benchmark
+from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.command import compared, fit_text, free_engine
 from pipelines.predict.performance.fit import Row, fit
@@ -95,7 +95,7 @@ class Bench:
 
     url: str
     tokenizer: Path
-    identity: Identity
+    identity: ServerIdentity
     words: tuple[str, ...]
     folder: Path
 
@@ -105,7 +105,7 @@ class Bench:
         place = self.folder / name
         place.mkdir(parents=True)
         result: BenchmarkResult = run_benchmark(
-            Target(self.url, settings.benchmark.model_name),
+            ServerTarget(self.url, settings.benchmark.model_name),
             settings.workload,
             settings.benchmark,
             tokenizer_dir=self.tokenizer,
@@ -225,7 +225,7 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
     tokenizer = settings.model.folder
     if tokenizer is None:
         raise UserError("This needs a model in a folder.", todo="Take a bundled one, or give model.path.")
-    identity = Identity(
+    identity = ServerIdentity(
         settings.model.label,
         settings.variant,
         "openvino",

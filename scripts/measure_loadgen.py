@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from pipelines.domain.benchmark import BenchmarkResult  # noqa: E402
 from pipelines.domain.summary import percentile  # noqa: E402
 from pipelines.domain.timing import RequestTiming, from_columns  # noqa: E402
-from pipelines.loadgen.run import Identity, Target, run_benchmark  # noqa: E402
+from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark  # noqa: E402
 from tests.support.load_settings import TINY_LLAMA, benchmark, workload  # noqa: E402
 from tests.support.stub_triton import Running, running  # noqa: E402
 
@@ -97,8 +97,8 @@ def bias(seconds: float, rate_per_s: int | None) -> str:
 
 def _run(server: Running, folder: Path, work: dict[str, Any], how: dict[str, Any], seconds: float) -> BenchmarkResult:
     settings = benchmark(warmup_s=1, duration_s=seconds, **how)
-    identity = Identity(model="stub", precision="none")
-    target = Target(server.url, "ensemble")
+    identity = ServerIdentity(model="stub", precision="none")
+    target = ServerTarget(server.url, "ensemble")
     return run_benchmark(
         target, workload(**work), settings, tokenizer_dir=TINY_LLAMA, identity=identity, out_dir=folder
     )

@@ -124,7 +124,7 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricStatistic:
     """A metric; of a distribution with the statistic that is meant."""
 
     metric: Metric
@@ -171,16 +171,16 @@ class Figure:
         return None if value is None else self.metric.unit.scale * value
 
 
-def _figures() -> Iterator[Figure]:
+def _figures() -> Iterator[MetricStatistic]:
     for metric in METRICS:
         statistics = STATISTICS if metric.name in DISTRIBUTIONS else ("",)
-        yield from (Figure(metric, statistic) for statistic in statistics)
+        yield from (MetricStatistic(metric, statistic) for statistic in statistics)
 
 
-FIGURES: Mapping[str, Figure] = {figure.key: figure for figure in _figures()}
+FIGURES: Mapping[str, MetricStatistic] = {figure.key: figure for figure in _figures()}
 
 
-def figures(*keys: str) -> tuple[Figure, ...]:
+def figures(*keys: str) -> tuple[MetricStatistic, ...]:
     """The figures of a table, by their keys."""
     return tuple(FIGURES[key] for key in keys)
 

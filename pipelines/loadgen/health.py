@@ -12,7 +12,7 @@ from pipelines.domain.benchmark import ClientHealth, Summary
 from pipelines.domain.summary import Window, ordered, percentile
 from pipelines.domain.timing import RequestTiming
 from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.shared import Report
+from pipelines.loadgen.shared import ClientReport
 
 BUSY = 0.9
 """Share of one CPU from which a client process is full: it is one thread of Python."""
@@ -53,7 +53,7 @@ class MachineWatch:
 
 
 def judge(
-    reports: Sequence[Report], timings: Sequence[RequestTiming], summary: Summary, machine: MachineLoad
+    reports: Sequence[ClientReport], timings: Sequence[RequestTiming], summary: Summary, machine: MachineLoad
 ) -> ClientHealth:
     """Whether the numbers of a level say more about the client than about the server.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from pipelines.loadgen.plan import Ask
+from pipelines.loadgen.plan import PlannedRequest
 
 TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"
 _STOP_INPUTS = ("min_tokens", "min_length", "end_id")
@@ -53,7 +53,7 @@ class Interface:
         return INPUT_TOKENS in self.outputs and "return_num_input_tokens" in self.inputs
 
 
-def build_request(interface: Interface, ask: Ask, *, streaming: bool, ignore_eos: bool) -> Any:
+def build_request(interface: Interface, ask: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
     """The protobuf message of one request (`ModelInferRequest`); only its id is left to set.
 
     Only the outputs that are read are asked for, so that the server's answers are small.

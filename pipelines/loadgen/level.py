@@ -17,15 +17,15 @@ from typing import Any
 
 from pipelines.domain.summary import SECOND, Window, whole_window
 from pipelines.domain.timing import RequestTiming
-from pipelines.loadgen.fleet import Fleet
+from pipelines.loadgen.client_processes import ClientProcesses
 from pipelines.loadgen.health import MachineLoad, MachineWatch
 from pipelines.loadgen.interface import Interface
 from pipelines.loadgen.live import Meter, View, default_view
 from pipelines.loadgen.metrics import MetricsWatch
-from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, Load, is_whole
+from pipelines.loadgen.plan import WARMUP_USERS, LevelPlan, PlannedLevel, is_whole
 from pipelines.loadgen.prompts import PromptMaker
 from pipelines.loadgen.server import Server, statistics_between
-from pipelines.loadgen.shared import CONNECTION, ERRORS, LAST_OK, OK, Job, Report
+from pipelines.loadgen.shared import CONNECTION, ERRORS, LAST_OK, OK, ClientJob, ClientReport
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _POLL_S = 0.05
@@ -36,10 +36,10 @@ INTERRUPTED, GONE, REFUSED = "interrupted", "the server stopped answering", "eve
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchmarkContext:
     """What all levels of a benchmark share."""
 
-    fleet: Fleet
+    clients: ClientProcesses
     server: Server
     interface: Interface
     maker: PromptMaker
@@ -50,7 +50,7 @@ class Bench:
 
 
 @dataclass
-class Outcome:
+class LevelOutcome:
     """What came out of one level.
 
     Attributes:
@@ -66,7 +66,7 @@ class Outcome:
     timings: list[RequestTiming]
     window: Window | None
     start_ns: int
-    reports: list[Report]
+    reports: list[ClientReport]
     machine: MachineLoad
     server: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
@@ -77,7 +77,7 @@ class Outcome:
         return {kind: text for report in self.reports for kind, text in report.messages.items()}
 
 
-def run_level(bench: Bench, load: Load, title: str) -> Outcome:
+def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome:
     """Put one load on the server.
 
     Args:
@@ -93,7 +93,7 @@ def run_level(bench: Bench, load: Load, title: str) -> Outcome:
     return _Run(bench, load, plan, title).go()
 
 
-def _warm_up(bench: Bench, load: Load, title: str) -> Outcome | None:
+def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome | None:
     """A closed loop before a whole window; its outcome only when it did not get to its end."""
     settings = bench.settings
     if not settings.warmup_s and not settings.warmup_requests:
@@ -104,7 +104,7 @@ def _warm_up(bench: Bench, load: Load, title: str) -> Outcome | None:
         | {"min_requests": max(settings.warmup_requests or users, 1), "num_requests": None}
     )
     workload = bench.workload.model_copy(update={"arrival": "closed", "trace": None, "prompts": _WARMUP_PROMPTS})
-    closed = Load(load.number, "closed", users, None)
+    closed = PlannedLevel(load.number, "closed", users, None)
     plan = LevelPlan(closed, workload, inner, bench.maker, salt=1)
     warm = replace(bench, workload=workload, settings=inner, metrics_url=None)
     outcome = _Run(warm, closed, plan, f"{title}, warm-up").go()
@@ -115,10 +115,10 @@ def _warm_up(bench: Bench, load: Load, title: str) -> Outcome | None:
 class _Run:
     """One start of the client processes, followed to its end."""
 
-    def __init__(self, bench: Bench, load: Load, plan: LevelPlan, title: str) -> None:
+    def __init__(self, bench: BenchmarkContext, load: PlannedLevel, plan: LevelPlan, title: str) -> None:
         self._bench, self._load, self._settings = bench, load, bench.settings
         self._whole = is_whole(bench.workload, bench.settings)
-        self._meter = Meter(bench.fleet.board, title)
+        self._meter = Meter(bench.clients.board, title)
         self._jobs, self._planned = self._share(plan)
         self._start = 0
         self._begin: int | None = None
@@ -128,26 +128,26 @@ class _Run:
         self._after: dict[str, dict[str, int]] = {}
         self._reason = ""
 
-    def go(self) -> Outcome:
-        fleet = self._bench.fleet
+    def go(self) -> LevelOutcome:
+        clients = self._bench.clients
         watch = MetricsWatch(self._bench.metrics_url)
         machine = MachineWatch()
-        self._start = fleet.start(self._jobs)
+        self._start = clients.start(self._jobs)
         with self._bench.view() as view, watch:
             try:
                 self._follow(view)
             except KeyboardInterrupt:
                 self._cut(INTERRUPTED)
-                while not fleet.finished(_POLL_S):
+                while not clients.finished(_POLL_S):
                     pass
-        reports = fleet.collect()
+        reports = clients.collect()
         timings = sorted(self._timings(reports), key=lambda timing: timing.index)
         server = {"statistics": statistics_between(self._before, self._after), "metrics": watch.summary()}
-        return Outcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
+        return LevelOutcome(timings, self._window(timings), self._start, reports, machine.load(), server, self._reason)
 
     def _follow(self, view: View) -> None:
-        fleet = self._bench.fleet
-        while not fleet.finished(_POLL_S):
+        clients = self._bench.clients
+        while not clients.finished(_POLL_S):
             now = monotonic_ns()
             if self._begin is None and self._warm(now):
                 self._before = self._bench.server.counters()
@@ -164,7 +164,7 @@ class _Run:
     def _close(self) -> None:
         """The window is over: nobody sends any more."""
         self._end = self._planned[1] + self._start if self._planned else monotonic_ns()
-        self._bench.fleet.board.stop_at(self._end)
+        self._bench.clients.board.stop_at(self._end)
         self._after = self._bench.server.counters()
 
     def _cut(self, reason: str) -> None:
@@ -173,13 +173,13 @@ class _Run:
         now = monotonic_ns()
         self._end = min(self._end or now, now)
         if reason.startswith(GONE):  # what was measured ends with the last answer, not with the silence after it
-            self._end = min(self._end, self._bench.fleet.board.latest(LAST_OK) + 1)
+            self._end = min(self._end, self._bench.clients.board.latest(LAST_OK) + 1)
         self._after = self._after or self._bench.server.counters()
-        self._bench.fleet.board.stop_at(now)
-        self._bench.fleet.abort()
+        self._bench.clients.board.stop_at(now)
+        self._bench.clients.abort()
 
     def _done(self) -> int:
-        return self._bench.fleet.board.total(OK) + self._bench.fleet.board.total(ERRORS)
+        return self._bench.clients.board.total(OK) + self._bench.clients.board.total(ERRORS)
 
     def _warm(self, now: int) -> bool:
         if self._whole:
@@ -204,7 +204,7 @@ class _Run:
 
     def _trouble(self, now: int) -> str:
         """Why to go on makes no sense: connections fail and nothing has come for some seconds, or all is refused."""
-        board = self._bench.fleet.board
+        board = self._bench.clients.board
         if board.total(CONNECTION) and now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS:
             return GONE + (", though it is still there" if self._bench.server.is_live() else "")
         return REFUSED if not board.total(OK) and board.total(ERRORS) >= _HOPELESS else ""
@@ -233,7 +233,7 @@ class _Run:
             end = min(end, ends[asked - 1] + 1) if len(ends) >= asked else end  # exactly as many as were asked for
         return begin, end
 
-    def _timings(self, reports: Sequence[Report]) -> list[RequestTiming]:
+    def _timings(self, reports: Sequence[ClientReport]) -> list[RequestTiming]:
         t0 = self._start
         return [
             RequestTiming(
@@ -251,15 +251,15 @@ class _Run:
             for index, due, sent, first, end, isl, osl, chunks, error in report.rows
         ]
 
-    def _share(self, plan: LevelPlan) -> tuple[list[Job], tuple[int, int] | None]:
+    def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
         """Every process's part, and the steady window of an open loop."""
-        size, base = self._bench.fleet.size, self._base()
+        size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
             users, asked = self._load.concurrency or 1, self._settings.num_requests
             limit = asked if self._whole else None
             pool = plan.pool(None if limit is None else limit + users * self._bench.workload.turns)
             return [
-                Job(
+                ClientJob(
                     **base,
                     first_index=k,
                     step=size,
@@ -273,7 +273,10 @@ class _Run:
         schedule = plan.schedule()
         times = [due for due, _ in schedule]
         gap = (times[-1] - times[0]) / max(len(times) - 1, 1) * size
-        jobs = [Job(**base, first_index=k, step=size, schedule=schedule[k::size], mean_gap_ns=gap) for k in range(size)]
+        jobs = [
+            ClientJob(**base, first_index=k, step=size, schedule=schedule[k::size], mean_gap_ns=gap)
+            for k in range(size)
+        ]
         return jobs, None if self._whole else plan.window_ns(times)
 
     def _base(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
-from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, Board
+from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, SharedCounters
 
 _EVERY_S = 5.0
 _RATE_OVER_S = 2.0
@@ -75,7 +75,7 @@ class State:
 class Meter:
     """Turns the counters into states."""
 
-    def __init__(self, board: Board, title: str) -> None:
+    def __init__(self, board: SharedCounters, title: str) -> None:
         self._board, self._title = board, title
         self._past: list[tuple[float, int]] = [(monotonic(), 0)]
 

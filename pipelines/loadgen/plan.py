@@ -22,7 +22,7 @@ _POOL_LEAST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlannedRequest:
     """One request: prompt, its input tokens by the tokenizer, output tokens wanted."""
 
     text: str
@@ -30,11 +30,11 @@ class Ask:
     osl: int
 
 
-Conversation = list[Ask]
+Conversation = list[PlannedRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLevel:
     """One level before prompts are drawn.
 
     Attributes:
@@ -50,15 +50,15 @@ class Load:
     request_rate: float | None
 
 
-def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[Load]:
+def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[PlannedLevel]:
     """The levels, in the order they are measured."""
     arrival = workload.arrival
     if arrival == "closed":
         levels = settings.concurrency or DEFAULT_CONCURRENCY
-        return [Load(number, arrival, users, None) for number, users in enumerate(levels, 1)]
+        return [PlannedLevel(number, arrival, users, None) for number, users in enumerate(levels, 1)]
     if arrival in OPEN_RATE:
-        return [Load(number, arrival, None, rate) for number, rate in enumerate(settings.request_rate or (), 1)]
-    return [Load(1, arrival, None, None)]
+        return [PlannedLevel(number, arrival, None, rate) for number, rate in enumerate(settings.request_rate or (), 1)]
+    return [PlannedLevel(1, arrival, None, None)]
 
 
 def is_whole(workload: WorkloadSettings, settings: BenchmarkSettings) -> bool:
@@ -70,7 +70,12 @@ class LevelPlan:
     """The requests of one level."""
 
     def __init__(
-        self, load: Load, workload: WorkloadSettings, settings: BenchmarkSettings, maker: PromptMaker, salt: int = 0
+        self,
+        load: PlannedLevel,
+        workload: WorkloadSettings,
+        settings: BenchmarkSettings,
+        maker: PromptMaker,
+        salt: int = 0,
     ) -> None:
         """Prepare to draw.
 
@@ -101,12 +106,12 @@ class LevelPlan:
         first += [(self._room(isl()), osl()) for _ in range(-(-count // turns) - 1)]
         share = self._workload.shared_prefix_share
         texts = self._maker.make([tokens for tokens, _ in first], rng, prefix_share=share)
-        found = [[Ask(text, *sizes)] for text, sizes in zip(texts, first, strict=True)]
+        found = [[PlannedRequest(text, *sizes)] for text, sizes in zip(texts, first, strict=True)]
         for conversation in found:
             self._go_on(conversation, isl, osl)
         return found
 
-    def schedule(self) -> list[tuple[int, Ask]]:
+    def schedule(self) -> list[tuple[int, PlannedRequest]]:
         """Due times, ns from the start of the level, and requests of an open loop, a burst or a trace."""
         if self.load.arrival == "trace":
             return self._trace()
@@ -156,26 +161,26 @@ class LevelPlan:
             last = conversation[-1]
             tokens = last.isl + last.osl + isl()
             text = self._maker.extend(last.text, tokens, self._rng)
-            conversation.append(Ask(text, tokens, osl()))
+            conversation.append(PlannedRequest(text, tokens, osl()))
 
     def _room(self, tokens: int) -> int:
         """A drawn length that leaves no room for a word becomes the shortest that does; a fixed one is refused."""
         fixed = self._workload.isl.distribution == "fixed"
         return tokens if fixed else max(tokens, self._maker.overhead + 1)
 
-    def _trace(self) -> list[tuple[int, Ask]]:
+    def _trace(self) -> list[tuple[int, PlannedRequest]]:
         assert self._workload.trace is not None  # judged by the settings
         items = read_trace(self._workload.trace, self._workload.trace_speed)[: self._settings.num_requests]
         lengths = [self._room(item.isl) for item in items if item.isl is not None]
         made = iter(self._maker.make(lengths, self._rng, prefix_share=self._workload.shared_prefix_share))
         return [(item.offset_ns, self._asked(item, made)) for item in items]
 
-    def _asked(self, item: TraceItem, made: Iterator[str]) -> Ask:
+    def _asked(self, item: TraceItem, made: Iterator[str]) -> PlannedRequest:
         text = item.prompt if item.prompt is not None else next(made)
-        return Ask(text, self._maker.count(text), item.osl)
+        return PlannedRequest(text, self._maker.count(text), item.osl)
 
 
-def _interleaved(pool: list[Conversation]) -> Iterator[Ask]:
+def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:
     """Turns of several conversations in turn, each conversation's own turns in order."""
     for start in range(0, len(pool), OPEN_CONVERSATIONS):
         group = pool[start : start + OPEN_CONVERSATIONS]

@@ -13,23 +13,23 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
 from pipelines.domain.timing import to_columns
 from pipelines.host.files import replacing, write_json
+from pipelines.loadgen.client_processes import ClientProcesses, cpu_count, processes_for
 from pipelines.loadgen.columns import columns_of
-from pipelines.loadgen.fleet import Fleet, cpu_count, processes_for
 from pipelines.loadgen.health import growth_note, judge, tail_note
-from pipelines.loadgen.level import INTERRUPTED, REFUSED, Bench, Outcome, run_level
+from pipelines.loadgen.level import INTERRUPTED, REFUSED, BenchmarkContext, LevelOutcome, run_level
 from pipelines.loadgen.live import View, default_view
-from pipelines.loadgen.plan import Load, loads
+from pipelines.loadgen.plan import PlannedLevel, loads
 from pipelines.loadgen.prompts import PromptMaker
+from pipelines.loadgen.result_header import ServerIdentity, empty_result
 from pipelines.loadgen.server import Server
-from pipelines.loadgen.sheet import Identity, empty_result
 from pipelines.loadgen.table import level_line
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings, load_faults
 
-__all__ = ["Identity", "Target", "run_benchmark"]
+__all__ = ["ServerIdentity", "ServerTarget", "run_benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """The server to measure.
 
     Attributes:
@@ -44,12 +44,12 @@ class Target:
 
 
 def run_benchmark(
-    target: Target,
+    target: ServerTarget,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
     *,
     tokenizer_dir: Path,
-    identity: Identity,
+    identity: ServerIdentity,
     out_dir: Path,
     note: Callable[[str], None] = lambda _line: None,
     view: Callable[[], View] = default_view,
@@ -79,16 +79,18 @@ def run_benchmark(
     try:
         interface = server.describe(target.model_name, streaming=settings.streaming)
         maker = PromptMaker(tokenizer_dir, add_special_tokens=interface.add_special_tokens)
-        sheet = empty_result(server, interface, workload, settings, identity)
+        header = empty_result(server, interface, workload, settings, identity)
         processes = processes_for(workload, settings, cpu_count())
-        with Fleet(processes) as fleet:
-            bench = Bench(fleet, server, interface, maker, workload, settings, target.metrics_url, view)
-            return _measure(bench, sheet, out_dir, note)
+        with ClientProcesses(processes) as clients:
+            bench = BenchmarkContext(clients, server, interface, maker, workload, settings, target.metrics_url, view)
+            return _measure(bench, header, out_dir, note)
     finally:
         server.close()
 
 
-def _measure(bench: Bench, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]) -> BenchmarkResult:
+def _measure(
+    bench: BenchmarkContext, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]
+) -> BenchmarkResult:
     """All levels, the result written after each."""
     for load in loads(bench.workload, bench.settings):
         try:
@@ -110,7 +112,7 @@ def _measure(bench: Bench, result: BenchmarkResult, out_dir: Path, note: Callabl
     return result
 
 
-def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
+def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, slo: Slo) -> Level:
     assert outcome.window is not None
     summary = summarise(columns_of(outcome.timings), outcome.window, slo)
     client = judge(outcome.reports, outcome.timings, summary, outcome.machine)
@@ -128,14 +130,14 @@ def _level(bench: Bench, load: Load, outcome: Outcome, slo: Slo) -> Level:
     )
 
 
-def _tokens_per_response(outcome: Outcome) -> float | None:
+def _tokens_per_response(outcome: LevelOutcome) -> float | None:
     """Above 1 when the server sends several tokens at once; gaps are between responses then. None without streaming."""
     streamed = [timing for timing in outcome.timings if timing.ok and timing.chunk_ns]
     responses = sum(len(timing.chunk_ns) for timing in streamed)
     return sum(timing.osl for timing in streamed) / responses if responses else None
 
 
-def _notes(bench: Bench, load: Load, outcome: Outcome) -> list[str]:
+def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -> list[str]:
     assert outcome.window is not None
     notes = []
     if load.concurrency is None and (grown := growth_note(outcome.timings, outcome.window)):
@@ -151,7 +153,7 @@ def _notes(bench: Bench, load: Load, outcome: Outcome) -> list[str]:
     return notes
 
 
-def _check_answers(load: Load, outcome: Outcome) -> None:
+def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
     """A load of which every request was refused measures nothing; say why at once.
 
     Raises:
@@ -167,7 +169,7 @@ def _check_answers(load: Load, outcome: Outcome) -> None:
     )
 
 
-def _title(load: Load) -> str:
+def _title(load: PlannedLevel) -> str:
     """As `Level.load`."""
     if load.concurrency is not None:
         return f"concurrency {load.concurrency}"
@@ -176,7 +178,7 @@ def _title(load: Load) -> str:
     return "all at once" if load.arrival == "burst" else "trace"
 
 
-def keep_requests(path: Path, outcome: Outcome) -> None:
+def keep_requests(path: Path, outcome: LevelOutcome) -> None:
     """Write one level's records: columns of `pipelines.domain.timing.to_columns`, the window, the clock's zero."""
     data = {**to_columns(outcome.timings), "window_ns": outcome.window, "start_monotonic_ns": outcome.start_ns}
     with replacing(path) as fresh, gzip.open(fresh, "wt", compresslevel=3) as file:

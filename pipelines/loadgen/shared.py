@@ -7,15 +7,15 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from pipelines.loadgen.interface import Interface
-from pipelines.loadgen.lane import Row
-from pipelines.loadgen.plan import Ask, Conversation
+from pipelines.loadgen.plan import Conversation, PlannedRequest
+from pipelines.loadgen.request_stream import Row
 
 _FIELDS = ("sent", "ok", "errors", "connection", "ttft_us", "ttft_n", "itl_us", "itl_n", "last_ok_ns")
 SENT, OK, ERRORS, CONNECTION, TTFT_US, TTFT_N, ITL_US, ITL_N, LAST_OK = range(len(_FIELDS))
 WIDTH = len(_FIELDS)
 
 
-class Board:
+class SharedCounters:
     """Counters of all client processes, written by each without locks in its own row, and the time to stop at."""
 
     def __init__(self, processes: int) -> None:
@@ -40,7 +40,7 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClientJob:
     """One process's share of a level.
 
     Attributes:
@@ -72,12 +72,12 @@ class Job:
     think_ns: int = 0
     limit: int | None = None
     pool: list[Conversation] = field(default_factory=list)
-    schedule: list[tuple[int, Ask]] = field(default_factory=list)
+    schedule: list[tuple[int, PlannedRequest]] = field(default_factory=list)
     mean_gap_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ClientReport:
     """What one process did with its job.
 
     Attributes:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from pipelines.domain.benchmark import BenchmarkResult, Level
-from pipelines.domain.metrics import PROGRESS, TERMINAL, Figure
+from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 
 WIDTH = 79
 
@@ -59,13 +59,13 @@ def _load(level: Level) -> str:
     return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
 
 
-def _headings(columns: Sequence[Figure]) -> Iterable[str]:
+def _headings(columns: Sequence[MetricStatistic]) -> Iterable[str]:
     """The metric is named once where several of its statistics follow each other."""
     for before, figure in zip((None, *columns), columns, strict=False):
         yield figure.statistic if before is not None and before.metric is figure.metric else figure.narrow
 
 
-def _row(level: Level, columns: Sequence[Figure], marks: dict[str, str]) -> tuple[str, ...]:
+def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]) -> tuple[str, ...]:
     texts = list(level.notes)
     if level.client.bottleneck:
         texts.append(f"The client was the limit: {level.client.reason}.")

@@ -21,15 +21,15 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipelines.loadgen import shared
 from pipelines.loadgen.interface import build_request
-from pipelines.loadgen.lane import Lane, Row
 from pipelines.loadgen.pacing import Pacer
-from pipelines.loadgen.shared import WIDTH, Job, Report
+from pipelines.loadgen.request_stream import RequestStream, Row
+from pipelines.loadgen.shared import WIDTH, ClientJob, ClientReport
 
 _LAG_PERIOD_S = 0.02
 _SWEEP_S = 0.05
 _RETRY_S = 0.2
 """Pause of a user after an error, so that a server in trouble is not hammered."""
-_OPEN_LANES = 8
+_OPEN_STREAMS = 8
 _NICE = -10
 _SWITCH_S = 5e-4
 _CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -75,7 +75,7 @@ class _Worker:
     def __init__(self, pipe: Connection, cells: Any, number: int) -> None:
         self._pipe, self._cells, self._base = pipe, cells, 1 + number * WIDTH
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._lanes: list[Lane] = []
+        self._streams: list[RequestStream] = []
         self._rows: list[Row] = []
         self._messages: dict[str, str] = {}
         self._aborted = asyncio.Event()
@@ -101,13 +101,13 @@ class _Worker:
     def _receive(self, message: tuple[Any, ...]) -> None:
         if message[0] == "abort":
             self._aborted.set()
-            for lane in self._lanes:
-                lane.give_up("cancelled")
+            for stream in self._streams:
+                stream.give_up("cancelled")
         else:
             self._inbox.put_nowait(message)
 
-    async def _run(self, job: Job) -> Report:
-        self._rows, self._messages, self._lanes = [], {}, []
+    async def _run(self, job: ClientJob) -> ClientReport:
+        self._rows, self._messages, self._streams = [], {}, []
         self._aborted.clear()
         async with grpc.aio.insecure_channel(job.url, options=_CHANNEL) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -124,7 +124,7 @@ class _Worker:
                 gc.enable()
                 gc.unfreeze()
 
-    async def _measured(self, load: _Closed | _Open, start: int) -> Report:
+    async def _measured(self, load: _Closed | _Open, start: int) -> ClientReport:
         lag: list[int] = []
         helpers = [asyncio.create_task(_watch_lag(lag)), asyncio.create_task(self._sweep())]
         cpu, wall = time.process_time_ns(), now()
@@ -132,23 +132,23 @@ class _Worker:
         share = (time.process_time_ns() - cpu - load.spun_ns) / max(now() - wall, 1)
         for task in helpers:
             task.cancel()
-        for lane in self._lanes:
-            await lane.close()
-        return Report(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
+        for stream in self._streams:
+            await stream.close()
+        return ClientReport(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
 
     async def _sweep(self) -> None:
         """Give up requests that took too long."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             stamp = now()
-            for lane in self._lanes:
-                if lane.deadline_ns is not None and lane.deadline_ns < stamp:
-                    lane.give_up("timeout")
+            for stream in self._streams:
+                if stream.deadline_ns is not None and stream.deadline_ns < stamp:
+                    stream.give_up("timeout")
 
-    def lane(self, stub: Any) -> Lane:
+    def stream(self, stub: Any) -> RequestStream:
         """A new stream."""
-        self._lanes.append(lane := Lane(stub))
-        return lane
+        self._streams.append(stream := RequestStream(stub))
+        return stream
 
     def stopped(self) -> bool:
         """Whether no more requests may be sent."""
@@ -159,7 +159,7 @@ class _Worker:
         """Count a request that leaves."""
         self._cells[self._base + shared.SENT] += 1
 
-    def keep(self, row: Row, lane: Lane) -> None:
+    def keep(self, row: Row, stream: RequestStream) -> None:
         """Keep the record of a request and count it for the live view."""
         self._rows.append(row)
         cells, base = self._cells, self._base
@@ -167,7 +167,7 @@ class _Worker:
         if error is not None:
             cells[base + shared.ERRORS] += 1
             cells[base + shared.CONNECTION] += error == "connection"
-            self._messages.setdefault(error, lane.error_text)
+            self._messages.setdefault(error, stream.error_text)
             return
         cells[base + shared.OK] += 1
         cells[base + shared.LAST_OK] = end
@@ -184,46 +184,48 @@ class _Closed:
 
     spun_ns = 0
 
-    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
         self._worker, self._job = worker, job
         self._pool = [[(build(job, ask), ask.isl) for ask in conversation] for conversation in job.pool]
         self._given, self._sent = 0, 0
-        self._users = [worker.lane(stub) for _ in range(job.users)]
+        self._users = [worker.stream(stub) for _ in range(job.users)]
 
     @property
     def distinct(self) -> bool:
         return self._given <= len(self._pool)
 
     async def prepare(self) -> None:
-        await asyncio.gather(*(lane.open() for lane in self._users))
+        await asyncio.gather(*(stream.open() for stream in self._users))
 
     async def drive(self, start: int) -> None:
         turns = self._conversations()
-        await asyncio.gather(*(self._user(lane, turns, start) for lane in self._users))
+        await asyncio.gather(*(self._user(stream, turns, start) for stream in self._users))
 
     def _conversations(self) -> Iterator[tuple[int, list[tuple[Any, int]]]]:
         return enumerate(cycle(self._pool), 1)
 
-    async def _user(self, lane: Lane, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int) -> None:
+    async def _user(
+        self, stream: RequestStream, conversations: Iterator[tuple[int, list[tuple[Any, int]]]], start: int
+    ) -> None:
         await Pacer(1e9).until(start)
         for taken, conversation in conversations:
             for request, isl in conversation:
                 if self._worker.stopped() or self._sent == self._job.limit:
                     return
                 self._given = max(self._given, taken)
-                row = await self._ask(lane, request, isl)
+                row = await self._ask(stream, request, isl)
                 if row[-1] is not None:
                     await asyncio.sleep(_RETRY_S)
                 if self._job.think_ns:
                     await asyncio.sleep(self._job.think_ns / 1e9)
 
-    async def _ask(self, lane: Lane, request: Any, isl: int) -> Row:
+    async def _ask(self, stream: RequestStream, request: Any, isl: int) -> Row:
         index = self._job.first_index + self._sent * self._job.step
         self._sent += 1
         request.id = str(self._job.id_base + index + 1)
         self._worker.sending()
-        row = await lane.ask(request, index, None, self._job.timeout_ns, self._job.streaming, isl)
-        self._worker.keep(row, lane)
+        row = await stream.ask(request, index, None, self._job.timeout_ns, self._job.streaming, isl)
+        self._worker.keep(row, stream)
         return row
 
 
@@ -232,19 +234,19 @@ class _Open:
 
     distinct = True
 
-    def __init__(self, worker: _Worker, job: Job, stub: Any) -> None:
+    def __init__(self, worker: _Worker, job: ClientJob, stub: Any) -> None:
         self._worker, self._job, self._stub = worker, job, stub
         self._pacer = Pacer(job.mean_gap_ns)
         self._schedule = [(offset, build(job, ask), ask.isl) for offset, ask in job.schedule]
-        self._free: list[Lane] = []
+        self._free: list[RequestStream] = []
 
     @property
     def spun_ns(self) -> int:
         return self._pacer.spun_ns
 
     async def prepare(self) -> None:
-        self._free = [self._worker.lane(self._stub) for _ in range(min(_OPEN_LANES, len(self._schedule)))]
-        await asyncio.gather(*(lane.open() for lane in self._free))
+        self._free = [self._worker.stream(self._stub) for _ in range(min(_OPEN_STREAMS, len(self._schedule)))]
+        await asyncio.gather(*(stream.open() for stream in self._free))
 
     async def drive(self, start: int) -> None:
         loop, tasks = asyncio.get_running_loop(), set()
@@ -253,22 +255,22 @@ class _Open:
             if self._worker.stopped():
                 break
             request.id = str(self._job.id_base + self._job.first_index + place * self._job.step + 1)
-            lane = self._free.pop() if self._free else self._worker.lane(self._stub)
-            task = loop.create_task(self._ask(lane, request, place, start + offset, isl))
+            stream = self._free.pop() if self._free else self._worker.stream(self._stub)
+            task = loop.create_task(self._ask(stream, request, place, start + offset, isl))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _ask(self, lane: Lane, request: Any, place: int, due: int, isl: int) -> None:
+    async def _ask(self, stream: RequestStream, request: Any, place: int, due: int, isl: int) -> None:
         self._worker.sending()
         index = self._job.first_index + place * self._job.step
-        row = await lane.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
-        self._free.append(lane)
-        self._worker.keep(row, lane)
+        row = await stream.ask(request, index, due, self._job.timeout_ns, self._job.streaming, isl)
+        self._free.append(stream)
+        self._worker.keep(row, stream)
 
 
-def build(job: Job, ask: Any) -> Any:
+def build(job: ClientJob, ask: Any) -> Any:
     """The message of one request of a job."""
     return build_request(job.interface, ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from eval.paired import mcnemar_exact
-from pipelines.nightly.finding import Finding
 from pipelines.nightly.record import Record, unpack_bits
+from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
-def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:
+def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Regression]:
     """More loss than the format may have, and chance does not explain it."""
     found = record.accuracy
     limits = expect.accuracy_loss_percent
@@ -21,10 +21,10 @@ def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Finding]:
         return []
     least = found["baseline"] * (1 - limit / 100)
     why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; {limit:g} % is expected at most"
-    return [Finding(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
+    return [Regression(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
 
 
-def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Finding]:
+def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Regression]:
     """Fewer right answers to the same questions than on the best night before, paired question by question.
 
     Args:
@@ -50,7 +50,7 @@ def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float
     lost, gained = _paired(best, nights[-1])
     why = f"{lost} answers lost and {gained} gained against {best.commit[:12]}, the best night"
     return [
-        Finding(
+        Regression(
             nights[-1].cell, "accuracy", before, _right(nights[-1]), before * (1 - floor / 100), why,
             stretch[-1], asked[place - 1] if place else None,
         )

@@ -14,7 +14,7 @@ from pipelines.host.screen import say
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.sentences import finding_text, headline
-from pipelines.nightly.verdict import Verdict, judge
+from pipelines.nightly.verdict import NightVerdict, judge
 from pipelines.run.console import WIDTH
 from pipelines.settings.compose import load
 
@@ -51,7 +51,7 @@ def run(overrides: Sequence[str]) -> int:
     return verdict.exit_code
 
 
-def words(history: History, verdict: Verdict) -> list[str]:
+def words(history: History, verdict: NightVerdict) -> list[str]:
     """The verdict for a terminal."""
     lines = [f"REGRESSION  {line}" for found in verdict.regressions for line in [finding_text(history, found)]]
     lines += [f"FAILED  {cell}: {reason}" for cell, reason in verdict.failures]

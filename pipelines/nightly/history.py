@@ -22,7 +22,7 @@ FILE = "history.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class HistoryContents:
     """What a history holds: its records in the order written, and what was skipped, for people."""
 
     records: tuple[Record, ...]
@@ -37,7 +37,7 @@ class History:
         self.folder = folder.absolute()
         self.file = self.folder / FILE
 
-    def read(self) -> Read:
+    def read(self) -> HistoryContents:
         """Every readable line."""
         records: list[Record] = []
         notes: list[str] = []
@@ -50,7 +50,7 @@ class History:
                     torn = not line.endswith(b"}")
                     why = "was torn when its writer was killed" if torn else f"cannot be read: {error}"
                     notes.append(f"Line {number} of {FILE} {why}; it is skipped.")
-        return Read(tuple(records), tuple(notes))
+        return HistoryContents(tuple(records), tuple(notes))
 
     def append(self, record: Record) -> None:
         """Add one line; when this returns it survives a crash.

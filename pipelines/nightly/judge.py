@@ -28,7 +28,7 @@ State = Literal["learning", "level", "worse", "better", "no value"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ChangeRule:
     """What counts as a change.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedNight:
     """One night of a series.
 
     Attributes:
@@ -63,7 +63,9 @@ class Judged:
     since: int | None = None
 
 
-def replay(values: Sequence[float | None], rule: Rule, restarts: frozenset[int] = frozenset()) -> list[Judged]:
+def replay(
+    values: Sequence[float | None], rule: ChangeRule, restarts: frozenset[int] = frozenset()
+) -> list[JudgedNight]:
     """Judge every night by those before it.
 
     Args:
@@ -77,13 +79,13 @@ def replay(values: Sequence[float | None], rule: Rule, restarts: frozenset[int] 
     sign = -1.0 if rule.higher_is_better else 1.0
     badness = [sign * math.log(value) if value else None for value in values]
     good: list[int] = []  # nights that later ones are compared with
-    found: list[Judged] = []
+    found: list[JudgedNight] = []
     start, since = 0, None
     for night, value in enumerate(badness):
         if night in restarts:
             good, start, since = [], night, None
         if value is None:
-            found.append(Judged("no value"))
+            found.append(JudgedNight("no value"))
             continue
         recent = [i for i in range(start, night + 1) if badness[i] is not None][-SHIFT_NIGHTS:]
         state, first, centre, limit = _judge(badness, good[-rule.window :], recent, rule)
@@ -94,12 +96,12 @@ def replay(values: Sequence[float | None], rule: Rule, restarts: frozenset[int] 
             since = None
             good = recent if first != night else [*good, night]
         before, edge = (None, None) if centre is None else (math.exp(sign * centre), math.exp(sign * (centre + limit)))
-        found.append(Judged(state, before, edge, since))
+        found.append(JudgedNight(state, before, edge, since))
     return found
 
 
 def _judge(
-    badness: Sequence[float | None], good: list[int], recent: list[int], rule: Rule
+    badness: Sequence[float | None], good: list[int], recent: list[int], rule: ChangeRule
 ) -> tuple[State, int, float | None, float]:
     """(state, first night of the change or tonight, centre, limit of a single night)."""
     night = recent[-1]
@@ -122,7 +124,7 @@ def _judge(
     return ("better" if away[-1] < -jump else "level"), night, centre, jump
 
 
-def _limit(known: Sequence[float], nights: int, rule: Rule) -> float:
+def _limit(known: Sequence[float], nights: int, rule: ChangeRule) -> float:
     """How far the mean of `nights` nights may lie from the median of the known ones; natural logarithm of a ratio."""
     n = len(known)
     noise = statistics.stdev(known) * math.sqrt(1 / nights + math.pi / 2 / n)

@@ -21,7 +21,7 @@ NOT_ASKED = (*PLACES, "workload", "benchmark", "eval")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class NightlyCell:
     """One combination.
 
     Attributes:
@@ -40,7 +40,7 @@ def own_overrides(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if _key(text).split(".")[0] in (*OWN, *PLACES)]
 
 
-def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[Cell]:
+def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCell]:
     """All cells in the order they run: the last axis varies first.
 
     Args:
@@ -70,7 +70,7 @@ def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[Cell]:
     ]
 
 
-def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[str]) -> Cell:
+def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[str]) -> NightlyCell:
     some = [
         text
         for cell in settings.cells
@@ -82,7 +82,7 @@ def _cell(axes: Mapping[str, str], settings: NightlySettings, for_all: Sequence[
     chosen = [f"{axis}={value}" for axis, value in axes.items()]
     known = groups()
     name = " ".join(value if axis in known else f"{axis}={value}" for axis, value in axes.items())
-    return Cell(name, (*chosen, *asked.values()), fingerprint([sorted(chosen), decided])[:16])
+    return NightlyCell(name, (*chosen, *asked.values()), fingerprint([sorted(chosen), decided])[:16])
 
 
 def _key(text: str) -> str:

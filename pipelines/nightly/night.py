@@ -25,7 +25,7 @@ from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.nightly import facts
 from pipelines.nightly.history import History
-from pipelines.nightly.matrix import Cell
+from pipelines.nightly.matrix import NightlyCell
 from pipelines.nightly.record import Record
 from pipelines.nightly.verdict import is_suspect, with_measurement
 from pipelines.run.runner import git_commit
@@ -66,7 +66,7 @@ class Night:
     logs: Path
 
 
-def measure(settings: Settings, cells: Sequence[Cell]) -> str:
+def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
     """Measure every cell that this run has not finished yet.
 
     Returns:
@@ -96,7 +96,7 @@ def measure(settings: Settings, cells: Sequence[Cell]) -> str:
     return night.run
 
 
-def _configured(cells: Sequence[Cell]) -> list[Settings]:
+def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
     """Every cell's settings, so that a wrong word is found before the night begins."""
     faults: list[Fault] = []
     found = []
@@ -112,7 +112,7 @@ def _state(history: History, host: str) -> Path:
     return history.folder / f"run-{host}.json"
 
 
-def _begin(settings: Settings, cells: Sequence[Cell], history: History, host: str) -> Night:
+def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, host: str) -> Night:
     """Go on with a run that was stopped when nothing differs, else begin a new one."""
     machine, commit = gather(), git_commit()
     kind = facts.machine_class(machine)
@@ -157,7 +157,7 @@ def fresh_store(store: Path, root: Path) -> Path:
     return store
 
 
-def _cell(night: Night, cell: Cell, own: Settings, number: int, count: int) -> Record:
+def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: int) -> Record:
     """Plan, measure, and measure again what looks worse."""
     values = facts.deciding(own)
     digest = facts.digest(values)
@@ -186,7 +186,7 @@ def _cell(night: Night, cell: Cell, own: Settings, number: int, count: int) -> R
     return replace(measured, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _measured(night: Night, cell: Cell, record: Record, log: Path, count: int) -> Record:
+def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count: int) -> Record:
     found = _child(night, cell, log)
     if "not possible" in found:
         return replace(record, status="not possible", reason=found["not possible"])
@@ -206,7 +206,7 @@ def _measured(night: Night, cell: Cell, record: Record, log: Path, count: int) -
     return record
 
 
-def _child(night: Night, cell: Cell, log: Path) -> dict[str, Any]:
+def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
     """Run one measurement as a process of its own.
 
     Returns:

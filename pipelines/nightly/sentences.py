@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pipelines.nightly.changes import changes
-from pipelines.nightly.finding import Finding
 from pipelines.nightly.history import History
+from pipelines.nightly.regression import Regression
 from pipelines.nightly.shown import shown
-from pipelines.nightly.verdict import Verdict
+from pipelines.nightly.verdict import NightVerdict
 
 
-def headline(verdict: Verdict) -> str:
+def headline(verdict: NightVerdict) -> str:
     """The verdict in one sentence."""
     count = {status: sum(r.status == status for r in verdict.records) for status in ("done", "failed", "not possible")}
     parts = [f"{count['done']} cell{'' if count['done'] == 1 else 's'} measured"]
@@ -22,7 +22,7 @@ def headline(verdict: Verdict) -> str:
     return f"{'; '.join(parts)}."
 
 
-def finding_text(history: History, found: Finding) -> str:
+def finding_text(history: History, found: Regression) -> str:
     """Cell, metric, before, now, threshold, since which commit, and what changed then."""
     text = (
         f"{found.cell}: {found.metric} {shown(found.metric, found.before)} before, "

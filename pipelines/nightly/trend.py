@@ -20,16 +20,18 @@ from pipelines.document.blocks import (
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
 from pipelines.domain.metrics import NIGHTLY_TABLE
-from pipelines.nightly.history import History, Read
+from pipelines.nightly.history import History, HistoryContents
 from pipelines.nightly.record import Record
 from pipelines.nightly.sentences import finding_text, headline
 from pipelines.nightly.shown import shown
 from pipelines.nightly.trend_plots import cell_trend
-from pipelines.nightly.verdict import Series, Verdict, metrics_of
+from pipelines.nightly.verdict import NightVerdict, Series, metrics_of
 from pipelines.settings.nightly import NightlySettings
 
 
-def trend_document(history: History, read: Read, verdict: Verdict, settings: NightlySettings) -> Document:
+def trend_document(
+    history: History, read: HistoryContents, verdict: NightVerdict, settings: NightlySettings
+) -> Document:
     """Everything the trend report says about one run."""
     first = verdict.records[0]
     sections = (
@@ -52,7 +54,7 @@ def trend_document(history: History, read: Read, verdict: Verdict, settings: Nig
     )
 
 
-def _cards(verdict: Verdict) -> tuple[Card, ...]:
+def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
     done = [record for record in verdict.records if record.status == "done"]
     rates = [
         line for line in verdict.series if line.metric.startswith(NIGHTLY_TABLE[0].key) and _change(line) is not None
@@ -76,14 +78,14 @@ def _cards(verdict: Verdict) -> tuple[Card, ...]:
     )  # fmt: skip
 
 
-def _lead(history: History, read: Read, verdict: Verdict) -> list[Block]:
+def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> list[Block]:
     blocks: list[Block] = [Callout("warning", finding_text(history, found)) for found in verdict.regressions]
     blocks += [Callout("warning", f"{cell}: {reason}") for cell, reason in verdict.failures]
     blocks.append(Callout("note" if blocks else "good", headline(verdict)))
     return blocks + [Callout("note", note) for note in read.notes]
 
 
-def _tonight(verdict: Verdict) -> list[Block]:
+def _tonight(verdict: NightVerdict) -> list[Block]:
     done = [record for record in verdict.records if record.status == "done"]
     if not done:
         return [Text("No cell was measured.")]
@@ -139,7 +141,7 @@ def _change(line: Series | None) -> float | None:
     return 100 * (line.values[-1] / line.judged[-1].before - 1)
 
 
-def _trends(verdict: Verdict) -> list[Block]:
+def _trends(verdict: NightVerdict) -> list[Block]:
     """A picture per cell: the ones that got worse in the open, the others folded by model."""
     worse = {found.cell for found in verdict.regressions}
     figures: dict[str, list[Figure]] = {}
@@ -158,7 +160,7 @@ def _trends(verdict: Verdict) -> list[Block]:
     return blocks
 
 
-def _not_measured(verdict: Verdict) -> list[Block]:
+def _not_measured(verdict: NightVerdict) -> list[Block]:
     rows = [(r.cell, r.status, r.reason) for r in verdict.records if r.status != "done"]
     columns = (Column("cell", right=LEFT), Column("", right=LEFT), Column("reason", right=LEFT))
     blocks: list[Block] = (
@@ -167,7 +169,7 @@ def _not_measured(verdict: Verdict) -> list[Block]:
     return blocks + [Text(f"{cell}: {reason}") for cell, _, reason in rows]
 
 
-def _judged(verdict: Verdict) -> list[Block]:
+def _judged(verdict: NightVerdict) -> list[Block]:
     columns = (
         Column("cell", right=LEFT), Column("metric", right=LEFT), Column("nights"), Column("before"), Column("now"),
         Column("limit"), Column("", right=LEFT),
@@ -190,7 +192,7 @@ def _judged(verdict: Verdict) -> list[Block]:
     return [Fold(f"{len(rows)} series", (table,))]
 
 
-def _method(settings: NightlySettings, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     expect = settings.expect
     floors = ", ".join(f"{name} {value:g} %" for name, value in expect.floor_percent.items())
     limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
@@ -213,7 +215,7 @@ def _method(settings: NightlySettings, verdict: Verdict) -> tuple[tuple[str, str
     )
 
 
-def _versions(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _versions(verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     versions: dict[str, set[str]] = {}
     for record in verdict.records:
         for name, version in {"this project": record.commit, **record.versions}.items():

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from pipelines.nightly.accuracy import accuracy_fell, accuracy_limit
-from pipelines.nightly.finding import Finding
-from pipelines.nightly.judge import Judged, Rule, replay
+from pipelines.nightly.judge import ChangeRule, JudgedNight, replay
 from pipelines.nightly.record import Record, base_name, higher_is_better
+from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
@@ -26,11 +26,11 @@ class Series:
     metric: str
     nights: tuple[Record, ...]
     values: tuple[float | None, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedNight, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NightVerdict:
     """Everything about one run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Verdict:
     run: str
     records: tuple[Record, ...]
     series: tuple[Series, ...]
-    regressions: tuple[Finding, ...]
+    regressions: tuple[Regression, ...]
     failures: tuple[tuple[str, str], ...]
     questions: int
 
@@ -57,7 +57,7 @@ class Verdict:
         return 1 if self.failures else 0
 
 
-def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Verdict:
+def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> NightVerdict:
     """Judge one run by the runs before it.
 
     Args:
@@ -72,7 +72,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Ver
     )
     chance = settings.false_alarms / max(1, questions)
     series: list[Series] = []
-    found: list[Finding] = []
+    found: list[Regression] = []
     failures: list[tuple[str, str]] = []
     for record in ours:
         nights = before[record.key]
@@ -89,7 +89,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Ver
         found += accuracy_limit(record, settings.expect) + accuracy_fell(asked[since:], settings, chance)
     if not any(record.status == "done" for record in ours):
         failures.append(("the run", "no cell could be measured here"))
-    return Verdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)
+    return NightVerdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)
 
 
 def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
@@ -122,7 +122,7 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
     """Judge every night of one metric of one cell."""
     base = base_name(metric)
     floor = settings.expect.floor_percent[base] / 100
-    rule = Rule(higher_is_better(base), floor, chance, settings.window, settings.least)
+    rule = ChangeRule(higher_is_better(base), floor, chance, settings.window, settings.least)
     values = tuple(metrics_of(night).get(metric) for night in nights)
     restarts = restarts_of(nights, metric, settings.expect)
     return Series(nights[-1].cell, metric, tuple(nights), values, tuple(replay(values, rule, restarts)))
@@ -160,7 +160,7 @@ def _metrics(key: _ById) -> dict[str, float]:
     return key.record.metrics()
 
 
-def _worse(line: Series) -> list[Finding]:
+def _worse(line: Series) -> list[Regression]:
     last = line.judged[-1]
     if last.state != "worse" or last.before is None or last.limit is None or last.since is None:
         return []
@@ -170,10 +170,10 @@ def _worse(line: Series) -> list[Finding]:
     beyond = now < last.limit if higher_is_better(base) else now > last.limit
     reason = "tonight" if beyond else "the last four nights together"
     good = line.nights[last.since - 1] if last.since else None
-    return [Finding(line.cell, line.metric, last.before, now, last.limit, reason, line.nights[last.since], good)]
+    return [Regression(line.cell, line.metric, last.before, now, last.limit, reason, line.nights[last.since], good)]
 
 
-def _pinned(record: Record, expect: ExpectSettings) -> list[Finding]:
+def _pinned(record: Record, expect: ExpectSettings) -> list[Regression]:
     found = []
     for pin in expect.pinned:
         if not fnmatchcase(record.cell, pin.cell):
@@ -183,16 +183,16 @@ def _pinned(record: Record, expect: ExpectSettings) -> list[Finding]:
                 bad = now < pin.worst if higher_is_better(metric) else now > pin.worst
                 if bad:
                     why = f"pinned: {pin.reason}"
-                    found.append(Finding(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
+                    found.append(Regression(record.cell, metric, pin.worst, now, pin.worst, why, record, None))
     return found
 
 
-def _errors(record: Record, expect: ExpectSettings) -> list[Finding]:
+def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:
     limit = expect.floor_percent.get("error_share")
     if limit is None:
         return []
     return [
-        Finding(record.cell, metric, limit / 100, now, limit / 100, "requests failed", record, None)
+        Regression(record.cell, metric, limit / 100, now, limit / 100, "requests failed", record, None)
         for metric, now in metrics_of(record).items()
         if base_name(metric) == "error_share" and now > limit / 100
     ]

@@ -20,7 +20,7 @@ from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.loads import Level, make_levels
+from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.run.console import WIDTH
 
 MOST_REQUESTS = 4000
@@ -69,7 +69,7 @@ def model_of(plan: Plan) -> Model | None:
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 
-def _levels(plan: Plan, deployment: Deployment) -> list[Level]:
+def _levels(plan: Plan, deployment: Deployment) -> list[SimulatedLevel]:
     think = plan.settings.workload.think_time_s
     case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
     with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
@@ -79,7 +79,7 @@ def _levels(plan: Plan, deployment: Deployment) -> list[Level]:
     return []
 
 
-def _trial(level: Level) -> Trial:
+def _trial(level: SimulatedLevel) -> Trial:
     first, last = level.counted
     arrival, whole = level.requests.arrival, level.whole
     if arrival is None:

@@ -11,7 +11,7 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.timing import RequestTiming, from_columns
-from pipelines.report.data import BASELINE, Accuracy, FormatReport, Piece, ReportData, Run
+from pipelines.report.data import BASELINE, Accuracy, BenchmarkRun, FormatReport, ReportData, ReportedArtifact
 from pipelines.report.shelf import STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
 from pipelines.store.store import Store
@@ -45,20 +45,20 @@ def collect(store: Store, model: str | None = None, variants: Sequence[str] | No
     return ReportData(formats, group_runs(formats))
 
 
-def _stage(pieces: Iterable[Piece], stage: str) -> list[Piece]:
+def _stage(pieces: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtifact]:
     return [piece for piece in pieces if piece.stage == stage]
 
 
-def _by_label(shelf: Shelf) -> dict[Label, list[Piece]]:
+def _by_label(shelf: Shelf) -> dict[Label, list[ReportedArtifact]]:
     """Artifacts by model and variant, newest first; shared ones (downloads) are reached through their digests."""
-    found: dict[Label, list[Piece]] = {}
+    found: dict[Label, list[ReportedArtifact]] = {}
     for piece in shelf.pieces:
         if piece.stage in _HEADS and (label := _label(piece)):
             found.setdefault(label, []).append(piece)
     return found
 
 
-def _label(piece: Piece) -> Label | None:
+def _label(piece: ReportedArtifact) -> Label | None:
     """Model and variant: as an evaluation says itself, else the label without the model's name."""
     if piece.stage == "evaluate":
         return str(piece.settings["model"]), str(piece.settings["variant"])
@@ -72,7 +72,7 @@ def _label(piece: Piece) -> Label | None:
 
 
 def _choose(
-    by_label: Mapping[Label, list[Piece]], model: str | None, variants: Sequence[str] | None, store: Store
+    by_label: Mapping[Label, list[ReportedArtifact]], model: str | None, variants: Sequence[str] | None, store: Store
 ) -> list[Label]:
     """The formats asked for, in order, or all with the baselines first."""
     if not by_label:
@@ -110,7 +110,7 @@ def _usual_place(variant: str) -> tuple[int, str]:
 def _format(
     shelf: Shelf,
     label: Label,
-    pieces: list[Piece],
+    pieces: list[ReportedArtifact],
     results: Mapping[str, BenchmarkResult],
     evaluations: Mapping[str, EvalResult],
 ) -> FormatReport:
@@ -142,14 +142,16 @@ def _format(
     )
 
 
-def _head(shelf: Shelf, pieces: list[Piece]) -> Piece:
+def _head(shelf: Shelf, pieces: list[ReportedArtifact]) -> ReportedArtifact:
     ours = [p for p in _stage(pieces, "benchmark") if _engines(shelf, p)]
     if ours:
         return ours[0]
     return next(found[0] for stage in (*_HEADS[1:], "benchmark") if (found := _stage(pieces, stage)))
 
 
-def _missing(label: Label, pieces: list[Piece], evaluated: bool, runs: tuple[Run, ...]) -> tuple[str, ...]:
+def _missing(
+    label: Label, pieces: list[ReportedArtifact], evaluated: bool, runs: tuple[BenchmarkRun, ...]
+) -> tuple[str, ...]:
     model, variant = label
     missing = []
     if not evaluated:
@@ -161,15 +163,15 @@ def _missing(label: Label, pieces: list[Piece], evaluated: bool, runs: tuple[Run
     return tuple(missing)
 
 
-def _benchmark(shelf: Shelf, piece: Piece) -> BenchmarkResult:
+def _benchmark(shelf: Shelf, piece: ReportedArtifact) -> BenchmarkResult:
     return BenchmarkResult.from_json(shelf.read_json(piece, BENCHMARK), f"{shelf.root / piece.place / BENCHMARK}")
 
 
 def _runs(
-    shelf: Shelf, pieces: list[Piece], results: Mapping[str, BenchmarkResult]
-) -> tuple[tuple[Run, ...], set[str]]:
+    shelf: Shelf, pieces: list[ReportedArtifact], results: Mapping[str, BenchmarkResult]
+) -> tuple[tuple[BenchmarkRun, ...], set[str]]:
     """Newest run of each workload, with the earlier ones of the same engine as its repeats; and the repeats' places."""
-    by_key: dict[str, list[Piece]] = {}
+    by_key: dict[str, list[ReportedArtifact]] = {}
     for piece in pieces:
         by_key.setdefault(run_key(results[piece.place]), []).append(piece)
     runs, repeated = [], set()
@@ -179,19 +181,21 @@ def _runs(
         repeated |= {piece.place for piece in again}
         result = results[newest.place]
         runs.append(
-            Run(newest, result, _requests(shelf, newest, result), tuple(results[piece.place] for piece in again))
+            BenchmarkRun(
+                newest, result, _requests(shelf, newest, result), tuple(results[piece.place] for piece in again)
+            )
         )
     return tuple(runs), repeated
 
 
-def _engines(shelf: Shelf, piece: Piece) -> set[str]:
+def _engines(shelf: Shelf, piece: ReportedArtifact) -> set[str]:
     """Digests of the engines an artifact is or was made from, of this store or from outside."""
     chain = shelf.chain(piece)
     built = {item.digest for item in chain if item.stage == "build"}
     return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
 
 
-def _requests(shelf: Shelf, piece: Piece, result: BenchmarkResult) -> dict[str, tuple[RequestTiming, ...]]:
+def _requests(shelf: Shelf, piece: ReportedArtifact, result: BenchmarkResult) -> dict[str, tuple[RequestTiming, ...]]:
     found = {}
     for name in [level.requests_file for level in result.levels if level.requests_file]:
         try:
@@ -201,7 +205,9 @@ def _requests(shelf: Shelf, piece: Piece, result: BenchmarkResult) -> dict[str, 
     return found
 
 
-def _evaluations(shelf: Shelf, by_label: Mapping[Label, list[Piece]], models: Iterable[str]) -> dict[str, EvalResult]:
+def _evaluations(
+    shelf: Shelf, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
+) -> dict[str, EvalResult]:
     """Every evaluation of the models, by place."""
     return {
         piece.place: EvalResult.from_json(
@@ -213,11 +219,11 @@ def _evaluations(shelf: Shelf, by_label: Mapping[Label, list[Piece]], models: It
     }
 
 
-def _evaluation(shelf: Shelf, piece: Piece) -> EvalResult:
+def _evaluation(shelf: Shelf, piece: ReportedArtifact) -> EvalResult:
     return EvalResult.from_json(shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}")
 
 
-def _accuracy(piece: Piece, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
+def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
     """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
     result = evaluations[piece.place]
     if result.qformat == BASELINE:

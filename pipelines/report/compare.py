@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.domain.benchmark import Level, Slo, Summary
 from pipelines.domain.summary import has_limits
-from pipelines.report.data import BASELINE, FormatReport, ReportData, Run, Workload
+from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload
 from pipelines.report.workloads import spread
 
 
@@ -36,7 +36,7 @@ class FormatRow:
     interval_percent: tuple[float, float] | None
     verdict: str
     engine_bytes: int | None
-    run: Run | None
+    run: BenchmarkRun | None
     peak: Level | None
     at_slo: Level | None
 
@@ -113,7 +113,7 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
     )
 
 
-def _row(item: FormatReport, run: Run | None) -> FormatRow:
+def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
     build = item.piece("build")
     levels = usable(run)
     loss, interval, verdict = _loss(item)
@@ -144,7 +144,7 @@ def _loss(item: FormatReport) -> tuple[float | None, tuple[float, float] | None,
     return row["loss_percent"], shown, str(row["verdict"])
 
 
-def usable(run: Run | None) -> list[Level]:
+def usable(run: BenchmarkRun | None) -> list[Level]:
     """Levels with finished requests; the complete ones when there are any."""
     levels = [level for level in run.result.levels if level.summary.requests] if run else []
     return [level for level in levels if level.complete] or levels

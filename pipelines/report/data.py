@@ -15,7 +15,7 @@ BASELINE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class ArtifactInput:
     """One thing an artifact was made from.
 
     Attributes:
@@ -32,7 +32,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReportedArtifact:
     """One finished artifact as its manifest tells it.
 
     Attributes:
@@ -68,7 +68,7 @@ class Piece:
     libraries: Mapping[str, str]
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
-    inputs: tuple[Input, ...]
+    inputs: tuple[ArtifactInput, ...]
     model: str | None
 
 
@@ -84,7 +84,7 @@ class Accuracy:
         missing: why there is no row, for people; empty otherwise.
     """
 
-    piece: Piece
+    piece: ReportedArtifact
     result: EvalResult
     row: Mapping[str, Any] | None
     baseline: str | None
@@ -105,7 +105,7 @@ class ModelledRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchmarkRun:
     """One benchmark of one format under one workload.
 
     Attributes:
@@ -116,7 +116,7 @@ class Run:
         modelled: what a model says of the same loads; None when there is no model of it.
     """
 
-    piece: Piece
+    piece: ReportedArtifact
     result: BenchmarkResult
     requests: Mapping[str, tuple[RequestTiming, ...]]
     repeats: tuple[BenchmarkResult, ...]
@@ -143,13 +143,13 @@ class FormatReport:
 
     model: str
     variant: str
-    chain: tuple[Piece, ...]
+    chain: tuple[ReportedArtifact, ...]
     accuracy: Accuracy | None
-    runs: tuple[Run, ...]
+    runs: tuple[BenchmarkRun, ...]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
 
-    def piece(self, stage: str) -> Piece | None:
+    def piece(self, stage: str) -> ReportedArtifact | None:
         """The chain's artifact of a stage."""
         return next((piece for piece in self.chain if piece.stage == stage), None)
 
@@ -177,7 +177,7 @@ class Workload:
 
     title: str
     model: str
-    runs: tuple[Run, ...]
+    runs: tuple[BenchmarkRun, ...]
 
 
 @dataclass(frozen=True, slots=True)

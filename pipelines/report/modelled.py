@@ -21,7 +21,7 @@ from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
-from pipelines.report.data import ModelledRun, ReportData, Run
+from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -41,7 +41,7 @@ def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData
     on_gpu = any(not runs_on_cpu(run.result.engine) for each in data.workloads for run in each.runs)
     shape = shape_of(settings) if on_gpu and data.models == (settings.model.label,) else None
 
-    def told(run: Run) -> Run:
+    def told(run: BenchmarkRun) -> BenchmarkRun:
         return replace(run, modelled=_modelled_run(run, settings, store, shape, fits))
 
     workloads = tuple(replace(each, runs=tuple(map(told, each.runs))) for each in data.workloads)
@@ -49,7 +49,7 @@ def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData
 
 
 def _modelled_run(
-    run: Run, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
+    run: BenchmarkRun, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
 ) -> ModelledRun | None:
     result = run.result
     pp = result.world_size // result.tp_size

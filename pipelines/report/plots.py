@@ -11,7 +11,7 @@ from pipelines.document.labels import beside, place
 from pipelines.document.show import number
 from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.units import MIB
-from pipelines.report.data import FormatReport, Run, Workload
+from pipelines.report.data import BenchmarkRun, FormatReport, Workload
 from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
     )
 
 
-def _points(run: Run, other: Callable[[Level], float | None], flip: bool = False) -> list[Point]:
+def _points(run: BenchmarkRun, other: Callable[[Level], float | None], flip: bool = False) -> list[Point]:
     """(x, y, level) of every level with values; y is throughput, or x when flipped."""
     found: list[Point] = []
     for level in run.result.levels:
@@ -105,11 +105,11 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _index(run: Run, order: Sequence[str]) -> int:
+def _index(run: BenchmarkRun, order: Sequence[str]) -> int:
     return list(order).index(run.result.precision)
 
 
-def _curves(axes: Axes, curves: Sequence[tuple[Run, list[Point]]], order: Sequence[str], theme: Theme) -> None:
+def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme) -> None:
     """Lines with one marker per level: hollow where the client was the limit, crossed where the level was cut short."""
     ends, marks = [], []
     for run, points in curves:
@@ -148,7 +148,7 @@ def _ttft_modelled(found: Summary) -> tuple[float, float] | None:
 
 def _modelled(
     axes: Axes,
-    curves: Sequence[tuple[Run, list[Point]]],
+    curves: Sequence[tuple[BenchmarkRun, list[Point]]],
     order: Sequence[str],
     theme: Theme,
     point: Callable[[Summary], tuple[float, float] | None],
@@ -163,7 +163,7 @@ def _modelled(
         axes.plot(xs, ys, color=colour, linewidth=1, linestyle=(0, (1, 2)), marker=".", markersize=4, zorder=1)
 
 
-def _modelled_words(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+def _modelled_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
     found = [run for run, _ in curves if run.modelled]
     if not found:
         return ""
@@ -171,7 +171,7 @@ def _modelled_words(curves: Sequence[tuple[Run, list[Point]]]) -> str:
     return f"Dotted: modelled, not measured ({why}). "
 
 
-def _limit(axes: Axes, run: Run, theme: Theme) -> None:
+def _limit(axes: Axes, run: BenchmarkRun, theme: Theme) -> None:
     limit = run.result.slo.ttft_ms
     if limit is not None:
         axes.axhline(limit, color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
@@ -181,7 +181,7 @@ def _limit(axes: Axes, run: Run, theme: Theme) -> None:
         )  # fmt: skip
 
 
-def _marks(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+def _marks(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
     levels = [level for _, points in curves for _, _, level in points]
     closed = any(level.concurrency is not None for level in levels)
     text = "Small numbers: concurrency. " if closed else "Small numbers: requests/s asked for. "
@@ -192,12 +192,12 @@ def _marks(curves: Sequence[tuple[Run, list[Point]]]) -> str:
     return text
 
 
-def _six(curves: Sequence[tuple[Run, list[Point]]]) -> str:
+def _six(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
     runs = [run for run, _ in curves]
     return f"Measured: {six(runs)}; engine {runs[0].result.engine}."
 
 
-def _in_words(curves: Sequence[tuple[Run, list[Point]]], y_unit: str, x_unit: str) -> str:
+def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x_unit: str) -> str:
     parts = []
     for run, points in curves:
         x, y, level = points[-1]

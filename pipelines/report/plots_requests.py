@@ -11,7 +11,7 @@ from pipelines.domain.benchmark import Level
 from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.timing import RequestTiming
 from pipelines.loadgen.columns import columns_of
-from pipelines.report.data import Run
+from pipelines.report.data import BenchmarkRun
 from pipelines.report.six import load_label, six
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MAX_ROWS = 64
 Curve = tuple[str, list[float]]
 
 
-def distributions(run: Run, name: str) -> Figure | None:
+def distributions(run: BenchmarkRun, name: str) -> Figure | None:
     """Share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
     ttft = [(load_label(level), _values(run, level, RequestColumns.ttft)) for level in run.result.levels]
     itl = [(load_label(level), _values(run, level, RequestColumns.itl)) for level in run.result.levels]
@@ -54,7 +54,7 @@ def distributions(run: Run, name: str) -> Figure | None:
     )
 
 
-def _values(run: Run, level: Level, latency: Callable[[RequestColumns], Any]) -> list[float]:
+def _values(run: BenchmarkRun, level: Level, latency: Callable[[RequestColumns], Any]) -> list[float]:
     """Milliseconds of all finished requests of a level, ascending."""
     values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
     return [value / 1e6 for value in values if value > 0]
@@ -95,7 +95,7 @@ def _medians(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str:
     return " ".join(parts)
 
 
-def timeline(run: Run, level: Level, name: str) -> Figure | None:
+def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
     """One row per request from when it should have left to its last token; None without records."""
     timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
     shown = timings[:MAX_ROWS]

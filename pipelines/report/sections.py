@@ -25,7 +25,7 @@ from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
 from pipelines.report.compare import Comparison, comparison, in_words, usable
-from pipelines.report.data import ReportData, Run, Workload
+from pipelines.report.data import BenchmarkRun, ReportData, Workload
 from pipelines.report.tables import (
     accuracy_table,
     build_memory_table,
@@ -131,11 +131,11 @@ def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]
     return tuple(blocks)
 
 
-def _runs(data: ReportData) -> list[Run]:
+def _runs(data: ReportData) -> list[BenchmarkRun]:
     return [run for workload in data.workloads for run in workload.runs]
 
 
-def _incomplete(run: Run) -> str:
+def _incomplete(run: BenchmarkRun) -> str:
     if run.result.complete:
         return ""
     reason = run.result.reason or "no reason recorded"
@@ -186,7 +186,7 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
     return Section(f"load{tail}", title, tuple(blocks))
 
 
-def _details(run: Run, tail: str) -> list[Block]:
+def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     """Distributions and a timeline of one run, and what the server and the client said about themselves."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]

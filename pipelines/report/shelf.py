@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.report.data import Input, Piece
+from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.store import KEY_LENGTH, MANIFEST, Store
 
 STAGES = ("download", "sparsify", "quantize", "build", "evaluate", "repository", "benchmark")
@@ -36,15 +36,15 @@ class Shelf:
         self.pieces = tuple(_piece(place, manifest, by_digest) for place, manifest in places.items())
         self._by_place = {piece.place: piece for piece in self.pieces}
 
-    def of(self, stage: str) -> list[Piece]:
+    def of(self, stage: str) -> list[ReportedArtifact]:
         """Artifacts of a stage, newest first."""
         return [piece for piece in self.pieces if piece.stage == stage]
 
-    def chain(self, piece: Piece) -> tuple[Piece, ...]:
+    def chain(self, piece: ReportedArtifact) -> tuple[ReportedArtifact, ...]:
         """An artifact and everything of the store it was made from, sources first."""
-        found: dict[str, Piece] = {}
+        found: dict[str, ReportedArtifact] = {}
 
-        def walk(at: Piece) -> None:
+        def walk(at: ReportedArtifact) -> None:
             for source in at.inputs:
                 if source.in_store and source.source not in found:
                     walk(self._by_place[source.source])
@@ -53,7 +53,7 @@ class Shelf:
         walk(piece)
         return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
 
-    def read_json(self, piece: Piece, name: str) -> Any:
+    def read_json(self, piece: ReportedArtifact, name: str) -> Any:
         """A JSON file of an artifact, `.gz` or not, checked against the manifest's SHA-256.
 
         Raises:
@@ -75,7 +75,7 @@ class Shelf:
             raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(piece)) from None
 
 
-def _again(piece: Piece) -> str:
+def _again(piece: ReportedArtifact) -> str:
     return f"Remove the folder {piece.place} of the store and make it again: {piece.repeat}"
 
 
@@ -89,11 +89,11 @@ def _place(manifest: Mapping[str, Any], root: Path) -> str:
         ) from None
 
 
-def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> Piece:
+def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list[str]]) -> ReportedArtifact:
     try:
         made_from = manifest["made_from"]
         paths = manifest["input_paths"]
-        return Piece(
+        return ReportedArtifact(
             stage=str(manifest["stage"]),
             label=str(manifest["label"]),
             place=place,
@@ -121,14 +121,14 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
         ) from None
 
 
-def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]) -> Input:
+def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]) -> ArtifactInput:
     """Name an input: the artifact with this content, the recorded one of equals, else the recorded folder."""
     parts = PurePath(path).parts
     recorded = "/".join(parts[-2:])
     equals = by_digest.get(digest, [])
     if equals:
-        return Input(name, digest, recorded if recorded in equals else equals[0], in_store=True)
-    return Input(name, digest, parts[-1] if parts else "unknown", in_store=False)
+        return ArtifactInput(name, digest, recorded if recorded in equals else equals[0], in_store=True)
+    return ArtifactInput(name, digest, parts[-1] if parts else "unknown", in_store=False)
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.document.show import NONE
 from pipelines.domain.benchmark import Distribution, Level
-from pipelines.report.data import Run
+from pipelines.report.data import BenchmarkRun
 
 
 def load_label(level: Level) -> str:
@@ -42,7 +42,7 @@ def loads(levels: Sequence[Level]) -> str:
     return "; ".join([*parts, *dict.fromkeys(others)]) or NONE
 
 
-def six(runs: Sequence[Run], levels: Sequence[Level] | None = None) -> str:
+def six(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = None) -> str:
     """The six that every number carries: model, precision, ISL, OSL, concurrency or rate, TP.
 
     Args:

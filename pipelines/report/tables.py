@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, when
 from pipelines.domain.units import show_bytes, show_seconds
-from pipelines.report.data import FormatReport, Piece, ReportData
+from pipelines.report.data import FormatReport, ReportData, ReportedArtifact
 
 
 def accuracy_table(data: ReportData) -> Table:
@@ -175,15 +175,15 @@ def memory_table(data: ReportData) -> Table | None:
     )
 
 
-def _size(piece: Piece | None, fact: str) -> str:
+def _size(piece: ReportedArtifact | None, fact: str) -> str:
     return show_bytes(piece.facts[fact]) if piece and piece.facts.get(fact) else NONE
 
 
-def _took(piece: Piece | None) -> str:
+def _took(piece: ReportedArtifact | None) -> str:
     return show_seconds(piece.seconds) if piece and piece.seconds is not None else NONE
 
 
-def _memory(piece: Piece | None) -> str:
+def _memory(piece: ReportedArtifact | None) -> str:
     return show_bytes(piece.peak_memory_bytes) if piece and piece.peak_memory_bytes else NONE
 
 

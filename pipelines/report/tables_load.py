@@ -18,16 +18,16 @@ from pipelines.domain.metrics import (
     RATES,
     RATES_PER_GPU,
     STATISTICS,
-    Figure,
+    MetricStatistic,
 )
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report.compare import Comparison, FormatRow
-from pipelines.report.data import Run
+from pipelines.report.data import BenchmarkRun
 from pipelines.report.six import lengths, load_label, six
 
 
-def levels_table(run: Run) -> Table:
+def levels_table(run: BenchmarkRun) -> Table:
     """One row per load of one benchmark."""
     rows, notes = [], []
     title = _load_title(run.result.levels)
@@ -57,7 +57,7 @@ def _load_title(levels: Sequence[Level]) -> str:
     return "concurrency" if all(level.concurrency is not None for level in levels) else "load"
 
 
-def _rates(result: BenchmarkResult) -> list[tuple[Figure, int]]:
+def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     """The rates shown, each with the GPUs it is divided by; goodput, the last, only with limits."""
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
     per_gpu = [(figure, result.world_size) for figure in RATES_PER_GPU if result.world_size > 1]
@@ -89,7 +89,7 @@ def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
     )
 
 
-def _modelled_cells(level: Level, run: Run) -> tuple[str, ...]:
+def _modelled_cells(level: Level, run: BenchmarkRun) -> tuple[str, ...]:
     """What the model says of this load; nothing at all where there is no model."""
     if run.modelled is None:
         return ()
@@ -99,7 +99,7 @@ def _modelled_cells(level: Level, run: Run) -> tuple[str, ...]:
     return _cells(found, MODELLED)
 
 
-def _cells(summary: Summary, figures: Iterable[Figure]) -> tuple[str, ...]:
+def _cells(summary: Summary, figures: Iterable[MetricStatistic]) -> tuple[str, ...]:
     return tuple(number(figure.shown(figure.of(summary))) for figure in figures)
 
 
@@ -118,7 +118,7 @@ def _marks(level: Level) -> list[str]:
     return marks
 
 
-def percentiles_table(run: Run) -> Table:
+def percentiles_table(run: BenchmarkRun) -> Table:
     """Every statistic of every latency at every load."""
     levels = run.result.levels
     latencies = [metric for metric in METRICS if metric.name in DISTRIBUTIONS and metric.unit is LATENCY]
@@ -136,7 +136,7 @@ def percentiles_table(run: Run) -> Table:
                 metric.title,
                 load_label(level),
                 f"{getattr(level.summary, metric.name).count:,}",
-                *_cells(level.summary, (Figure(metric, name) for name in STATISTICS)),
+                *_cells(level.summary, (MetricStatistic(metric, name) for name in STATISTICS)),
             )
             for metric in latencies
             for level in levels
@@ -144,7 +144,7 @@ def percentiles_table(run: Run) -> Table:
     )
 
 
-def counters_table(run: Run) -> Table | None:
+def counters_table(run: BenchmarkRun) -> Table | None:
     """What the server and the load generator counted in each level's window; None when neither did."""
     levels = run.result.levels
     server = [dict(flat(level.server)) for level in levels]
@@ -203,7 +203,7 @@ def comparison_table(compared: Comparison) -> Table:
     )
 
 
-def _at_load(figures: Sequence[Figure], load: str) -> tuple[str, ...]:
+def _at_load(figures: Sequence[MetricStatistic], load: str) -> tuple[str, ...]:
     """Headings of figures, the load after the first."""
     first, *others = figures
     return (first.column, load, *(figure.title for figure in others))

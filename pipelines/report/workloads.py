@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipelines.domain.benchmark import BenchmarkResult
-from pipelines.report.data import FormatReport, Run, Workload
+from pipelines.report.data import BenchmarkRun, FormatReport, Workload
 from pipelines.store.store import canonical
 
 _MACHINE = ("platform", "cpu_count", "cpu", "memory_bytes", "gpus")
@@ -35,7 +35,7 @@ def machine_facts(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
     """Runs under their own workload, one per format, the workload measured last first."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[BenchmarkRun]] = {}
     for item in formats:
         for run in item.runs:
             groups.setdefault(run_key(run.result), []).append(run)
@@ -46,7 +46,7 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
     )
 
 
-def _titles(groups: list[list[Run]]) -> list[str]:
+def _titles(groups: list[list[BenchmarkRun]]) -> list[str]:
     """Names of the workloads, with what tells equal names apart."""
     names = [str(runs[0].result.workload.get("name", "workload")) for runs in groups]
     titles = []
@@ -57,7 +57,7 @@ def _titles(groups: list[list[Run]]) -> list[str]:
     return titles
 
 
-def spread(run: Run, load: str) -> tuple[float, float] | None:
+def spread(run: BenchmarkRun, load: str) -> tuple[float, float] | None:
     """Least and greatest output tokens/s of a load over repeated runs; None when it was measured once."""
     results = (run.result, *run.repeats)
     rates = [level.summary.output_tokens_per_s for r in results for level in r.levels if level.load == load]

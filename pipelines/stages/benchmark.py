@@ -56,12 +56,12 @@ class Benchmark:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Start the server unless one runs already, put the load on it, keep every request."""
         from pipelines.host.machine import library_versions
-        from pipelines.loadgen.run import Identity, Target, run_benchmark
+        from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 
-        identity = Identity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
+        identity = ServerIdentity(**self.labels, machine=self.machine, versions=library_versions(self.libraries))
         with self._server(inputs, progress) as (url, metrics_url):
             result = run_benchmark(
-                Target(url, self.benchmark.model_name, metrics_url),
+                ServerTarget(url, self.benchmark.model_name, metrics_url),
                 self.workload,
                 self.benchmark,
                 tokenizer_dir=inputs["model"],

@@ -9,7 +9,7 @@ from pipelines.host.machine import gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
-from pipelines.predict.simulate.loads import Level, make_levels
+from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
 from pipelines.predict.simulate.written import write_all
@@ -60,7 +60,7 @@ def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
     return [CLASSIC, REQUESTS]
 
 
-def _judged(settings: Settings) -> tuple[Case, list[Level]]:
+def _judged(settings: Settings) -> tuple[Case, list[SimulatedLevel]]:
     """Case and loads, or all that is wrong with them at once."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
     case = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.loads import Level, closed_level
+from pipelines.predict.simulate.loads import SimulatedLevel, closed_level
 from pipelines.predict.simulate.pictures import Curve, Point
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, words
@@ -51,11 +51,11 @@ def _both(found: Distribution) -> tuple[float, float] | None:
     return None if found.p50 is None or found.p95 is None else (found.p50, found.p95)
 
 
-def _swept(case: Case, engine: Engine, base: Level, users: Sequence[int]) -> Curve:
+def _swept(case: Case, engine: Engine, base: SimulatedLevel, users: Sequence[int]) -> Curve:
     return Curve(NAMES[engine.policy], tuple(_point(case, engine, closed_level(base, count, case)) for count in users))
 
 
-def _point(case: Case, engine: Engine, level: Level) -> Point:
+def _point(case: Case, engine: Engine, level: SimulatedLevel) -> Point:
     from pipelines.predict.simulator.run import simulate
 
     run = simulate(engine, level.requests, case.cost, iterations=True)

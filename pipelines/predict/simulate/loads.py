@@ -17,7 +17,7 @@ from pipelines.loadgen.lengths import sampler
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.plan import loads as levels_of
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.outcome import Load, Window
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel
 from pipelines.predict.simulator.interface import Engine, Run
 from pipelines.predict.simulator.interface import Load as Requests
 from pipelines.settings.load import WorkloadSettings
@@ -30,7 +30,7 @@ PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SimulatedLevel:
     """A load with its requests.
 
     Attributes:
@@ -41,7 +41,7 @@ class Level:
             from the last on only keep up the load.
     """
 
-    load: Load
+    load: LoadLabel
     requests: Requests
     whole: bool
     counted: tuple[int, int]
@@ -64,7 +64,7 @@ class Level:
             )
         ]
 
-    def window(self, run: Run, overhead: float) -> Window:
+    def window(self, run: Run, overhead: float) -> CountedWindow:
         """What of a run of this load counts: from the first request to the last response, or a part under load.
 
         Args:
@@ -73,33 +73,33 @@ class Level:
         """
         times, (first, last) = run.requests.arrival, self.counted
         if self.whole:
-            return Window(float(times[0]), run.end + overhead, 0, len(times), whole=True)
+            return CountedWindow(float(times[0]), run.end + overhead, 0, len(times), whole=True)
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
         if until <= begin:  # all of them leave at once
-            return Window(begin, run.end + overhead, first, last, whole=True)
-        return Window(begin, until, first, last)
+            return CountedWindow(begin, run.end + overhead, first, last, whole=True)
+        return CountedWindow(begin, until, first, last)
 
 
-def make_levels(settings: Settings, case: Case) -> list[Level]:
+def make_levels(settings: Settings, case: Case) -> list[SimulatedLevel]:
     """One level per concurrency or rate, or the one burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
     return [
-        _level(settings, case, Load(text=_text(settings, case, each.concurrency, each.request_rate),
+        _level(settings, case, LoadLabel(text=_text(settings, case, each.concurrency, each.request_rate),
                concurrency=each.concurrency, request_rate=each.request_rate), whole, each.number)
         for each in levels_of(settings.workload, settings.benchmark)
     ]  # fmt: skip
 
 
-def closed_level(base: Level, users: int, case: Case) -> Level:
+def closed_level(base: SimulatedLevel, users: int, case: Case) -> SimulatedLevel:
     """The requests of a level again as a closed loop of so many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
     requests = Requests(isl, osl, None, users, case.client_delay)
-    return Level(Load(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
+    return SimulatedLevel(LoadLabel(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
 
 
-def _level(settings: Settings, case: Case, load: Load, whole: bool, number: int) -> Level:
+def _level(settings: Settings, case: Case, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
     users = load.concurrency or 0
     asked = settings.benchmark.num_requests
     count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
@@ -107,12 +107,12 @@ def _level(settings: Settings, case: Case, load: Load, whole: bool, number: int)
     total = before + count + after
     random = Random(f"{settings.workload.seed}/{number}/0")
     if settings.workload.arrival == "trace":
-        return Level(load, _trace(settings.workload, asked), True, (0, 0))
+        return SimulatedLevel(load, _trace(settings.workload, asked), True, (0, 0))
     isl, osl = _lengths(settings.workload, total, random, users)
     requests = Requests(isl, osl, users=users, client_delay=case.client_delay)
     if not users:
         requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
-    return Level(load, requests, whole, (before, before + count))
+    return SimulatedLevel(load, requests, whole, (before, before + count))
 
 
 def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int) -> tuple[Any, Any]:

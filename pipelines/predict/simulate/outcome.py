@@ -14,7 +14,7 @@ from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CountedWindow:
     """What of a run counts.
 
     Attributes:
@@ -44,7 +44,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """A policy under a load. Times in ticks or seconds, rates per tick or second.
 
     Attributes:
@@ -97,7 +97,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLabel:
     """A load in words and numbers."""
 
     text: str
@@ -105,7 +105,7 @@ class Load:
     request_rate: float | None = None
 
 
-def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: float) -> Outcome:
+def measure(run: Run, engine: Engine, load: LoadLabel, window: CountedWindow, overhead: float) -> PolicyOutcome:
     """Read a run that was simulated with iterations.
 
     Args:
@@ -119,7 +119,7 @@ def measure(run: Run, engine: Engine, load: Load, window: Window, overhead: floa
     found = summarise(requests, window.bounds, due=window.due(run))
     assert run.iterations is not None  # asked for by the caller
     table, running = run.iterations, _running(run)
-    return Outcome(
+    return PolicyOutcome(
         policy=engine.policy,
         load=load.text,
         concurrency=load.concurrency,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.loads import Level
-from pipelines.predict.simulate.outcome import Outcome, measure
+from pipelines.predict.simulate.loads import SimulatedLevel
+from pipelines.predict.simulate.outcome import PolicyOutcome, measure
 from pipelines.predict.simulator.interface import Engine, Run
 from pipelines.settings.root import Settings
 
@@ -17,12 +17,12 @@ class Simulated:
     """A policy under a load."""
 
     engine: Engine
-    level: Level
+    level: SimulatedLevel
     run: Run
-    outcome: Outcome
+    outcome: PolicyOutcome
 
 
-def run_all(settings: Settings, case: Case, levels: Sequence[Level]) -> list[Simulated]:
+def run_all(settings: Settings, case: Case, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
     """Every policy under every load, in the order of the table."""
     from pipelines.predict.simulator.run import simulate as run_load
 

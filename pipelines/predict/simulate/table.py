@@ -9,7 +9,7 @@ from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
 from pipelines.predict.simulate.case import Case
-from pipelines.predict.simulate.outcome import Outcome
+from pipelines.predict.simulate.outcome import PolicyOutcome
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
@@ -21,11 +21,11 @@ NAMES = {
     "one_prefill": "one prefill",
 }
 """Policies as they are shown."""
-Cell = Callable[[Outcome], str]
+Cell = Callable[[PolicyOutcome], str]
 TTFT, ITL, E2E = (BY_NAME[name].title for name in ("ttft_s", "itl_s", "e2e_s"))
 
 
-def outcome_table(outcomes: Sequence[Outcome], unit: str) -> str:
+def outcome_table(outcomes: Sequence[PolicyOutcome], unit: str) -> str:
     """The outcomes of one load or of several.
 
     Args:
@@ -37,7 +37,7 @@ def outcome_table(outcomes: Sequence[Outcome], unit: str) -> str:
     return "\n".join([*lines, *_notes(outcomes, several=len(loads) > 1)])
 
 
-def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
+def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
     filled = _filled(outcomes)
     rows: list[tuple[str, Cell]] = [
@@ -61,7 +61,7 @@ def _side_by_side(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     return _aligned([head, *([label, *map(cell, outcomes)] for label, cell in rows)], left=1)
 
 
-def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
+def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
     filled = _filled(outcomes)
     head = ["load", "policy", "req", "tok", TTFT, "p95", ITL, E2E, "p95", "slots", "queue"]
@@ -77,7 +77,7 @@ def _rows(outcomes: Sequence[Outcome], unit: str) -> list[str]:
     return [*_aligned([head, *body], left=2), *_wrap(said)]
 
 
-def _filled(outcomes: Sequence[Outcome]) -> bool:
+def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
     """Whether all slots were ever in use; a share of a limit that nobody comes near says nothing."""
     return any(outcome.busy_max == outcome.slots for outcome in outcomes)
 
@@ -117,13 +117,13 @@ def _time(value: float | None, unit: str) -> str:
     return number(value if value is None or unit == "ticks" else 1000 * value)
 
 
-def _short(outcome: Outcome) -> str:
+def _short(outcome: PolicyOutcome) -> str:
     if outcome.concurrency is not None:
         return str(outcome.concurrency)
     return outcome.load if outcome.request_rate is None else f"{outcome.request_rate:g}"
 
 
-def _notes(outcomes: Sequence[Outcome], *, several: bool) -> list[str]:
+def _notes(outcomes: Sequence[PolicyOutcome], *, several: bool) -> list[str]:
     """What qualifies the numbers."""
     lines: list[str] = []
     for outcome in outcomes:

@@ -19,7 +19,7 @@ import pytest
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.domain.errors import UserError
 from pipelines.domain.timing import RequestTiming, from_columns
-from pipelines.loadgen.run import Identity, Target, run_benchmark
+from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from tests.support.load_settings import ROOT, TINY_LLAMA, benchmark, workload
 from tests.support.stub_triton import Running, running
 
@@ -32,11 +32,11 @@ def measure(
 ) -> BenchmarkResult:
     """A short benchmark; the result as it was written."""
     result = run_benchmark(
-        Target(url, model),
+        ServerTarget(url, model),
         workload(**SHORT | (work or {})),
         benchmark(**QUICK | how),
         tokenizer_dir=TINY_LLAMA,
-        identity=Identity("stub", "none"),
+        identity=ServerIdentity("stub", "none"),
         out_dir=folder,
     )
     assert BenchmarkResult.from_json(json.loads((folder / RESULT).read_text())) == result

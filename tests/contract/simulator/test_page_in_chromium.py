@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines.document.canvas import DARK, LIGHT
-from pipelines.predict.simulate.outcome import Load as Asked
-from pipelines.predict.simulate.outcome import Window, measure
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulate.page import page
 from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
@@ -107,7 +106,7 @@ def test_every_step_is_the_same_as_in_python(browser, name):
 def test_the_counters_are_those_of_the_table(browser, name):
     found, run, engine = browser[name]["counters"], in_python(CASES[name]), CASES[name]["engine"]
     limits = Engine(engine["policy"], engine["slots"], engine["max_num_tokens"])
-    outcome = measure(run, limits, Asked("all"), Window(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
+    outcome = measure(run, limits, LoadLabel("all"), CountedWindow(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
     assert (found["done"], found["queue"]) == (outcome.requests, outcome.queue_end)
     same = {
         "ttft": outcome.ttft.mean,

@@ -9,7 +9,7 @@ from pipelines.domain.summary import summarise, whole_window
 from pipelines.domain.timing import RequestTiming
 from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.health import MachineLoad, growth_note, judge, tail_note
-from pipelines.loadgen.shared import Report
+from pipelines.loadgen.shared import ClientReport
 
 MS = 1_000_000
 IDLE = MachineLoad(busy=0.3, steal=0.0, cpus=2)
@@ -26,7 +26,7 @@ def health(
 ) -> ClientHealth:
     """100 requests that all look alike."""
     timings = [request(k, 10 * k, ttft_ms, lag_ms) for k in range(100)]
-    report = Report([], {}, [int(loop_ms * MS)] * 50, cpu, 3, True)
+    report = ClientReport([], {}, [int(loop_ms * MS)] * 50, cpu, 3, True)
     return judge([report], timings, summarise(columns_of(timings), whole_window(timings)), machine)
 
 
@@ -64,7 +64,7 @@ def test_a_late_tail_is_a_note_and_no_limit() -> None:
     """3 of 100 stamps 20 ms late: p90 is right, p99 is not."""
     timings = [request(k, 10 * k, 50) for k in range(100)]
     summary = summarise(columns_of(timings), whole_window(timings))
-    report = Report([], {}, [MS // 10] * 97 + [20 * MS] * 3, 0.2, 0, True)
+    report = ClientReport([], {}, [MS // 10] * 97 + [20 * MS] * 3, 0.2, 0, True)
     found = judge([report], timings, summary, IDLE)
     assert not found.bottleneck
     assert "p99 may be too high" in tail_note(found, summary)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.loadgen.plan import Ask, LevelPlan, Load, loads
+from pipelines.loadgen.plan import LevelPlan, PlannedLevel, PlannedRequest, loads
 from pipelines.loadgen.prompts import PromptMaker
 from tests.support.load_settings import TINY_LLAMA, benchmark, workload
 
@@ -21,7 +21,7 @@ def maker() -> PromptMaker:
 
 def plan(maker: PromptMaker, work: dict[str, Any], rate: float | None = None, **how: Any) -> LevelPlan:
     settings = workload(isl=20, osl=5, **work)
-    return LevelPlan(Load(1, settings.arrival, None, rate), settings, benchmark(**how), maker)
+    return LevelPlan(PlannedLevel(1, settings.arrival, None, rate), settings, benchmark(**how), maker)
 
 
 def test_levels_follow_the_arrival() -> None:
@@ -30,7 +30,7 @@ def test_levels_follow_the_arrival() -> None:
     assert [load.number for load in loads(workload(), benchmark(concurrency=[8, 9]))] == [1, 2]
     open_loop = loads(workload(arrival="poisson"), benchmark(request_rate=[2, 4]))
     assert [load.request_rate for load in open_loop] == [2, 4]
-    assert loads(workload(arrival="burst"), benchmark(num_requests=9)) == [Load(1, "burst", None, None)]
+    assert loads(workload(arrival="burst"), benchmark(num_requests=9)) == [PlannedLevel(1, "burst", None, None)]
 
 
 def test_a_steady_schedule_covers_warm_up_and_window(maker: PromptMaker) -> None:
@@ -81,7 +81,7 @@ def test_an_open_loop_goes_on_with_conversations_in_turn(maker: PromptMaker) -> 
 def test_the_same_settings_ask_the_same_and_other_levels_other_prompts(maker: PromptMaker) -> None:
     """Comparable between formats; no KV reuse from level to level."""
     work, how = workload(isl=20), benchmark()
-    first, again, second = (LevelPlan(Load(n, "closed", 1, None), work, how, maker).pool(9) for n in (1, 1, 2))
+    first, again, second = (LevelPlan(PlannedLevel(n, "closed", 1, None), work, how, maker).pool(9) for n in (1, 1, 2))
     assert first == again
     assert not {ask.text for (ask,) in first} & {ask.text for (ask,) in second}
 
@@ -91,5 +91,5 @@ def test_a_trace_asks_its_own_prompts(maker: PromptMaker, tmp_path: Path) -> Non
     path = tmp_path / "trace.jsonl"
     path.write_text('{"time": 0, "prompt": "hello there", "osl": 3}\n{"time": 2, "isl": 11, "osl": 4}\n')
     schedule = plan(maker, {"arrival": "trace", "trace": path}).schedule()
-    assert schedule[0] == (0, Ask("hello there", maker.count("hello there"), 3))
+    assert schedule[0] == (0, PlannedRequest("hello there", maker.count("hello there"), 3))
     assert (schedule[1][0], schedule[1][1].isl, maker.count(schedule[1][1].text)) == (2 * S, 11, 11)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.loadgen.fleet import processes_for
+from pipelines.loadgen.client_processes import processes_for
 from pipelines.loadgen.level import _part
 from tests.support.load_settings import benchmark, workload
 

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from pipelines.loadgen.interface import Interface, build_request
-from pipelines.loadgen.lane import classify
-from pipelines.loadgen.plan import Ask
+from pipelines.loadgen.plan import PlannedRequest
+from pipelines.loadgen.request_stream import classify
 from pipelines.loadgen.server import statistics_between
 
 COUNTED = ("exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens")
@@ -18,7 +18,7 @@ OUTPUTS = frozenset(("text_output", "num_input_tokens", "num_output_tokens", "se
 
 def inputs(interface: Interface, *, ignore_eos: bool = True) -> dict[str, bytes]:
     """Name -> raw content of the request for 7 tokens."""
-    request = build_request(interface, Ask("h\u00e9", 3, 7), streaming=True, ignore_eos=ignore_eos)
+    request = build_request(interface, PlannedRequest("h\u00e9", 3, 7), streaming=True, ignore_eos=ignore_eos)
     assert request.parameters["triton_enable_empty_final_response"].bool_param
     return {item.name: raw for item, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
 
@@ -34,11 +34,13 @@ def test_the_ensemble_is_asked_for_an_exact_length_and_its_counts() -> None:
 
 def test_only_outputs_that_are_read_are_asked_for() -> None:
     """Small answers."""
-    full = build_request(Interface("m", True, True, ENSEMBLE, OUTPUTS), Ask("x", 1, 1), streaming=True, ignore_eos=True)
+    full = build_request(
+        Interface("m", True, True, ENSEMBLE, OUTPUTS), PlannedRequest("x", 1, 1), streaming=True, ignore_eos=True
+    )
     assert [item.name for item in full.outputs] == ["text_output", "num_output_tokens", "num_input_tokens"]
     assert list(full.inputs[0].shape) == [1, 1]
     bare = Interface("m", False, True, frozenset(("text_input", "max_tokens")), frozenset(("text_output",)))
-    small = build_request(bare, Ask("x", 1, 1), streaming=False, ignore_eos=True)
+    small = build_request(bare, PlannedRequest("x", 1, 1), streaming=False, ignore_eos=True)
     assert [item.name for item in small.outputs] == ["text_output"]
     assert [(item.name, list(item.shape)) for item in small.inputs] == [("text_input", [1]), ("max_tokens", [1])]
 

@@ -1,9 +1,9 @@
 """A series against its own noise: what is a change, what is not, and since when."""
 
-from pipelines.nightly.judge import SHIFT_NIGHTS, Rule, quantile, replay
+from pipelines.nightly.judge import SHIFT_NIGHTS, ChangeRule, quantile, replay
 
-RATE = Rule(higher_is_better=True, floor=0.05, chance=0.001, window=20, least=4)
-LATENCY = Rule(higher_is_better=False, floor=0.05, chance=0.001, window=20, least=4)
+RATE = ChangeRule(higher_is_better=True, floor=0.05, chance=0.001, window=20, least=4)
+LATENCY = ChangeRule(higher_is_better=False, floor=0.05, chance=0.001, window=20, least=4)
 QUIET = [1000.0, 1004.0, 998.0, 1001.0, 999.0, 1002.0, 997.0, 1000.0]
 
 
@@ -50,7 +50,7 @@ def test_a_single_slow_night_is_no_shift():
 def test_a_shift_smaller_than_a_nights_noise_is_found_after_some_nights():
     noisy = [1000.0, 960.0, 1040.0, 970.0, 1030.0, 985.0, 1015.0, 1000.0] * 2
     slower = [0.92 * value for value in (1000.0, 990.0, 1010.0, 1000.0)]
-    found = replay([*noisy, *slower], Rule(True, 0.05, 0.001, 20, 4))
+    found = replay([*noisy, *slower], ChangeRule(True, 0.05, 0.001, 20, 4))
     assert [judged.state for judged in found[16:19]] == ["level"] * 3
     assert (found[19].state, found[19].since) == ("worse", 16)
 

@@ -11,12 +11,11 @@ import pytest
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.performance.measured import from_result
 from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
+from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.published.bench import _statistic
 from pipelines.predict.published.closed_loop import Protocol, _serve
-from pipelines.predict.simulate.outcome import Load as LoadInWords
-from pipelines.predict.simulate.outcome import Window, measure
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
 from pipelines.predict.simulator.run import simulate
@@ -52,8 +51,8 @@ def same(one: Any, other: Any) -> None:
 
 def test_the_simulator_says_what_the_load_generator_says() -> None:
     expected = by_the_load_generator(RUN)
-    window = Window(float(LOAD.arrival[0]), RUN.end, 0, COUNT, whole=True)
-    found = measure(RUN, ENGINE, LoadInWords("x"), window, overhead=0.0)
+    window = CountedWindow(float(LOAD.arrival[0]), RUN.end, 0, COUNT, whole=True)
+    found = measure(RUN, ENGINE, LoadLabel("x"), window, overhead=0.0)
     assert found.requests == expected.requests == COUNT
     assert found.requests_rate == pytest.approx(expected.requests_per_s)
     assert found.tokens_rate == pytest.approx(expected.output_tokens_per_s)

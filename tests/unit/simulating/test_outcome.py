@@ -7,18 +7,19 @@ import pytest
 
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.simulate.outcome import Load as Asked
-from pipelines.predict.simulate.outcome import Outcome, Window, measure
+from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
 from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import Engine, Load, Run
 from pipelines.predict.simulator.run import simulate
 from tests.support.simulated_records import timings
 
 
-def run_of(engine: Engine, osl: list[int], **other: float) -> tuple[Run, Outcome]:
+def run_of(engine: Engine, osl: list[int], **other: float) -> tuple[Run, PolicyOutcome]:
     load = Load(np.full(len(osl), 32), np.array(osl), np.zeros(len(osl)))
     run = simulate(engine, load, TickCost(2, 1), iterations=True, backend="numpy", **other)
-    return run, measure(run, engine, Asked("all at once"), Window(0.0, run.end, 0, len(osl), whole=True), 0.0)
+    return run, measure(
+        run, engine, LoadLabel("all at once"), CountedWindow(0.0, run.end, 0, len(osl), whole=True), 0.0
+    )
 
 
 def test_a_whole_run_has_the_summary_of_the_load_generator() -> None:
@@ -34,7 +35,7 @@ def test_a_whole_run_has_the_summary_of_the_load_generator() -> None:
 
 def test_a_window_counts_the_requests_and_tokens_inside() -> None:
     run, _ = run_of(Engine(slots=1), [3, 3, 3])  # each 2 + 2 ticks: done at 4, 8, 12
-    found = measure(run, Engine(slots=1), Asked("x"), Window(4.5, 8.5, 1, 2), overhead=0.5)
+    found = measure(run, Engine(slots=1), LoadLabel("x"), CountedWindow(4.5, 8.5, 1, 2), overhead=0.5)
     assert (found.requests, found.tokens_rate) == (1, 3 / 4)  # tokens at 6, 7, 8
     assert (found.ttft.mean, found.e2e.mean) == (6.5, 8.5)
 

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from types import TracebackType
 
 from pipelines.domain.errors import UserError
-from pipelines.loadgen.shared import Board, Job, Report
+from pipelines.loadgen.shared import ClientJob, ClientReport, SharedCounters
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 _START_NS = 100_000_000
@@ -34,14 +34,14 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Fleet:
+class ClientProcesses:
     """The processes and the pipes to them."""
 
     def __init__(self, processes: int) -> None:
         from pipelines.loadgen.worker import main
 
         context = multiprocessing.get_context("spawn")
-        self.board = Board(processes)
+        self.board = SharedCounters(processes)
         self._pipes: list[Connection] = []
         self._processes = []
         for number in range(processes):
@@ -52,7 +52,7 @@ class Fleet:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> ClientProcesses:
         self._expect("ready")
         return self
 
@@ -72,7 +72,7 @@ class Fleet:
         """Number of processes."""
         return len(self._processes)
 
-    def start(self, jobs: Sequence[Job]) -> int:
+    def start(self, jobs: Sequence[ClientJob]) -> int:
         """Hand out the shares of a level and start them together.
 
         Returns:
@@ -99,7 +99,7 @@ class Fleet:
         for pipe in self._pipes:
             pipe.send(("abort",))
 
-    def collect(self) -> list[Report]:
+    def collect(self) -> list[ClientReport]:
         """The reports of all processes.
 
         Raises:
@@ -107,7 +107,7 @@ class Fleet:
         """
         return [message[1] for message in self._expect("report")]
 
-    def _expect(self, word: str) -> list[tuple[str, Report]]:
+    def _expect(self, word: str) -> list[tuple[str, ClientReport]]:
         messages = []
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             try:

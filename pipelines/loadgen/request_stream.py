@@ -20,7 +20,7 @@ _END = grpc.aio.EOF
 _REJECTED = ("exceeds maximum queue size", "maximum queue size", "exceeds max queue", "queue is full")
 
 
-class Lane:
+class RequestStream:
     """A stream and the request on it."""
 
     __slots__ = ("_call", "_places", "_stub", "deadline_ns", "error_text", "given_up")

@@ -17,7 +17,7 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ServerIdentity:
     """What the server is, as the caller knows it; copied into the result.
 
     Attributes:
@@ -44,7 +44,7 @@ def empty_result(
     interface: Interface,
     workload: WorkloadSettings,
     settings: BenchmarkSettings,
-    identity: Identity,
+    identity: ServerIdentity,
 ) -> BenchmarkResult:
     """The result before anything is measured."""
     return BenchmarkResult(

@@ -8,7 +8,7 @@ from pipelines.nightly.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Regression:
     """Something that is worse than it was or should be.
 
     Attributes:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from pipelines.loadgen.lane import Lane, Row
+from pipelines.loadgen.request_stream import RequestStream, Row
 
 
 class Call:
@@ -46,14 +46,14 @@ class Stub:
 
 
 async def given_up(last: Any) -> tuple[Row, Row, int]:
-    """Two requests on one lane, both given up; the rows and how many streams they took."""
+    """Two requests on one stream, both given up; the rows and how many streams they took."""
     stub = Stub(last)
-    lane = Lane(stub)
+    stream = RequestStream(stub)
     rows = []
     for index in range(2):
-        asking = asyncio.create_task(lane.ask(service_pb2.ModelInferRequest(), index, None, 10**9, True, 4))
+        asking = asyncio.create_task(stream.ask(service_pb2.ModelInferRequest(), index, None, 10**9, True, 4))
         await asyncio.sleep(0)
-        lane.give_up("timeout")
+        stream.give_up("timeout")
         rows.append(await asking)
     return rows[0], rows[1], stub.opened
 
