@@ -6,7 +6,23 @@ from collections import defaultdict
 from tests.conftest import ROOT
 
 SHARED = {"TritonPythonModel"}  # the name that Triton's Python backend looks for in every model.py
-AMBIGUOUS = set("Bench Case Curve Engine Figure Fleet Judged Level Load Outcome Rule Run Trial".split())
+AMBIGUOUS = set(
+    [
+        "Bench",
+        "Case",
+        "Curve",
+        "Engine",
+        "Figure",
+        "Fleet",
+        "Judged",
+        "Level",
+        "Load",
+        "Outcome",
+        "Rule",
+        "Run",
+        "Trial",
+    ]
+)
 """Names that still stand for several classes."""
 
 
