@@ -149,7 +149,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"'{folder}' is no adapter: it has no {path.name}.",
+            f"'{folder}' is not an adapter: it has no {path.name}.",
             allowed=f"peft saves {' and '.join(PEFT_FILES)}.",
         ) from None
     except ValueError as error:

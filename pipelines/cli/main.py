@@ -70,9 +70,9 @@ def _answer(words: Sequence[str]) -> str | None:
     if words[0] == "--version":
         return f"{PROGRAM} {__version__}\n"
     if words[0] in ("--completion", "--candidates"):
-        from pipelines.cli import completion
+        from pipelines.cli.completion import candidates, script
 
-        return completion.script(words[1:]) if words[0] == "--completion" else completion.candidates(words[1:])
+        return script(words[1:]) if words[0] == "--completion" else candidates(words[1:])
     return None
 
 

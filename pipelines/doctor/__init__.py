@@ -1,1 +1,1 @@
-"""What this machine has, what will work on it, and what to do for the rest. Every probe fails soft with its reason."""
+"""Diagnose this machine: what it has, what works on it, and what to do about the rest. No probe ever crashes."""

@@ -1,4 +1,4 @@
-"""Puts every probe to the machine and gathers what they found."""
+"""Run every probe and collect the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.store.store import Store
 
 
 def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]) -> Diagnosis:
-    """Look at everything; the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
+    """Run all probes, the slow ones (Hub, nvidia-smi, trtllm-build) at the same time.
 
     Args:
         settings: the configuration that should run here.
@@ -44,7 +44,7 @@ def examine(settings: Settings, machine: Machine, environment: Mapping[str, str]
 
 
 def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> list[ProbeResult]:
-    """What stops the configured pipeline here: what planning refuses, and what the probes call broken."""
+    """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
     broken = [finding for finding in found if finding.status == "bad"]
     try:
         make_plan(settings, "all", Store(settings.paths.store), machine)

@@ -1,4 +1,4 @@
-"""GPUs, driver and CUDA, as nvidia-smi tells them."""
+"""GPUs, driver and CUDA, as nvidia-smi reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.host.machine import GpuFacts, Machine
 from pipelines.predict.performance.hardware import row_of
 
 OLDEST = 8.0
-"""Compute capability that TensorRT-LLM 1.2 starts with (support-matrix.md)."""
+"""Lowest compute capability that TensorRT-LLM 1.2 supports (support-matrix.md)."""
 
 
 def look(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
@@ -21,7 +21,7 @@ def look(machine: Machine, release: dict[str, Any] | None) -> list[ProbeResult]:
 
     Args:
         machine: what nvidia-smi lists.
-        release: row of the compatibility table for the TensorRT-LLM that is here, or that should be.
+        release: row of the compatibility table for the installed TensorRT-LLM, or for the one to install.
     """
     if not machine.gpus:
         todo = "" if "not installed" in machine.no_gpu_reason else "Repair the driver: nvidia-smi must list the GPUs."
@@ -38,7 +38,7 @@ def _gpu(index: int, gpu: GpuFacts) -> ProbeResult:
         )
     if row is None:
         return ProbeResult(
-            f"GPU {index}", f"{text}; not in conf/hardware", "note", "Its bandwidth is not known to plans."
+            f"GPU {index}", f"{text}; not in conf/hardware", "note", "`make plan` does not know its bandwidth."
         )
     return ProbeResult(f"GPU {index}", f"{text} = hardware={row.name}")
 
@@ -59,7 +59,7 @@ def _driver(gpu: GpuFacts, release: dict[str, Any] | None) -> ProbeResult:
 
 
 def _cuda_version() -> str:
-    """The newest CUDA the driver runs, from the head of nvidia-smi's table; empty when it does not say."""
+    """Return the newest CUDA the driver supports, from the head of nvidia-smi's table; empty when it is not stated."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: whether it answers, and as whom we would ask. The token itself is looked at nowhere else."""
+"""The Hugging Face Hub: whether it answers, and whether there is a token. The token's value is never read here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ YES = ("1", "on", "yes", "true")
 
 
 def look(environment: Mapping[str, str], timeout_s: float) -> list[ProbeResult]:
-    """Describe access to the Hub; sends one request, without a token."""
+    """Describe access to the Hub by sending one request without a token."""
     return [_reachable(environment, timeout_s), _token(environment)]
 
 
@@ -25,11 +25,11 @@ def _reachable(environment: Mapping[str, str], timeout_s: float) -> ProbeResult:
     endpoint = environment.get("HF_ENDPOINT") or ENDPOINT
     todo = "Set HF_ENDPOINT to a mirror, or take a folder: model.path=... The bundled models need no Hub."
     if not endpoint.startswith(("http://", "https://")):
-        return ProbeResult("Hub", f"HF_ENDPOINT='{endpoint}' is no address", "note", "Give http:// or https://.")
+        return ProbeResult("Hub", f"HF_ENDPOINT='{endpoint}' is not an address", "note", "Give http:// or https://.")
     try:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
             return ProbeResult("Hub", f"{endpoint} answers")
-    except urllib.error.HTTPError:  # any answer is one
+    except urllib.error.HTTPError:  # any answer will do
         return ProbeResult("Hub", f"{endpoint} answers")
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", error)

@@ -1,4 +1,4 @@
-"""Folders that are written: whether they can be, and how much room they have."""
+"""Folders that are written to: whether they are writable, and how much room they have."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipelines.doctor.record import ProbeResult
 from pipelines.domain.units import GIB, show_bytes
 
 LEAST_BYTES = GIB
-"""Below this the bundled models themselves do not get through, with their logs."""
+"""With less than this, not even the bundled models and their logs fit."""
 ROOM_BYTES = 10 * GIB
-"""Below this a model of some billion parameters does not fit with its copies."""
+"""With less than this, a model of a few billion parameters does not fit with its copies."""
 
 
 def look(store: Path, runs: Path, environment: Mapping[str, str]) -> list[ProbeResult]:
@@ -27,7 +27,7 @@ def look(store: Path, runs: Path, environment: Mapping[str, str]) -> list[ProbeR
 
 
 def hub_home(environment: Mapping[str, str]) -> str:
-    """Where huggingface_hub keeps what it has."""
+    """Return the folder of huggingface_hub's cache."""
     shared = environment.get("XDG_CACHE_HOME", "~/.cache")
     return str(Path(environment.get("HF_HOME") or f"{shared}/huggingface").expanduser())
 
@@ -37,7 +37,7 @@ def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not parent.is_dir():
         return ProbeResult(
-            name, f"{folder} cannot be made: {parent} is a file", "bad", f"Set another folder: {setting}"
+            name, f"{folder} cannot be created: {parent} is a file", "bad", f"Set another folder: {setting}"
         )
     if not os.access(parent, os.W_OK | os.X_OK):
         return ProbeResult(name, f"{folder} is not writable", "bad", f"Give another folder than {setting}.")
@@ -49,5 +49,5 @@ def _place(name: str, folder: Path, setting: str) -> ProbeResult:
     if free < LEAST_BYTES:
         return ProbeResult(name, text, "bad", f"Free at least {show_bytes(LEAST_BYTES)}, or move it: {setting}")
     if free < ROOM_BYTES:
-        return ProbeResult(name, text, "note", "Enough for the bundled models; large ones need tens of GiB.")
+        return ProbeResult(name, text, "note", "Enough for the bundled models; large models need tens of GiB.")
     return ProbeResult(name, text)

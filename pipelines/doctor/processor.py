@@ -1,4 +1,4 @@
-"""Processor and memory: what there is, and what a container leaves of it."""
+"""Processor and memory, and how much of them a container leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEATURES = {
     "bf16": "BF16",
     "i8mm": "I8MM",
 }
-"""Flags of /proc/cpuinfo that decide what the CPU engine computes with -> how people call them."""
+"""Flags of /proc/cpuinfo that decide what the CPU engine computes with -> their common names."""
 
 
 def look(machine: Machine, *, cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Path = CGROUP) -> list[ProbeResult]:
@@ -27,8 +27,8 @@ def look(machine: Machine, *, cpuinfo: Path = Path("/proc/cpuinfo"), cgroup: Pat
 
     Args:
         machine: cores and memory.
-        cpuinfo: where Linux tells the features.
-        cgroup: where it tells a container's limits.
+        cpuinfo: the file in which Linux lists features.
+        cgroup: the folder with a container's limits.
     """
     return [_cores(machine, cpuinfo, cgroup), _features(cpuinfo), _memory(machine), _python()]
 
@@ -51,14 +51,14 @@ def _features(cpuinfo: Path) -> ProbeResult:
     fields = _read(cpuinfo)
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     if not flags:
-        return ProbeResult("features", f"{cpuinfo} does not tell", "note")
+        return ProbeResult("features", f"unknown: {cpuinfo} does not say", "note")
     found = list(dict.fromkeys(name for flag, name in FEATURES.items() if flag in flags))
     computes = (
         "the CPU engine computes in bf16" if native_bf16(cpuinfo) else "no native bf16: the CPU engine computes in f32"
     )
     if platform.machine() == "x86_64" and "avx2" not in flags:
         return ProbeResult(
-            "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails; take another machine."
+            "features", "no AVX2", "bad", "OpenVINO's CPU plugin is slow or fails here; use another machine."
         )
     return ProbeResult("features", f"{', '.join(found) or 'none of note'}; {computes}")
 
@@ -68,7 +68,7 @@ def _memory(machine: Machine) -> ProbeResult:
     if machine.memory_limited:
         text += " (limit of this container)"
     if machine.memory_bytes < 4 * GIB:
-        return ProbeResult("memory", text, "note", "The libraries alone take 2 GiB while quantizing.")
+        return ProbeResult("memory", text, "note", "While quantizing, the libraries alone take 2 GiB.")
     return ProbeResult("memory", text)
 
 
@@ -77,7 +77,7 @@ def _python() -> ProbeResult:
 
 
 def _read(cpuinfo: Path) -> dict[str, str]:
-    """The first processor's fields; empty where there is no such file."""
+    """Read the first processor's fields; empty where there is no such file."""
     try:
         first = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""The words of a diagnosis."""
+"""Records of a diagnosis."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["ok", "note", "bad"]
-"""Works; worth knowing, or only something that nobody asked for is missing; needed and broken."""
+"""In this order: works; worth knowing, or missing but not needed; needed and broken."""
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One thing that was looked at.
+    """Result of one probe.
 
     Attributes:
-        name: what, in one or two words.
+        name: of what was examined, in one or two words.
         value: what was found.
-        status: how good that is.
-        todo: what to do, or empty.
+        status: how good it is.
+        todo: what to do about it, or empty.
     """
 
     name: str
@@ -30,7 +30,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """Whether one combination works on this machine.
+    """Verdict on one combination of engine, model and format on this machine.
 
     Attributes:
         engine: flavour.
@@ -51,12 +51,12 @@ class CombinationVerdict:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that was found.
+    """The whole diagnosis.
 
     Attributes:
-        sections: title -> findings, in the order shown.
-        verdicts: what works here and what does not.
-        broken: what the configured pipeline needs here and lacks; empty when it would run.
+        sections: title -> results, in the order shown.
+        verdicts: on every combination.
+        broken: what the configured pipeline needs and this machine lacks; empty when it would run.
     """
 
     sections: dict[str, list[ProbeResult]]
@@ -64,5 +64,5 @@ class Diagnosis:
     broken: list[ProbeResult] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; the schema stands in docs/doctor.md."""
+        """Return the diagnosis as JSON; docs/doctor.md has the schema."""
         return {"schema": SCHEMA, "works": not self.broken, **asdict(self)}

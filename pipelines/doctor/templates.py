@@ -1,4 +1,4 @@
-"""NVIDIA's model templates, where its container is: which parameters they take that this project does not know."""
+"""Compare NVIDIA's model templates, inside its container, with the parameters this project knows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipelines.doctor.record import ProbeResult
 TEMPLATES = Path("/app/all_models/inflight_batcher_llm")
 TABLE = Path(triton_repo.__file__).parent / "template_params.json"
 PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
-TODO = "Report it: the parameter table was made from the newest templates that are public."
+TODO = "Please report it: the parameter table was made from the newest public templates."
 
 
 def look(folder: Path = TEMPLATES) -> list[ProbeResult]:
-    """Hold the templates against the table of their parameters; nothing outside of the container."""
+    """Compare the templates with the table of parameters; no result outside the container."""
     if not folder.is_dir():
         return []
     found: list[ProbeResult] = []
@@ -31,11 +31,11 @@ def look(folder: Path = TEMPLATES) -> list[ProbeResult]:
                 )
             continue
         found += _differences(model, theirs, set(ours))
-    return found or [ProbeResult("templates", f"{folder}: their parameters are those of our table")]
+    return found or [ProbeResult("templates", f"{folder}: parameters match our table")]
 
 
 def _differences(model: str, theirs: set[str], ours: set[str]) -> list[ProbeResult]:
-    told = ((theirs - ours, "takes {names}, which we do not know"), (ours - theirs, "does not take {names} here"))
+    told = ((theirs - ours, "takes {names}, unknown to this project"), (ours - theirs, "does not take {names} here"))
     return [
         ProbeResult("templates", f"{model} " + text.format(names=", ".join(sorted(names))), "note", TODO)
         for names, text in told

@@ -1,4 +1,4 @@
-"""A diagnosis for a terminal of 60 columns or more."""
+"""Render a diagnosis for a terminal of 60 columns or more."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
 HEADINGS = {qformat.value: spec.heading for qformat, spec in FORMATS.items()}
 WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
-"""Words of a reason, a size with its unit being one, and what stands between them."""
+"""Splits a reason into words and what is between them; a size and its unit are one word."""
 
 
 def render(diagnosis: Diagnosis) -> str:
-    """The whole page."""
+    """Render the whole page."""
     width = max(56, min(100, shutil.get_terminal_size((80, 24)).columns - 1))
     colour = sys.stdout.isatty()
     lines: list[str] = []
@@ -45,7 +45,7 @@ def _findings(findings: list[ProbeResult], width: int, *, colour: bool) -> list[
 
 
 def _verdicts(verdicts: list[CombinationVerdict], width: int) -> list[str]:
-    """A table of models by formats, and every kind of reason once below it, with all its cases."""
+    """Render a table of models by formats, and below it each kind of reason once, with all its cases."""
     reasons: dict[tuple[str, ...], list[CombinationVerdict]] = {}
     if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
         return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
@@ -64,7 +64,7 @@ def _verdicts(verdicts: list[CombinationVerdict], width: int) -> list[str]:
 
 
 def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[CombinationVerdict]]) -> str:
-    """yes, or the letter under which the reason stands; reasons that differ in names and numbers only share one."""
+    """Return "yes" or the letter of the reason; reasons that differ only in names and numbers share one letter."""
     if verdict.works:
         return "yes"
     of_case = re.compile(rf"{re.escape(verdict.model)}|{verdict.quant}|\d.*|\w+ForCausalLM")
@@ -74,7 +74,7 @@ def _mark(verdict: CombinationVerdict, reasons: dict[tuple[str, ...], list[Combi
 
 
 def _together(cases: list[CombinationVerdict]) -> str:
-    """The reason of the first model, and what is different in it for the others."""
+    """Render the reason for the first model, and how it differs for the others."""
     of_model = {
         model: [_span(words) for words in zip(*(WORDS.findall(case.reason) for case in judged), strict=True)]
         for model, judged in groupby(cases, key=lambda case: case.model)
@@ -89,7 +89,7 @@ def _together(cases: list[CombinationVerdict]) -> str:
 
 
 def _span(words: tuple[str, ...]) -> str:
-    """One word for those of several formats: itself, or from the least to the most."""
+    """Merge the words of several formats into one: the word itself, or the range from least to most."""
     different = sorted(set(words), key=_size)
     least, most = different[0], different[-1]
     unit = most[-4:] if most.endswith("iB") else ""
@@ -97,7 +97,7 @@ def _span(words: tuple[str, ...]) -> str:
 
 
 def _size(word: str) -> tuple[int, float, str]:
-    """Sizes by size, other words by themselves."""
+    """Return the sort key of a word: sizes by size, other words alphabetically."""
     number, _, unit = word.partition(" ")
     return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
 

@@ -1,4 +1,4 @@
-"""What will work here: every model in every format on every engine, judged by the rules of `make plan`."""
+"""Judge every model in every format on every engine by the rules of `make plan`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipelines.settings.root import Settings
 
 
 def look(settings: Settings, machine: Machine) -> list[CombinationVerdict]:
-    """Judge all of them with the rest of the configuration as it is."""
+    """Judge all combinations, with the rest of the configuration as it is."""
     models = [(model, _shape(model)) for model in _models()]
     quants = sorted(_quants(), key=lambda quant: list(QFormat).index(quant.qformat))
     return [
@@ -58,11 +58,11 @@ def _judge(
 
 
 def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[str, str] | None:
-    """What an engine needs of the machine whatever the model is: (reason, what to do)."""
+    """Return what the machine lacks for an engine, whatever the model: (reason, what to do)."""
     lacks = engine.lacks(machine)
     if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
         lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
-    todo = "Take NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
+    todo = "Use NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
     return ("; ".join(lacks), todo) if lacks else None
 
 
@@ -75,7 +75,7 @@ def _quants() -> list[QuantSettings]:
 
 
 def _file(group: str, name: str) -> dict[str, Any]:
-    """One file under conf/, without those it builds upon, whose values have defaults of their own."""
+    """Read one file under conf/, without the files it builds on, whose values have defaults of their own."""
     import yaml
 
     raw: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))

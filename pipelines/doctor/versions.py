@@ -1,4 +1,4 @@
-"""Versions of what is installed, against the table of versions that belong together."""
+"""Check installed versions against the table of versions that belong together."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ LIBRARIES = {
     "openvino": "openvino",
     "openvino-genai": "openvino-genai",
 }
-"""What people call it -> its distribution."""
+"""Common name -> name of the distribution."""
 COLUMNS = {"TensorRT": "tensorrt", "ModelOpt": "modelopt", "transformers": "transformers", "torch": "torch"}
 GPU_ONLY = ("TensorRT-LLM", "TensorRT")
 
 
 def release_for(version: str) -> dict[str, Any] | None:
-    """The row of a TensorRT-LLM version, or None; of 1.2.1 when it is absent, which is the one to install."""
+    """Return the row of a TensorRT-LLM version, or None; that of 1.2.1, the one to install, when it is absent."""
     wanted = "1.2.1" if version == ABSENT else version
     rows: list[dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["releases"]
     return next((row for row in rows if begins(wanted, row["tensorrt_llm"])), None)
 
 
 def begins(version: str, prefix: str) -> bool:
-    """Whether a version is one that the table's entry means: 10.14.1.48 begins with 10.14.1."""
+    """Return whether a version matches the table's entry: 10.14.1.48 begins with 10.14.1."""
     return numbers(version)[: len(numbers(prefix))] == numbers(prefix)
 
 
@@ -74,16 +74,16 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
 
 def _engine(version: str, release: dict[str, Any] | None) -> ProbeResult:
     if release is None:
-        todo = "Known are 1.2.1 (container 26.04 to 26.07) and those in pipelines/doctor/compatibility.json."
+        todo = "Known versions: 1.2.1 (containers 26.04 to 26.07) and those in pipelines/doctor/compatibility.json."
         return ProbeResult("TensorRT-LLM", f"{version}, which is not in the table", "note", todo)
     tags = release["containers"]
     text = f"{version}" + (f" (container {tags[0]} to {tags[-1]})" if tags else "")
     if not release["engines"]:
         return ProbeResult(
             "TensorRT-LLM",
-            f"{text}: has no TensorRT engines any more",
+            f"{text}: no longer supports TensorRT engines",
             "note",
-            "Take engine=tensorrt_llm_llmapi here, or a container of 1.2.1 (26.04 to 26.07) for engines.",
+            "Use engine=tensorrt_llm_llmapi here, or a container with 1.2.1 (26.04 to 26.07) for engines.",
         )
     return ProbeResult("TensorRT-LLM", text)
 
@@ -99,7 +99,7 @@ def _python(release: dict[str, Any] | None) -> ProbeResult:
     version = platform.python_version()
     here: list[str] = json.loads(TABLE.read_text(encoding="utf-8"))["here"]["python"]
     if not any(begins(version, known) for known in here):
-        todo = f"This project is tried with {' and '.join(here)}."
+        todo = f"This project is tested with {' and '.join(here)}."
         return ProbeResult("Python", version, "bad" if numbers(version) < (3, 11) else "note", todo)
     known = (release or {}).get("python")
     if known and not any(begins(version, each) for each in known):
@@ -122,7 +122,7 @@ def _triton(serving: ServingSettings) -> ProbeResult:
 
 
 def _triton_version(binary: Path) -> tuple[str, Status]:
-    """What a container says of its own server: the file beside the binary, since `--version` does not exist."""
+    """Read the server's version in a container from the file beside the binary, since it has no `--version`."""
     for file in (binary.parent.parent / "TRITON_VERSION", Path("/opt/tritonserver/TRITON_VERSION")):
         try:
             return file.read_text(encoding="utf-8").strip(), "ok"
@@ -132,7 +132,7 @@ def _triton_version(binary: Path) -> tuple[str, Status]:
 
 
 def help_of_builder(tool: str) -> list[ProbeResult]:
-    """Hold `trtllm-build --help` against the options this project knows.
+    """Compare `trtllm-build --help` with the options this project knows.
 
     Args:
         tool: path of the program.
@@ -149,6 +149,6 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
         return [ProbeResult("trtllm-build", said, "note", "Repair the installation.")]
     faults = help_differences(answer.stdout)
     if not faults:
-        return [ProbeResult("trtllm-build", f"{tool}: its options are those of our table")]
-    todo = "Report it: the option table was made from single file versions of the 1.2 line."
+        return [ProbeResult("trtllm-build", f"{tool}: options match our table")]
+    todo = "Please report it: the option table was made from single files of the 1.2 line."
     return [ProbeResult("trtllm-build", str(fault), "note", todo) for fault in faults]

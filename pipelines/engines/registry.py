@@ -21,7 +21,7 @@ def why_no_tensorrt_engines(machine: Machine) -> str:
         return "the Python package tensorrt_llm is not installed"
     version = library_versions(("tensorrt-llm",))["tensorrt-llm"]
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    return f"tensorrt_llm {version} has no TensorRT engines any more, 1.2 has" if numbers >= [1, 3] else ""
+    return f"tensorrt_llm {version} no longer supports TensorRT engines; 1.2 does" if numbers >= [1, 3] else ""
 
 
 def lacks_for_tensorrt_engines(machine: Machine) -> list[str]:

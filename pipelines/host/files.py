@@ -1,6 +1,6 @@
-"""Files that are replaced as a whole: a reader, and a run that is killed, finds the old content or the new one.
+"""Replace files atomically: a reader sees either the old content or the new, even after a run is killed.
 
-Everything that is written outside a draft of the store goes through here. Inside a draft, plain writes are enough: the
+Everything written outside a draft of the store goes through here. Inside a draft, plain writes are enough: the
 store renames the whole folder.
 """
 
@@ -15,20 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HOST = os.uname().nodename
-"""Part of names that must differ between machines that share a file system."""
+"""Goes into file names that must differ between machines on a shared file system."""
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a free path beside `target`; the file or folder made there takes its place when the block ends well.
+    """Yield a free path beside `target`; what the block puts there replaces `target` when it succeeds.
 
-    Missing parent folders are made. An exception in the block, such as Ctrl-C or a full disk, leaves `target` as it
-    was and nothing beside it.
+    Missing parent folders are created. If the block raises (Ctrl-C, a full disk), `target` is unchanged and nothing is
+    left beside it.
     A file changes in one step. A folder needs two renames; if the second fails, the old folder is put back.
     """
     fresh = target.with_name(f".{target.name}.{HOST}.{os.getpid()}.{threading.get_native_id()}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove(fresh)  # left by a killed process that had the same number
+    _remove(fresh)  # left behind by a killed process with the same process id
     try:
         yield fresh
         for path in fresh.rglob("*") if fresh.is_dir() else (fresh,):
@@ -43,24 +43,24 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Replace a file by these bytes; returns its path."""
+    """Replace the content of a file with bytes and return its path."""
     with replacing(path) as fresh:
         fresh.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Replace a file by this text, in UTF-8 and with the line ends it has; returns its path."""
+    """Replace the content of a file with UTF-8 text, line ends unchanged, and return its path."""
     return write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: object, *, sort_keys: bool = True) -> Path:
-    """Replace a file by a value as JSON, indented by one space per level; returns its path."""
+    """Replace the content of a file with JSON, indented by one space per level, and return its path."""
     return write_text(path, json.dumps(value, indent=1, sort_keys=sort_keys) + "\n")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk and survive a power failure."""
+    """Flush a file, or the entries of a folder, to disk, so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

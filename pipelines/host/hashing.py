@@ -1,4 +1,4 @@
-"""SHA-256 of files: of one, and of a folder against its record. Standard library only, so that planning may use it."""
+"""SHA-256 of single files, and of a folder against its record. Standard library only, so that planning can use it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, TypedDict
 from pipelines.domain.progress import Advance, Progress, SilentProgress
 
 CHUNK_BYTES = 1 << 20
-THREADS = 2  # hashlib frees the interpreter lock; more threads than that only make a disk seek
+THREADS = 2  # hashlib releases the interpreter lock; more threads than this only make the disk seek
 
 
 class FileRecord(TypedDict):
-    """What is known of one file: `size` in bytes and `sha256`, 64 hex digits."""
+    """Record of one file: `size` in bytes and `sha256`, 64 hex digits."""
 
     size: int
     sha256: str
 
 
 def sha256_file(path: Path, advance: Advance | None = None) -> str:
-    """SHA-256 of a file's content, 64 hex digits.
+    """Return the SHA-256 of a file's content as 64 hex digits.
 
     Args:
         path: the file.
@@ -33,21 +33,21 @@ def sha256_file(path: Path, advance: Advance | None = None) -> str:
 
 
 def git_blob_sha1(path: Path) -> str:
-    """Git's name of a file's content, 40 hex digits; how the Hub names files that are not in large file storage."""
+    """Return git's blob hash of a file, 40 hex digits; the Hub's name for files outside large file storage."""
     header = f"blob {path.stat().st_size}\0".encode()
     return _digest(hashlib.sha1(header, usedforsecurity=False), path, None)
 
 
 def verify_files(folder: Path, files: Mapping[str, FileRecord], progress: Progress | None = None) -> list[str]:
-    """Compare a folder with the record of its files.
+    """Compare the files of a folder with their record.
 
     Args:
         folder: where the files should be.
-        files: relative name -> what it should be. Other files in the folder are not looked at.
+        files: relative name -> expected size and hash. Other files in the folder are ignored.
         progress: shows the bytes checked.
 
     Returns:
-        one sentence for each file that differs, in the order of `files`; empty when all are right.
+        one sentence per file that differs, in the order of `files`; empty when all match.
     """
     total = sum(record["size"] for record in files.values())
     with (progress or SilentProgress()).task(f"checking {folder.name}", total, "bytes") as show:
@@ -62,7 +62,7 @@ def verify_files(folder: Path, files: Mapping[str, FileRecord], progress: Progre
 
 
 def one_at_a_time(advance: Advance) -> Advance:
-    """Let several threads advance one progress line, which is not made for that."""
+    """Wrap a progress callback, which is not thread-safe, so that several threads can call it."""
     lock = Lock()
 
     def locked(amount: float) -> None:

@@ -1,15 +1,15 @@
-"""Stands between us and a server: whatever happens to either, no process and no shared memory stays behind.
+"""Supervise a server, so that no process and no shared memory is left behind, whatever happens to us or to it.
 
 Run as `python -I -S keeper.py STARTER STATUS_FD SHM_PREFIX COMMAND...` in a session of its own, so that the terminal's
-Ctrl-C reaches the starter only. It starts COMMAND, writes its process id to STATUS_FD and then
+Ctrl-C reaches only the starter. The keeper starts COMMAND, writes its process id to STATUS_FD and then
 
-- passes SIGTERM, SIGINT and SIGHUP on as SIGTERM (drain), under mpirun to the rank that answers, and takes SIGQUIT as
+- forwards SIGTERM, SIGINT and SIGHUP as SIGTERM (drain), under mpirun to the rank that answers, and treats SIGQUIT as
   "kill now";
-- kills everything when the starter is gone, also after `kill -9`;
-- kills what COMMAND left when it ends (stubs of the python backend live four seconds on after a killed tritonserver),
-  removes its regions in /dev/shm, and ends the way COMMAND ended: same exit code, same signal.
+- kills everything when the starter is gone, even after `kill -9`;
+- kills whatever COMMAND leaves behind (stubs of the python backend outlive a killed tritonserver by four seconds),
+  removes its regions in /dev/shm, and ends the way COMMAND ended: same exit code or same signal.
 
-Only the standard library, and of that little: it starts in 15 ms and lives as long as the server.
+It uses only a few modules of the standard library: it starts in 15 ms and lives as long as the server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-CHECK_S = 0.2  # how often it looks whether the starter still lives
+CHECK_S = 0.2  # how often it checks that the starter is still alive
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 SHM = Path("/dev/shm")
 STACK_BYTES = 256 << 20
-"""Stack of each thread; address space only, memory is taken when touched. tritonserver's HTTP library (libevhtp) copies
-the whole body of a form, curl's default content type, twice onto the stack: with the usual 8 MiB a prompt of 4 MB ends
-the server (triton-inference-server/server issue 5840)."""
+"""Stack size of each thread. Only address space is reserved; memory is used when touched. tritonserver's HTTP library
+(libevhtp) copies the whole body of a form, curl's default content type, onto the stack twice: with the usual 8 MiB, a
+prompt of 4 MB crashes the server (triton-inference-server/server issue 5840)."""
 
 
 def start(command: list[str]) -> int:
@@ -53,18 +53,18 @@ def start(command: list[str]) -> int:
 
 
 def raise_stack_limit() -> None:
-    """Give threads of the command `STACK_BYTES`, or what the system allows."""
+    """Raise the stack limit of the command's threads to `STACK_BYTES`, or as far as the system allows."""
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     allowed = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
 def keep(pid: int, starter: int, *, ranks: bool) -> int | None:
-    """Wait until the command ends (returns its wait status) or has to be killed (returns None).
+    """Wait until the command ends and return its wait status, or None when it has to be killed.
 
     Args:
         pid: of the command.
-        starter: process that must live.
+        starter: process id; the command is killed when that process is gone.
         ranks: the command is mpirun.
     """
     while os.getppid() == starter:
@@ -81,10 +81,10 @@ def keep(pid: int, starter: int, *, ranks: bool) -> int | None:
 
 
 def front_rank(pid: int) -> int:
-    """The process that answers: mpirun's rank 0; mpirun itself before there is one.
+    """Return the process that answers requests: mpirun's rank 0, or mpirun itself before there is one.
 
     Open MPI's mpirun, given SIGTERM, kills every rank after `odls_base_sigkill_timeout`, one second: too short to
-    drain. When rank 0 has ended by itself, the others follow it.
+    drain. When rank 0 ends by itself, the other ranks follow.
     """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -96,7 +96,7 @@ def front_rank(pid: int) -> int:
 
 
 def reap(pid: int) -> int | None:
-    """Collect every ended child; the wait status of `pid` when it is among them."""
+    """Reap every child that has ended, and return the wait status of `pid` if it is one of them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -105,7 +105,7 @@ def reap(pid: int) -> int | None:
 
 
 def session_members() -> list[int]:
-    """Every other process of this session."""
+    """List all other processes of this session."""
     own, members = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != own:
@@ -117,7 +117,7 @@ def session_members() -> list[int]:
 
 
 def clear(pid: int, prefix: str) -> int | None:
-    """Kill what is left of the session, collect it, remove its shared memory; the wait status of `pid` if seen now."""
+    """Kill and reap the rest of the session, remove its shared memory; return the wait status of `pid` if reaped."""
     status, until = None, time.monotonic() + 5
     while time.monotonic() < until:
         members = session_members()
@@ -135,7 +135,7 @@ def clear(pid: int, prefix: str) -> int | None:
 
 
 def end_like(status: int | None) -> None:
-    """End with the same exit code or by the same signal."""
+    """End this process with the same exit code, or by the same signal."""
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -147,7 +147,7 @@ def end_like(status: int | None) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the keeper; see the module docstring."""
     starter, status_fd, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     os.set_inheritable(status_fd, False)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

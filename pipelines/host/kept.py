@@ -1,4 +1,4 @@
-"""A child process that cannot outlive us, see keeper.py."""
+"""A child process that cannot outlive this one; see keeper.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class KeptProcess:
-    """One command with everything it starts.
+    """A running command, together with everything it starts.
 
     Attributes:
         pid: process id of the command itself, not of its keeper.
@@ -43,29 +43,29 @@ class KeptProcess:
             self.pid = int(answer.readline() or 0)
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Return the exit code (negative for a signal), or None while the command runs."""
         return self._keeper.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end and return the exit code; None when `timeout_s` passed first."""
+        """Wait for the end and return the exit code, or None after `timeout_s`."""
         try:
             return self._keeper.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def terminate(self) -> None:
-        """Ask the command to end in its own time."""
+        """Ask the command to shut down gracefully."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the command and everything it started, now; returns when all are gone."""
+        """Kill the command and everything it started; return when all of it is gone."""
         self._send(signal.SIGQUIT)
         if self.wait(10) is None:
             self._keeper.kill()  # the kernel then kills the command (PR_SET_PDEATHSIG)
             self._keeper.wait()
 
     def stop(self, timeout_s: float) -> int:
-        """Ask, wait up to `timeout_s`, then kill; a second Ctrl-C meanwhile kills at once.
+        """Ask the command to end, wait up to `timeout_s`, then kill it; a second Ctrl-C kills at once.
 
         Returns:
             The exit code, negative for a signal.
@@ -85,7 +85,7 @@ class KeptProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Say an exit code: 1 -> "exit code 1", -9 -> "killed by SIGKILL"."""
+    """Describe an exit code: 1 -> "exit code 1", -9 -> "killed by SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -16,12 +16,12 @@ from pipelines.domain.units import MIB
 
 CGROUP = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
-"""Version 1 writes a number of this size for no limit."""
+"""Version 1 of control groups writes a number of this size where there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as nvidia-smi tells it: name, compute capability (9.0), memory in bytes, version of the driver."""
+    """One GPU as nvidia-smi reports it: name, compute capability (9.0), memory in bytes, driver version."""
 
     name: str
     sm: float
@@ -31,16 +31,16 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides which engine runs here and what fits.
+    """The facts that decide which engine runs on this machine and what fits.
 
     Attributes:
         cpu_count: processors this process may use.
-        memory_bytes: RAM, or a container's share of it.
+        memory_bytes: RAM, or the container's share of it.
         gpus: NVIDIA GPUs; empty when there is none.
-        no_gpu_reason: why `gpus` is empty, for people.
+        no_gpu_reason: why `gpus` is empty, for messages.
         has_tensorrt_llm: the Python package is installed.
         platform: system and Python, for manifests.
-        memory_limited: `memory_bytes` is the limit of a container.
+        memory_limited: whether `memory_bytes` is the limit of a container.
     """
 
     cpu_count: int
@@ -52,12 +52,12 @@ class Machine:
     memory_limited: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """For manifests."""
+        """Return the facts as JSON, for manifests."""
         return asdict(self)
 
 
 def gather() -> Machine:
-    """Look at this machine; starts nothing heavier than nvidia-smi."""
+    """Gather the facts of this machine; starts nothing heavier than nvidia-smi."""
     gpus, reason = _gpus()
     ram, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit(CGROUP)
     return Machine(
@@ -72,10 +72,7 @@ def gather() -> Machine:
 
 
 def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies bfloat16 in hardware (AVX512_BF16, AMX or Arm), by the flags that Linux shows.
-
-    Everything that depends on it asks here: the CPU engine's precision, the plan's memory, compression and the doctor.
-    """
+    """Return whether the processor has native bf16 products (AVX512, AMX or Arm), by the flags Linux reports."""
     try:
         flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split())
     except OSError:
@@ -84,7 +81,7 @@ def native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def memory_limit(cgroup: Path) -> int | None:
-    """Bytes of memory a container may use, by its control group (version 2, then 1); None without a limit."""
+    """Return the memory limit of the container in bytes (control groups version 2, then 1), or None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         text = _control(cgroup / name)
         if text.isdigit() and int(text) < UNLIMITED:
@@ -93,7 +90,7 @@ def memory_limit(cgroup: Path) -> int | None:
 
 
 def cpu_quota(cgroup: Path) -> float | None:
-    """Processors a container may use, by its control group (version 2, then 1); None without a limit."""
+    """Return how many processors the container may use (control groups version 2, then 1), or None without a limit."""
     words = _control(cgroup / "cpu.max").split() or [
         _control(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
     ]
@@ -103,7 +100,7 @@ def cpu_quota(cgroup: Path) -> float | None:
 
 
 def _control(file: Path) -> str:
-    """A line of a control group; empty where there is none."""
+    """Read a file of the control group; empty where there is none."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:
@@ -125,8 +122,8 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
     lines = [line for line in answer.stdout.splitlines() if line.strip()]
     try:
         gpus = tuple(_gpu(line) for line in lines)
-    except ValueError:  # "[N/A]" of a driver that is too old to tell, or of memory shared with the CPU
-        return (), f"nvidia-smi tells too little about '{lines[0].strip()}'"
+    except ValueError:  # "[N/A]" from a driver too old to report it, or for memory shared with the CPU
+        return (), f"nvidia-smi reports too little about '{lines[0].strip()}'"
     return gpus, "" if gpus else "nvidia-smi lists none"
 
 
@@ -134,14 +131,14 @@ def _gpu(line: str) -> GpuFacts:
     """Read one line of nvidia-smi's list.
 
     Raises:
-        ValueError: a number is not there.
+        ValueError: a number is missing.
     """
     name, sm, memory, *driver = (cell.strip() for cell in line.split(","))
     return GpuFacts(name, float(sm), int(memory) * MIB, *driver[:1])
 
 
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Installed version of each distribution; "absent" when it is not installed."""
+    """Return the installed version of each distribution, "absent" where it is not installed."""
     return {name: _version(name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while it runs: plain lines, and one progress bar when work is long."""
+"""Output for people while a command runs: plain lines, and one progress bar for long work."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ log = logging.getLogger("pipelines")
 
 NARROWEST, WIDEST = 60, 120
 STYLES = {"error": "1;31", "warning": "33"}
-"""Of ANSI terminals: bold red, yellow."""
+"""ANSI codes: bold red, yellow."""
 
 
 def width() -> int:
-    """Columns to fill: those of the terminal (or COLUMNS) within bounds; 80 where there is none."""
+    """Return the width to fill: that of the terminal (or COLUMNS), within bounds; 80 without a terminal."""
     return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
 def styled(word: str, stream: TextIO) -> str:
-    """A word of `STYLES` in its colour, where the stream is a terminal and nobody asked for none (no-color.org)."""
+    """Colour a word of `STYLES` if the stream is a terminal and NO_COLOR is not set (no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
     return word if plain else f"\x1b[{STYLES[word]}m{word}\x1b[0m"
 
 
 def complain(text: str, word: Literal["error", "warning"] = "error") -> None:
-    """Print an error or a warning as a paragraph of its own on standard error."""
+    """Print an error or a warning as its own paragraph on standard error."""
     indent = " " * len(f"{word}: ")
     lines = textwrap.wrap(text, width() - len(indent), break_long_words=False, break_on_hyphens=False)
     sys.stderr.write(f"{styled(word, sys.stderr)}: " + f"\n{indent}".join(lines) + "\n")
@@ -49,7 +49,7 @@ def say(text: str = "") -> None:
 
 
 class _Outlived(io.FileIO):
-    """A stream that goes on into nothing when whoever reads it has left."""
+    """A stream that discards output once its reader has gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -62,7 +62,7 @@ class _Outlived(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let this process finish its work, files and exit code, when the reader of its output stops (`| head -1`)."""
+    """Let this process finish its work when the reader of its output stops early (`| head -1`)."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller
@@ -74,7 +74,7 @@ def outlive_readers() -> None:
 
 
 class ScreenProgress:
-    """Progress bars on a terminal, a line every tenth elsewhere (CI logs)."""
+    """Progress bars on a terminal; elsewhere (CI logs) a line per tenth of the work."""
 
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
@@ -104,7 +104,7 @@ def _bar(title: str, total: float | None, unit: str) -> Iterator[Advance]:
 
 
 def _tenths(title: str, total: float | None) -> Advance:
-    """Without a terminal: one line per tenth of the work, so that a log stays readable."""
+    """Print one line per tenth of the work, so that a log without a terminal stays readable."""
     done, shown = 0.0, 0
 
     def advance(amount: float) -> None:

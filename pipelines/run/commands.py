@@ -1,4 +1,4 @@
-"""The commands that run one plan, show it, or read what it made."""
+"""The commands that run a plan, show it, or read what it made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.run.runner import StepOutcome
 
 BUNDLED_PROMPT = "The river of Githbrel is"
-"""Something the bundled models know, for the lines that `serve` prints."""
+"""A prompt that the bundled models can continue, for the example lines that `serve` prints."""
 INTERRUPTED = 130
 
 
@@ -40,25 +40,25 @@ def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[St
 
 
 def build(overrides: Sequence[str]) -> int:
-    """Model -> engine."""
+    """Build an engine from a model."""
     _run("build", overrides)
     return 0
 
 
 def evaluate(overrides: Sequence[str]) -> int:
-    """Model -> engine -> accuracy beside the 16-bit baseline."""
+    """Build an engine and evaluate it beside the 16-bit baseline."""
     _run("evaluate", overrides)
     return 0
 
 
 def repository(overrides: Sequence[str]) -> int:
-    """Model -> engine -> Triton model repository."""
+    """Build an engine and write its Triton model repository."""
     _run("repository", overrides)
     return 0
 
 
 def serve(overrides: Sequence[str]) -> int:
-    """Model -> engine -> repository -> tritonserver until it is told to stop."""
+    """Build an engine and its repository, and run tritonserver on it until it is told to stop."""
     from pipelines.host.screen import ScreenProgress
     from pipelines.serving.foreground import EXAMPLE_PROMPT
     from pipelines.serving.foreground import serve as serve_until_stopped
@@ -75,7 +75,7 @@ def serve(overrides: Sequence[str]) -> int:
 
 
 def _refuse_unfit(folder: Path) -> None:
-    """A repository from elsewhere may have been edited, or its engine built by another version or on another GPU."""
+    """Refuse a repository that was edited, or whose engine was built by another version or on another GPU."""
     from pipelines.engines.registry import runtime_version
     from pipelines.serving.repository import read_repository
     from triton_repo.check import check_repository
@@ -92,13 +92,13 @@ def _refuse_unfit(folder: Path) -> None:
 
 
 def benchmark(overrides: Sequence[str]) -> int:
-    """Serve the engine, or take a server that runs elsewhere, and measure it."""
+    """Benchmark the engine, or a server that is already running."""
     *_, outcomes = _measured("benchmark", overrides)
     return _code(outcomes)
 
 
 def run_all(overrides: Sequence[str]) -> int:
-    """Everything from the model to the report."""
+    """Run everything from the model to the report."""
     from pipelines.report.command import write
 
     plan, store, outcomes = _measured("all", overrides)
@@ -116,7 +116,7 @@ def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, li
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
-    """0, 130 for a benchmark that was interrupted, 1 for one that is incomplete for another reason."""
+    """Return 0, 130 for an interrupted benchmark, or 1 for one that is incomplete for another reason."""
     facts = outcomes[-1].artifact.facts
     if facts["complete"]:
         return 0
@@ -125,7 +125,7 @@ def _code(outcomes: Sequence[StepOutcome]) -> int:
 
 
 def plan(overrides: Sequence[str]) -> int:
-    """Say what would run, and why; write nothing."""
+    """Show what would run, and why; write nothing."""
     from pipelines.run.console import plan_text
 
     settings = load(overrides)
@@ -146,7 +146,7 @@ def verify(overrides: Sequence[str]) -> int:
     folder = _checkpoint_folder(overrides)
     if faults := check(folder):
         raise UserError.of(faults)
-    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no fault found\n")
+    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no faults found\n")
     return 0
 
 
@@ -159,6 +159,6 @@ def _checkpoint_folder(overrides: Sequence[str]) -> Path:
     if step.artifact is None:
         raise UserError(
             f"There is no checkpoint of {step.node.label} yet ({step.why}).",
-            todo="Make it with the same words after `make build`, or give one: verify.path=/some/checkpoint",
+            todo="Build it first (`make build` with the same settings), or name one: verify.path=/some/checkpoint",
         )
     return step.artifact.path

@@ -23,14 +23,14 @@ WIDTH = 79
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A result twice: as rows for programs and as text for people."""
+    """A result in two forms: rows for programs and text for people."""
 
     rows: list[dict[str, Any]]
     text: str
 
 
 def plan_text(plan: Plan) -> str:
-    """What would run, what is cached and why, what fits and what it took last time."""
+    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
     lines = [_wrap(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
@@ -65,7 +65,7 @@ def _cost(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan for programs."""
+    """Return the plan as JSON."""
     return {
         "engine": plan.choice.engine.name,
         "reason": plan.choice.reason,
@@ -86,7 +86,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
-    """One row per stage: what became of it, seconds, and its telling number."""
+    """Render one row per stage: its outcome, seconds, and most important number."""
     rows = [("stage", "", "took", "result")]
     rows += [
         (
@@ -101,7 +101,7 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
 
 
 def _telling(stage: str, facts: Mapping[str, Any]) -> str:
-    """The number a person wants of a stage."""
+    """Return the one number that matters most about a stage."""
     if stage == "download":
         return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
     if stage == "quantize":
@@ -120,20 +120,20 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
-    """The 16-bit baseline beside what was built."""
+    """Compare the accuracy of what was built with the 16-bit baseline."""
     folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
     return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
 
 
 def measured_table(outcome: StepOutcome) -> str:
-    """What a benchmark found, one row per load."""
+    """Render the results of a benchmark, one row per load."""
     from pipelines.loadgen.table import benchmark_table
 
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
 def comparison(pairs: Sequence[tuple[Path, Path]]) -> ResultTable:
-    """Evaluation folders, (baseline, after) each, as one table with paired statistics."""
+    """Compare pairs of evaluation folders (baseline, after) in one table with paired statistics."""
     from eval.compare import loss_rows, loss_table
     from eval.results import EvalResult
 
@@ -144,12 +144,12 @@ def comparison(pairs: Sequence[tuple[Path, Path]]) -> ResultTable:
 
 
 def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:
-    """Where the results lie.
+    """Render the last lines of a run: where the results are.
 
     Args:
         outcomes: of all stages.
         folder: of the run.
-        more: something follows, so that this is not the end.
+        more: whether the command continues afterwards (serving).
     """
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]

@@ -1,4 +1,4 @@
-"""The commands that a TensorRT engine takes, exactly as they will run, for `make plan`."""
+"""The exact commands that build and serve a TensorRT engine, for `make plan`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDENT = " " * 4
 
 
 def gpu_commands(plan: Plan) -> list[str]:
-    """Lines for people; none for an engine of another builder, or when nothing is left to build or to serve."""
+    """Render the commands; no lines for engines of another builder, or when nothing is left to build or serve."""
     if plan.choice.engine.builder != PROGRAM:
         return []
     todo = [step for step in plan.steps if not step.artifact]
@@ -41,7 +41,7 @@ def gpu_commands(plan: Plan) -> list[str]:
 
 
 def _build(plan: Plan, step: PlannedStep) -> list[str]:
-    """trtllm-build with one option per line."""
+    """Render trtllm-build with one option per line."""
     stage = step.node.stage
     assert isinstance(stage, Build)
     values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
@@ -55,7 +55,7 @@ def _build(plan: Plan, step: PlannedStep) -> list[str]:
 
 
 def _script(plan: Plan, step: PlannedStep) -> list[str]:
-    """One of TensorRT-LLM's own scripts."""
+    """Render one of TensorRT-LLM's own scripts."""
     stage = step.node.stage
     assert isinstance(stage, Script)
     places = {}
@@ -66,7 +66,7 @@ def _script(plan: Plan, step: PlannedStep) -> list[str]:
 
 
 def _shown(step: PlannedStep, parts: Sequence[Sequence[str]]) -> list[str]:
-    """A command with one option per line."""
+    """Render a command with one option per line."""
     lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
     first, *middle, last = lines
     return [
@@ -78,7 +78,7 @@ def _shown(step: PlannedStep, parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
-    """Timing cache to start from, if there is one, and where the new one is kept."""
+    """Return the timing cache to start from, if there is one, and where the new one is kept."""
     assert stage.on_gpu is not None
     caches = relative_to_cwd(stage.on_gpu.timing_caches)
     if not plan.machine.gpus:
@@ -89,7 +89,7 @@ def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
 
 
 def _place(plan: Plan, step: PlannedStep) -> str:
-    """Folder of a step's artifact; without a key yet, as far as it is known."""
+    """Return the folder of a step's artifact, as far as it is known before the step has a key."""
     if step.artifact:
         return relative_to_cwd(step.artifact.path)
     key = step.key[:KEY_LENGTH] if step.key else "*"
@@ -98,7 +98,7 @@ def _place(plan: Plan, step: PlannedStep) -> str:
 
 
 def _serve(plan: Plan, stage: WriteRepository) -> list[str]:
-    """How tritonserver is started on the repository: the first way, which `make serve` takes."""
+    """Render the command that starts tritonserver, as `make serve` uses it."""
     spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
     line = next(iter(start_commands(plan.settings.triton, spec)["commands"].values()))
     pieces = line.replace(" : -n 1 ", " : \n-n 1 ").split("\n")

@@ -1,4 +1,4 @@
-"""Runs a plan: lock, make aside, commit; what is finished stays finished whatever stops the run."""
+"""Run a plan: lock, write aside, commit. Finished stages stay finished whatever stops the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What became of one step: "cached" or "made", in how many seconds."""
+    """Outcome of one step: "cached" or "made", and the seconds it took."""
 
     node: Node
     artifact: Artifact
@@ -47,7 +47,7 @@ def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) 
     """Run every step that is not cached, in order.
 
     Raises:
-        UserError: a stage found a fault of its input, or the disk is full or read-only.
+        UserError: a stage found a fault in its input, or the disk is full or read-only.
     """
     outcomes: list[StepOutcome] = []
     artifacts: dict[str, Artifact] = {}
@@ -77,7 +77,7 @@ def _make(
         paths[name], digests[name] = found.path, found.digest
     key, parts = node_key(node, digests)
     with _disk_errors(node, store), store.lock(key, _waiting(node)):
-        if artifact := store.find(node.stage.name, key):  # an earlier stage gave equal bytes, or another run made it
+        if artifact := store.find(node.stage.name, key):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
         with store.draft(key) as draft:
@@ -106,7 +106,7 @@ def _waiting(node: Node) -> Callable[[], None]:
 
 
 def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
-    """What a manifest needs so that the run can be repeated."""
+    """Return what a manifest records so that the run can be repeated."""
     return {
         "repeat": shlex.join(["python", "-m", "pipelines", plan.target, *overrides]),
         "settings": plan.settings.model_dump(mode="json"),
@@ -117,7 +117,7 @@ def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """The project's commit, with "+changes" when the work tree differs; "unknown" outside git."""
+    """Return the project's commit, with "+changes" if the work tree differs; "unknown" outside git."""
     command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
@@ -127,7 +127,7 @@ def git_commit() -> str:
 
 @contextmanager
 def _disk_errors(node: Node, store: Store) -> Iterator[None]:
-    """Say full and read-only disks in a user's words, whichever library found out."""
+    """Turn errors of a full or read-only disk into a UserError, whichever library raised them."""
     try:
         yield
     except Exception as error:
@@ -135,7 +135,7 @@ def _disk_errors(node: Node, store: Store) -> Iterator[None]:
         if _is(error, DISK_FULL, ("No space left on device", "Disk quota exceeded")):
             raise UserError(
                 f"Stage {node.id} stopped: the disk of {place} is full.",
-                todo="Free some space and give the same command again; finished stages are kept.",
+                todo="Free some space and run the same command again; finished stages are kept.",
             ) from error
         if _is(error, NO_PERMISSION, ("Read-only file system",)):
             raise UserError(
@@ -146,22 +146,22 @@ def _disk_errors(node: Node, store: Store) -> Iterator[None]:
 
 
 def _is(error: Exception, codes: Sequence[int], texts: Sequence[str]) -> bool:
-    """Whether the system said so: as an error number, or inside the text of a native library's own exception."""
+    """Return whether the error is this one: by number, or by the text of a native library's own exception."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in codes
     return any(text in str(error) for text in texts)
 
 
 def _reset_peak_memory() -> None:
-    """Start the kernel's high-water mark again, so that a stage reports its own peak (Linux)."""
+    """Reset the kernel's high-water mark, so that a stage reports its own peak (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        log.debug("the peak memory mark cannot be reset here; peaks include earlier stages")
+        log.debug("the peak memory mark cannot be reset here, so peaks include earlier stages")
 
 
 def _peak_memory() -> int:
-    """Highest resident memory since the last reset, bytes."""
+    """Return the highest resident memory since the last reset, in bytes."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

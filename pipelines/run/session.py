@@ -1,4 +1,4 @@
-"""One run: its folder, its log, its stages and what it prints at the end."""
+"""Run a plan in a run folder of its own: log, stages, and the closing lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipelines.store.store import Store
 
 
 def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runner.StepOutcome]:
-    """Run a plan inside a run folder of its own and print the result.
+    """Run a plan inside a new run folder and print the result.
 
     Returns:
         one outcome per step.
 
     Raises:
-        UserError: this machine cannot run it, or a stage found a fault of its input.
+        UserError: this machine cannot run it, or a stage found a fault in its input.
     """
     if plan.not_here:
         raise UserError.of(plan.not_here)

@@ -28,11 +28,13 @@ class Key:
     Attributes:
         name: as on the command line: build.max_batch_size.
         kind: its type and the values it may have, in words.
+        choices: the values, when there are only so many.
         sentence: what it means; empty when its class does not say.
     """
 
     name: str
     kind: str
+    choices: tuple[str, ...]
     sentence: str
 
 
@@ -49,8 +51,8 @@ def about(group: str) -> str:
 
 
 def _model(annotation: Any) -> type[BaseModel]:
-    assert issubclass(annotation, BaseModel)
-    return annotation
+    group: type[BaseModel] = annotation
+    return group
 
 
 def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
@@ -59,10 +61,11 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
         name = field.alias or attribute
         nested = _nested(field.annotation)
         if nested is None:
-            yield Key(f"{prefix}.{name}", _kind_of_field(field), sentences.get(name, ""))
+            kind, choices = _kind_of_field(field), tuple(_choices(field.annotation))
+            yield Key(f"{prefix}.{name}", kind, choices, sentences.get(name, ""))
         elif type(None) in get_args(field.annotation):
             inner = ", ".join(nested.model_fields)
-            yield Key(f"{prefix}.{name}", f"null, or a mapping with the keys {inner}", sentences.get(name, ""))
+            yield Key(f"{prefix}.{name}", f"null, or a mapping with the keys {inner}", (), sentences.get(name, ""))
         else:
             yield from _keys(nested, f"{prefix}.{name}")
 
@@ -120,6 +123,19 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
     if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
         return f"one of {', '.join(each.value for each in annotation)}"
     return BASIC[annotation] + _bounds(metadata)
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    """The values of a type that has only some."""
+    if annotation is bool:
+        yield from ("true", "false")
+    elif get_origin(annotation) is Literal:
+        yield from (str(each) for each in get_args(annotation))
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for each in get_args(annotation):
+            yield from _choices(each)
+    elif inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
+        yield from (str(each.value) for each in annotation)
 
 
 def _bounds(metadata: Any) -> str:

@@ -71,7 +71,8 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
         overrides: as typed.
         sweeping: whether an override may give several values.
     """
-    faults, good, named, known_groups = [], [], [], groups()
+    faults: list[Fault] = []
+    good, named, known_groups = [], [], groups()
     for text in overrides:
         try:
             override = parse_override(text)

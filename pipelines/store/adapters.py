@@ -1,4 +1,4 @@
-"""Looks at LoRA adapters while planning: configuration and tensor sizes, without reading a weight."""
+"""Inspect LoRA adapters while planning: configuration and tensor sizes, without reading a weight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipelines.store.store import HashCache
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A, B = ".lora_A.weight", ".lora_B.weight"
-"""Ends of peft's names: `...q_proj.lora_A.weight` is [rank, inputs], `...lora_B.weight` [outputs, rank]."""
+"""Suffixes of peft's tensor names: `...q_proj.lora_A.weight` is [rank, inputs], `...lora_B.weight` [outputs, rank]."""
 
 
 def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSource, Adapter]:
-    """Look at a folder that peft wrote.
+    """Inspect a folder written by peft.
 
     Args:
         folder: with adapter_config.json and adapter_model.safetensors.
@@ -27,7 +27,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
         key: setting that named the folder, for messages.
 
     Raises:
-        UserError: it is no such folder, or its weights are pickled; says what is missing.
+        UserError: it is not such a folder, or its weights are pickled; the message says what is missing.
     """
     source = files_source(folder, hashes, key)
     config = _config(source.path, key)
@@ -35,7 +35,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
         pickled = (source.path / "adapter_model.bin").is_file()
         raise UserError(
             f"{key}='{folder}' has no {WEIGHTS}" + (", only pickled weights." if pickled else "."),
-            allowed="Only safetensors are read, as pickles can run code when loaded.",
+            allowed="Only safetensors are read, because pickles can run code when loaded.",
             todo="Save the adapter with peft's save_pretrained().",
         )
     tensors = read_header(source.path / WEIGHTS)
@@ -57,18 +57,18 @@ def _config(folder: Path, key: str) -> Mapping[str, Any]:
         config = json.loads((folder / CONFIG).read_text())
     except FileNotFoundError:
         raise UserError(
-            f"{key}='{folder}' is no adapter: it has no {CONFIG}.",
+            f"{key}='{folder}' is not an adapter: it has no {CONFIG}.",
             todo="Give a folder that peft's save_pretrained() wrote.",
         ) from None
     except ValueError as error:
         raise UserError(f"{folder / CONFIG} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
-        raise UserError(f"{folder / CONFIG} is no mapping.")
+        raise UserError(f"{folder / CONFIG} is not a JSON object.")
     return config
 
 
 def _sizes(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, tuple[int, int]], set[int]]:
-    """(inputs, outputs) of each linear that is changed, and the ranks."""
+    """Return (inputs, outputs) of each linear that the adapter changes, and the ranks."""
     widths, ranks = {}, set()
     for name, first in tensors.items():
         second = tensors.get(name.removesuffix(A) + B)

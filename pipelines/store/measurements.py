@@ -1,7 +1,7 @@
-"""Measurements outlive what stops them: a level that was measured is kept after a crash and after `kill -9`.
+"""Keep measurements that were interrupted: a finished level survives a crash and `kill -9`.
 
-While a stage measures, its draft holds `.pending.json`, the manifest as far as it is known. A run that ends badly turns
-the draft into an artifact marked incomplete; a run that was killed leaves the draft, and the next one does it.
+While a stage measures, its draft holds `.pending.json`, the manifest as far as it is known. A run that fails turns the
+draft into an artifact marked incomplete; a killed run leaves the draft behind, and the next run turns it into one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PENDING = ".pending.json"
 
 @contextmanager
 def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
-    """Measure into `draft`; what is there when it ends badly becomes an artifact."""
+    """Measure into `draft`; on failure, what was measured becomes an artifact marked incomplete."""
     write_json(draft / PENDING, manifest)
     try:
         yield
@@ -34,7 +34,7 @@ def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store) -> list[Artifact]:
-    """Keep what runs that were killed had measured; a run that is still going is left alone."""
+    """Keep what killed runs had measured; runs that are still going are left alone."""
     found = []
     for pending in (store.root / ".drafts").glob(f"*/{PENDING}"):
         with store.try_lock(pending.parent.name) as free:
@@ -46,12 +46,12 @@ def recover(store: Store) -> list[Artifact]:
 
 
 def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
-    """Commit the levels that were finished, marked incomplete; None when there are none."""
+    """Commit the finished levels, marked incomplete; return None when there are none."""
     try:
         manifest: dict[str, Any] = json.loads((draft / PENDING).read_text())
         result = BenchmarkResult.from_json(json.loads((draft / RESULT).read_text()))
     except (OSError, ValueError):
-        return None  # stopped before the first level was finished
+        return None  # stopped before the first level finished
     if not result.levels:
         return None
     raw = result.to_json() | {"complete": False, "reason": result.reason or reason}
@@ -60,6 +60,6 @@ def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
     facts = {"levels": len(result.levels), "complete": False, "reason": raw["reason"]}
     manifest |= {"seconds": None, "peak_memory_bytes": None, "facts": facts}
     artifact = store.commit(draft, manifest, manifest["label"])
-    say(f"benchmark: {len(result.levels)} finished levels are kept, marked incomplete ({raw['reason']})")
+    say(f"benchmark: kept {len(result.levels)} finished levels, marked incomplete ({raw['reason']})")
     say(f"  {artifact.path}")
     return artifact

@@ -1,4 +1,4 @@
-"""Inputs the user has: model folders, texts, data sets. Looked at while planning, never copied."""
+"""Inputs on the user's disk: model folders, texts, data sets. Inspected while planning, never copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_PATTERNS = (
     "vocab.json",
     "merges.txt",
 )
-"""The files of a Hugging Face folder that decide what comes out of it."""
+"""The files of a Hugging Face folder that determine what is made from it."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -34,7 +34,7 @@ class InputSource:
     """One input folder or file.
 
     Attributes:
-        path: where it is.
+        path: of the folder or file.
         digest: of its content.
     """
 
@@ -44,11 +44,11 @@ class InputSource:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine that the user already has, as its config.json tells it.
+    """An engine that the user already has, as its config.json describes it.
 
     Attributes:
         flavour: "openvino" or "tensorrt_llm".
-        variant: its compression in one word, e.g. "fp8-kv_fp8".
+        variant: its compression as one word, e.g. "fp8-kv_fp8".
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
     """
@@ -60,10 +60,10 @@ class BuiltEngine:
 
 
 def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEngine]:
-    """Look at an engine folder.
+    """Inspect an engine folder.
 
     Raises:
-        UserError: it does not exist or has no readable config.json of an engine.
+        UserError: it does not exist, or has no readable config.json of an engine.
     """
     source = files_source(folder, hashes, "engine.path")
     config = source.path / "config.json"
@@ -72,7 +72,7 @@ def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEn
         pretrained, _ = raw["pretrained_config"], raw["build_config"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"engine.path='{folder}' is no engine: it has no config.json with pretrained_config and build_config.",
+            f"engine.path='{folder}' is not an engine: it has no config.json with pretrained_config and build_config.",
             todo="Give a folder that trtllm-build or `make build` wrote.",
         ) from None
     mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
@@ -93,19 +93,19 @@ def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
 def model_source(
     folder: Path, hashes: HashCache, key: str = "model.path", *, weights: bool = True
 ) -> tuple[InputSource, ModelShape]:
-    """Look at a local Hugging Face folder.
+    """Inspect a local Hugging Face folder.
 
     Args:
         folder: with config.json, safetensors and a tokenizer.
         hashes: to hash each file once.
         key: setting that named the folder, for messages.
-        weights: whether the weights are needed; where only the tokenizer is, they may be absent.
+        weights: whether the weights are needed; when only the tokenizer is, they may be missing.
 
     Returns:
         the source and the model's shape.
 
     Raises:
-        UserError: it is no such folder, or a file of it cannot be read; says what is missing.
+        UserError: it is not such a folder, or a file cannot be read; the message says what is missing.
     """
     config = model_config(folder, key)
     if weights:
@@ -117,16 +117,16 @@ def model_source(
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
-    """The config.json of a local Hugging Face folder.
+    """Read config.json of a local Hugging Face folder.
 
     Raises:
-        UserError: there is none, or it is not JSON.
+        UserError: the file is missing or not JSON.
     """
     if not folder.is_dir():
         raise UserError(f"{key}='{folder}' is not a folder.", todo="Give a Hugging Face model folder.")
     config = folder / "config.json"
     if not config.is_file():
-        raise UserError(f"{key}='{folder}' is no Hugging Face model: it has no config.json.")
+        raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
     try:
         found = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -150,10 +150,10 @@ def _check_weights(folder: Path, key: str) -> None:
 
 
 def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
-    """Look at a file, or a folder of files (all of them, hidden ones aside).
+    """Inspect a file, or all files of a folder except hidden ones.
 
     Raises:
-        UserError: it does not exist, is empty, or a file of it cannot be read.
+        UserError: the path does not exist, is empty, or holds a file that cannot be read.
     """
     path = path.expanduser().absolute()
     if path.is_file():

@@ -63,7 +63,7 @@ def test_each_run_leaves_log_configuration_and_plan(cli):
 
 def test_verify_reads_the_checkpoint_back(cli):
     text = cli.run("verify", "quant=fp8")
-    assert "verified: no fault found" in text
+    assert "verified: no faults found" in text
     assert "GemmaForCausalLM" in text
 
 

@@ -38,8 +38,8 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
     ("version", "name", "reason"),
     [
         ("1.2.1", "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
-        ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 has no TensorRT engines any more, 1.2 has"),
-        ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 has no TensorRT engines any more, 1.2 has"),
+        ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 no longer supports TensorRT engines; 1.2 does"),
+        ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 no longer supports TensorRT engines; 1.2 does"),
     ],
 )
 def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
@@ -77,8 +77,8 @@ def test_an_absent_library_has_a_version_word():
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (subprocess.CompletedProcess([], 0, "Tesla V100, [N/A], 16160, 470.1\n", ""), "nvidia-smi tells too little"),
-        (subprocess.CompletedProcess([], 0, "NVIDIA GB10, 12.1, [N/A], 580.1\n", ""), "nvidia-smi tells too little"),
+        (subprocess.CompletedProcess([], 0, "Tesla V100, [N/A], 16160, 470.1\n", ""), "nvidia-smi reports too little"),
+        (subprocess.CompletedProcess([], 0, "NVIDIA GB10, 12.1, [N/A], 580.1\n", ""), "nvidia-smi reports too little"),
         (subprocess.CompletedProcess([], 3, "", ""), "nvidia-smi says: nothing, exit code 3"),
         (subprocess.CompletedProcess([], 0, "", ""), "nvidia-smi lists none"),
     ],

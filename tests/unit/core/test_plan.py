@@ -194,7 +194,7 @@ def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, mod
 
 
 def test_a_folder_that_is_no_engine_is_refused(tmp_path, model):
-    with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is no engine: it has no config\.json with"):
+    with pytest.raises(UserError, match=r"engine\.path='.*my_llama' is not an engine: it has no config\.json with"):
         plan(tmp_path, [f"model.path={model}", f"engine.path={model}"], "repository")
 
 

@@ -141,7 +141,7 @@ def test_a_hub_that_is_not_there_is_a_note_with_a_way_out(tmp_path):
     found = by_name(hub.look({"HF_ENDPOINT": gone, "HF_HOME": str(tmp_path)}, 1))
     assert (found["Hub"].status, found["token"].status) == ("note", "note")
     assert f"{gone} does not answer" in found["Hub"].value
-    assert hub.look({"HF_ENDPOINT": "huggingface.co"}, 1)[0].value == "HF_ENDPOINT='huggingface.co' is no address"
+    assert hub.look({"HF_ENDPOINT": "huggingface.co"}, 1)[0].value == "HF_ENDPOINT='huggingface.co' is not an address"
 
 
 def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_templates_are_held_against_our_table(tmp_path):
     assert found.status == "ok"
     (tmp_path / "tensorrt_llm" / "config.pbtxt").write_text("${brand_new}")
     new, gone = templates.look(tmp_path)
-    assert new.value == "tensorrt_llm takes brand_new, which we do not know"
+    assert new.value == "tensorrt_llm takes brand_new, unknown to this project"
     assert "does not take" in gone.value
 
 

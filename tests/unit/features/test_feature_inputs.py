@@ -118,9 +118,12 @@ def test_adapters_become_inputs_of_the_repository(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda a: (a / "adapter_config.json").unlink(), r"adapters\.1='.*' is no adapter: it has no adapter_config"),
+        (
+            lambda a: (a / "adapter_config.json").unlink(),
+            r"adapters\.1='.*' is not an adapter: it has no adapter_config",
+        ),
         (lambda a: (a / "adapter_config.json").write_text("{"), "adapter_config.json is not valid JSON"),
-        (lambda a: (a / "adapter_config.json").write_text("[]"), "adapter_config.json is no mapping"),
+        (lambda a: (a / "adapter_config.json").write_text("[]"), "adapter_config.json is not a JSON object"),
         (lambda a: (a / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
         (
             lambda a: (a / "adapter_model.safetensors").rename(a / "adapter_model.bin"),

@@ -82,7 +82,7 @@ def test_what_would_be_lost_is_refused(tmp_path, tensors, config, message):
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"is no adapter: it has no adapter_config\.json"):
+    with pytest.raises(UserError, match=r"is not an adapter: it has no adapter_config\.json"):
         convert(tmp_path)
 
 
