@@ -12,14 +12,14 @@ from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.command import aligned
-from pipelines.predict.performance.deployment import Model, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import processor
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
+from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.run.console import WIDTH
 
@@ -53,7 +53,7 @@ def modelled_text(plan: Plan) -> str:
     return "\n".join([*lines, f"  usually off by (one standard deviation): {wide}"]) + "\n"
 
 
-def model_of(plan: Plan) -> Model | None:
+def model_of(plan: Plan) -> PredictedDeployment | None:
     """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
     settings, build = plan.settings, plan.settings.build
     engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
@@ -69,9 +69,9 @@ def model_of(plan: Plan) -> Model | None:
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 
-def _levels(plan: Plan, deployment: Deployment) -> list[SimulatedLevel]:
+def _levels(plan: Plan, deployment: ModelledDeployment) -> list[SimulatedLevel]:
     think = plan.settings.workload.think_time_s
-    case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
+    case = SimulationCase((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
     with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
         levels = make_levels(plan.settings, case)
         fit = [level for level in levels if not level.faults(deployment.engine)]

@@ -12,15 +12,15 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.predict.performance.deployment import gpu_model
-from pipelines.predict.performance.fit import Fit, Row, fit
+from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
@@ -69,7 +69,9 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     return 0
 
 
-def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
+def start_of(
+    settings: Settings, machine: Machine, measured: Measured
+) -> tuple[ModelledDeployment | SchedulerLimits, str]:
     """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
     if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
         why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
@@ -77,14 +79,14 @@ def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[
     return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
 
 
-def free_engine(settings: Settings, measured: Measured) -> Engine:
+def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
     """The scheduler's limits, as the benchmark tells them, else as the configuration does.
 
     The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
     under guaranteed_no_evict a request starts when all its blocks are free.
     """
     limits, build = measured.limits, settings.build
-    return Engine(
+    return SchedulerLimits(
         policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
@@ -116,7 +118,7 @@ def place(settings: Settings, made: FittedModel) -> Path:
     return settings.paths.store / FITS / f"{name}.json"
 
 
-def fit_text(measured: Measured, found: Fit, words: str) -> str:
+def fit_text(measured: Measured, found: FitResult, words: str) -> str:
     """What was measured, what the fit gives back, and what it found."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
     lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
@@ -135,7 +137,7 @@ def fit_text(measured: Measured, found: Fit, words: str) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
-def compared(rows: Sequence[Row]) -> list[str]:
+def compared(rows: Sequence[FittedLevel]) -> list[str]:
     """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
     head, *loads, medians = comparison(rows)
     lines = [(head[0], *head[1::3])]
@@ -155,7 +157,7 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Deployment:
+def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> ModelledDeployment:
     """What the performance model says of the GPU that is named.
 
     Raises:

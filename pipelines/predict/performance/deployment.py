@@ -17,15 +17,15 @@ from pipelines.predict.performance.engine_sizes import engine_sizes, request_tok
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import device_memory, kv_blocks
-from pipelines.predict.performance.modelled import Deployment, Provenance
+from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PredictedDeployment:
     """A deployment as modelled.
 
     Attributes:
@@ -35,14 +35,14 @@ class Model:
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
     """
 
-    deployment: Deployment
+    deployment: ModelledDeployment
     provenance: Provenance
     why: str
     spread: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class Compression:
     """The compression behind a word such as "magnitude_2_4-fp8-kv_fp8"."""
 
     qformat: QFormat
@@ -50,12 +50,12 @@ class Format:
     sparse: bool
 
     @classmethod
-    def asked(cls, settings: Settings) -> Format:
+    def asked(cls, settings: Settings) -> Compression:
         """What the settings ask for."""
         return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
 
     @classmethod
-    def of(cls, variant: str) -> Format | None:
+    def of(cls, variant: str) -> Compression | None:
         """Read `Settings.variant`; None for a word of another tool."""
         qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
         for part in variant.split("-"):
@@ -88,18 +88,18 @@ def known(settings: Settings) -> list[FittedModel]:
 def fitted_deployment(
     fits: Sequence[FittedModel], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
-) -> Model | None:  # fmt: skip
+) -> PredictedDeployment | None:  # fmt: skip
     """The fit to a benchmark of this deployment on this machine, if there is one."""
     for each in fits:
         if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
-            return Model(each.deployment, "fitted", each.why, each.spread)
+            return PredictedDeployment(each.deployment, "fitted", each.why, each.spread)
     return None
 
 
 def gpu_model(
     settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
-    form: Format | None = None, tp: int | None = None, pp: int | None = None,
-) -> Model:  # fmt: skip
+    form: Compression | None = None, tp: int | None = None, pp: int | None = None,
+) -> PredictedDeployment:  # fmt: skip
     """What a model of iterations says of the deployment that the settings ask for.
 
     Args:
@@ -115,7 +115,7 @@ def gpu_model(
         UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
     """
     build = settings.build
-    form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
+    form, tp, pp = form or Compression.asked(settings), tp or build.tp_size, pp or build.pp_size
     costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
     sizes = replace(
         engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
@@ -127,12 +127,12 @@ def gpu_model(
             f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
             todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
         )
-    engine = Engine(
+    engine = SchedulerLimits(
         slots=build.max_batch_size,
         max_num_tokens=build.max_num_tokens,
         admission=admission_of(settings.triton.batch_scheduler_policy),
         kv_blocks=blocks,
         tokens_per_block=build.tokens_per_block,
     )
-    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
-    return Model(deployment, costed.provenance, costed.why, costed.spread)
+    deployment = ModelledDeployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
+    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread)

@@ -18,9 +18,9 @@ from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import Deployment, Trial, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 
 WIDE = 1.4
 """Log-deviation of a guess."""
@@ -83,7 +83,7 @@ FREE_KNOBS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FittedLevel:
     """A level as measured and as the fit gives it back.
 
     Attributes:
@@ -100,7 +100,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FitResult:
     """What was found.
 
     Attributes:
@@ -113,16 +113,18 @@ class Fit:
         multipliers: on the model that it began with, by knob; none where it began with a guess.
     """
 
-    deployment: Deployment
+    deployment: ModelledDeployment
     intervals: Mapping[str, tuple[float, float]]
     at_bound: tuple[str, ...]
     undecided: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[FittedLevel, ...]
     spread: Mapping[str, float]
     multipliers: Mapping[str, float]
 
 
-def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | None = None) -> Fit:
+def fit(
+    measured: Measured, start: ModelledDeployment | SchedulerLimits, knobs: Sequence[Knob] | None = None
+) -> FitResult:
     """Fit to a benchmark.
 
     Args:
@@ -135,8 +137,8 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
     """
     from scipy.optimize import least_squares
 
-    prior = guess(measured, start) if isinstance(start, Engine) else start
-    chosen = knobs or (FREE_KNOBS if isinstance(start, Engine) else GPU_KNOBS)
+    prior = guess(measured, start) if isinstance(start, SchedulerLimits) else start
+    chosen = knobs or (FREE_KNOBS if isinstance(start, SchedulerLimits) else GPU_KNOBS)
     used = [knob for knob in chosen if any(_value(prior, name) for name in knob.fields)]
     trials = [trial(level) for level in measured.levels]
     widths = np.array([knob.sd for knob in used])
@@ -157,15 +159,15 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
             max_nfev=MOST_EVALUATIONS,
         )
 
-    begins = _starts(widths) if isinstance(start, Engine) else [np.zeros(len(used))]
+    begins = _starts(widths) if isinstance(start, SchedulerLimits) else [np.zeros(len(used))]
     found = min((solve(begin) for begin in begins), key=lambda each: each.cost)
     deployment = moved(prior, used, found.x)
     deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never makes the prior wider
     rows = tuple(
-        Row(level, run_trial(each, deployment, measured.percentiles))
+        FittedLevel(level, run_trial(each, deployment, measured.percentiles))
         for level, each in zip(measured.levels, trials, strict=True)
     )
-    return Fit(
+    return FitResult(
         deployment=deployment,
         intervals=_intervals(deployment, used, deviations),
         at_bound=tuple(knob.name for knob, x in zip(used, found.x, strict=True) if abs(x) > 0.99 * FARTHEST),
@@ -173,7 +175,7 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
         rows=rows,
         spread=_spread(rows),
         multipliers={}
-        if isinstance(start, Engine)
+        if isinstance(start, SchedulerLimits)
         else dict(zip((k.name for k in used), np.exp(found.x), strict=True)),
     )
 
@@ -192,7 +194,7 @@ def _slopes(residuals: Callable[[Any], Any], theta: Any) -> Any:
     return np.stack([(residuals(theta + step) - residuals(theta - step)) / (2 * STEP) for step in steps], axis=1)
 
 
-def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
+def moved(prior: ModelledDeployment, knobs: Sequence[Knob], theta: Any) -> ModelledDeployment:
     """The prior with each knob's fields multiplied by exp(theta)."""
     own: dict[str, Any] = {}
     cost: dict[str, Any] = {}
@@ -202,11 +204,11 @@ def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
     return replace(prior, cost=replace(prior.cost, **cost), **own)
 
 
-def _value(deployment: Deployment, name: str) -> float:
+def _value(deployment: ModelledDeployment, name: str) -> float:
     return float(getattr(deployment if name in ("overhead_s", "client_gap_s") else deployment.cost, name))
 
 
-def guess(measured: Measured, engine: Engine) -> Deployment:
+def guess(measured: Measured, engine: SchedulerLimits) -> ModelledDeployment:
     """Where a fit without a model begins: the lightest load split into parts.
 
     Raises:
@@ -238,7 +240,7 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
     else:
         cost = replace(cost, prefill=0.1 * first)
-    return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
+    return ModelledDeployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
 
 def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, float]]:
@@ -255,7 +257,7 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
     return [(name, real, made) for name, real, made in found if real and made]
 
 
-def _residuals(measured: Measured, trials: Sequence[Trial], deployment: Deployment) -> Any:
+def _residuals(measured: Measured, trials: Sequence[Trial], deployment: ModelledDeployment) -> Any:
     found = []
     for level, each in zip(measured.levels, trials, strict=True):
         modelled = run_trial(each, deployment, measured.percentiles)
@@ -270,7 +272,9 @@ def _deviations(found: Any, count: int) -> Any:
     return np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)) * scale)
 
 
-def _intervals(deployment: Deployment, knobs: Sequence[Knob], deviations: Any) -> dict[str, tuple[float, float]]:
+def _intervals(
+    deployment: ModelledDeployment, knobs: Sequence[Knob], deviations: Any
+) -> dict[str, tuple[float, float]]:
     found = {}
     for knob, sd in zip(knobs, deviations, strict=True):
         for name in knob.fields:
@@ -279,7 +283,7 @@ def _intervals(deployment: Deployment, knobs: Sequence[Knob], deviations: Any) -
     return found
 
 
-def _spread(rows: Sequence[Row]) -> dict[str, float]:
+def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:
     logs = [{name: np.log1p(error) for name, error in row.errors().items()} for row in rows]
     groups = {"ttft": ("ttft_p50", "ttft_p95"), "itl": ("itl_mean",), "throughput": ("rps",)}
     spread: dict[str, float] = {}

@@ -11,12 +11,12 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
-from pipelines.predict.performance.fit import GPU_KNOBS, Fit, Row, moved
+from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.performance import Costed, Provenance, Setup
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
@@ -54,7 +54,7 @@ class FittedModel:
     cpu: str | None
     tp: int
     pp: int
-    deployment: Deployment
+    deployment: ModelledDeployment
     intervals: Mapping[str, tuple[float, float]]
     at_bound: tuple[str, ...]
     undecided: tuple[str, ...]
@@ -93,7 +93,7 @@ class FittedModel:
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
-        before = Deployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
+        before = ModelledDeployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
         after = moved(before, knobs, theta)
         same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
         spread = {
@@ -141,8 +141,8 @@ def load_fit(path: Path) -> FittedModel:
         )
     try:
         inner = data["deployment"]
-        engine, cost = Engine(**inner["engine"]), IterationCost(**inner["cost"])
-        deployment = Deployment(**{**inner, "engine": engine, "cost": cost})
+        engine, cost = SchedulerLimits(**inner["engine"]), IterationCost(**inner["cost"])
+        deployment = ModelledDeployment(**{**inner, "engine": engine, "cost": cost})
         lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
         intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
         return FittedModel(**{**data, **lists, "intervals": intervals, "deployment": deployment})
@@ -150,7 +150,7 @@ def load_fit(path: Path) -> FittedModel:
         raise UserError(f"sizing.fit={path} is not a fit of `make calibrate`: {error}.") from None
 
 
-def fitted_model(measured: Measured, found: Fit, versions: Mapping[str, str]) -> FittedModel:
+def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:
     """What to keep of a fit."""
     machine = measured.about.get("machine") or {}
     return FittedModel(
@@ -185,7 +185,7 @@ def processor(machine: Mapping[str, Any]) -> str | None:
     return f"{machine['cpu_count']} CPU cores, {machine.get('platform', 'unknown system')}"
 
 
-def _kept(row: Row) -> dict[str, Any]:
+def _kept(row: FittedLevel) -> dict[str, Any]:
     level, modelled = row.level, row.modelled
     return {
         "load": level.load,
@@ -205,7 +205,7 @@ def _kept(row: Row) -> dict[str, Any]:
 TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
 
 
-def comparison(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
     """Cells: the load, then measured, modelled and error in percent per metric; the head first, medians last."""
     table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
     for row in rows:
@@ -224,7 +224,7 @@ def comparison(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [*table, tuple(medians)]
 
 
-def measured_value(row: Row, name: str) -> float:
+def measured_value(row: FittedLevel, name: str) -> float:
     """A metric as it is shown: requests/s or ms."""
     if name == "rps":
         return row.level.requests_per_s

@@ -13,7 +13,7 @@ from pipelines.domain.summary import Percentiles, summarise
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load, Requests
+from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
@@ -24,7 +24,7 @@ SEED = 20_240_601
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class ModelledDeployment:
     """What is simulated, and what is around it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Deployment:
         lanes: engines that requests are dealt to in turn: with pipeline stages as many batches are under way.
     """
 
-    engine: Engine
+    engine: SchedulerLimits
     cost: IterationCost
     overhead_s: float = 0.0
     client_gap_s: float = 0.0
@@ -54,7 +54,7 @@ class Trial:
         whole: the start and the end of the run are inside.
     """
 
-    load: Load
+    load: OfferedLoad
     window: tuple[float, float] | None
     first: int
     last: int
@@ -77,10 +77,14 @@ def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
     )
     if level.arrival == "closed":
         return Trial(
-            Load(isl, osl, users=users, client_delay=level.think_s), None, before, before + count, not level.steady
+            OfferedLoad(isl, osl, users=users, client_delay=level.think_s),
+            None,
+            before,
+            before + count,
+            not level.steady,
         )
     arrival = _arrivals(level, total, random)
-    return Trial(Load(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
+    return Trial(OfferedLoad(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
 
 
 def _replayed(level: MeasuredLevel) -> Trial:
@@ -90,13 +94,13 @@ def _replayed(level: MeasuredLevel) -> Trial:
     if level.arrival == "closed":
         first, last = np.searchsorted(sent.due, (start, end))
         return Trial(
-            Load(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
+            OfferedLoad(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
             None,
             int(first),
             int(last),
             not level.steady,
         )
-    return Trial(Load(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
+    return Trial(OfferedLoad(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
 
 
 def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> Any:
@@ -110,7 +114,7 @@ def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> 
 
 
 def run_trial(
-    trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
+    trial: Trial, deployment: ModelledDeployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
 ) -> Summary:
     """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
     closed = trial.load.arrival is None
@@ -123,7 +127,7 @@ def run_trial(
     return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
 
 
-def dealt(load: Load, lanes: int) -> list[Load]:
+def dealt(load: OfferedLoad, lanes: int) -> list[OfferedLoad]:
     """The load of each lane: every so-many-th request, and in a closed loop every so-many-th user."""
     lanes = lanes if load.arrival is not None else min(lanes, load.users)
     if lanes == 1:
@@ -171,6 +175,6 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
     return begin, float(after.min()) + trial.load.client_delay, due
 
 
-def model(levels: Iterable[MeasuredLevel], deployment: Deployment) -> list[Summary]:
+def model(levels: Iterable[MeasuredLevel], deployment: ModelledDeployment) -> list[Summary]:
     """What the model says of each load."""
     return [run_trial(trial(level), deployment) for level in levels]

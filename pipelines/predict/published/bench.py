@@ -11,8 +11,8 @@ import numpy as np
 from pipelines.domain.summary import ordered, percentile
 from pipelines.predict.performance.memory import device_memory
 from pipelines.predict.performance.physics import Facts, facts, iteration_cost
-from pipelines.predict.published.cases import Case
-from pipelines.predict.published.closed_loop import Served, closed_loop, protocol_of, trace
+from pipelines.predict.published.cases import PublishedCase
+from pipelines.predict.published.closed_loop import LoopResult, closed_loop, protocol_of, trace
 from pipelines.predict.published.protocols import decode_seconds, full_load_rate, prefill_seconds
 from pipelines.predict.simulator.cost import IterationCost
 
@@ -41,7 +41,7 @@ LOGIT_ROWS = 128
 """Requests whose logits the runtime holds when the KV pool is sized (tuned engines, PyTorch runtimes)."""
 
 
-class Bench:
+class StackedCases:
     """Cases stacked into arrays.
 
     Args:
@@ -49,9 +49,9 @@ class Bench:
         tell: is called after each case of a mode that is simulated.
     """
 
-    def __init__(self, cases: Sequence[Case], tell: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cases: Sequence[PublishedCase], tell: Callable[[], None] = lambda: None) -> None:
         self.cases, self.tell = list(cases), tell
-        self.served: dict[Any, Served] = {}
+        self.served: dict[Any, LoopResult] = {}
         self.within: dict[Any, tuple[float, float]] = {}
         setups = [case.setup for case in cases]
         self.facts = _stacked(
@@ -130,7 +130,7 @@ class Bench:
         total = rate * case.instances
         return total / case.osl if case.metric == "requests_s" else total
 
-    def _within(self, case: Case, cost: IterationCost, most: float, limit: float) -> tuple[float, float]:
+    def _within(self, case: PublishedCase, cost: IterationCost, most: float, limit: float) -> tuple[float, float]:
         """Mean seconds per token and tokens per second at the most requests together that stay under the limit."""
         key = (case.isl, case.osl, cost, most, limit)
         if key not in self.within:
@@ -170,13 +170,13 @@ def one_of(cost: IterationCost, index: int) -> IterationCost:
     return IterationCost(**{**one, "window": int(one["window"])})  # type: ignore[arg-type]
 
 
-def _labels(case: Case) -> tuple[str, ...]:
+def _labels(case: PublishedCase) -> tuple[str, ...]:
     """Levels of the parameters: those of the setup, and whether a server was in between."""
     labels = case.setup.labels
     return (*labels, f"offline={case.setup.runs_on.family}") if case.mode in OFFLINE else labels
 
 
-def _metric(case: Case, served: Served, overhead: float) -> float:
+def _metric(case: PublishedCase, served: LoopResult, overhead: float) -> float:
     tokens, requests = served.output_tok_s, served.requests_s
     if served.cycle_s is not None:
         requests = case.users / (served.cycle_s + overhead)
@@ -200,7 +200,7 @@ def _statistic(times: Any, stat: str) -> float:
     return float(np.nanmean(times))
 
 
-def _answer(case: Case) -> int:
+def _answer(case: PublishedCase) -> int:
     return ANSWER_TOKENS if case.source == "splitwise-sim" else case.osl
 
 

@@ -58,7 +58,7 @@ SHAREGPT = Dataset(400, 660)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PublishedCase:
     """One row that can be predicted.
 
     Attributes:
@@ -114,7 +114,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def case_of(row: Mapping[str, str]) -> Case:
+def case_of(row: Mapping[str, str]) -> PublishedCase:
     """Read a row.
 
     Raises:
@@ -127,7 +127,7 @@ def case_of(row: Mapping[str, str]) -> Case:
     gpus = _number(row, "n_gpus", None)
     tp = _number(row, "tp", 0)
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
-    return Case(
+    return PublishedCase(
         setup=setup,
         instances=max(1, gpus // (setup.tp * setup.pp)),
         gpus=gpus,

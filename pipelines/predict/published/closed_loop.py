@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import rates
-from pipelines.predict.published.cases import Case
+from pipelines.predict.published.cases import PublishedCase
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Admission, Engine, Load, Policy
+from pipelines.predict.simulator.interface import Admission, OfferedLoad, Policy, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
@@ -50,7 +50,7 @@ class Protocol:
     token_overhead_s: float = 0.0
 
 
-def protocol_of(case: Case) -> Protocol:
+def protocol_of(case: PublishedCase) -> Protocol:
     """The protocol of a source, as its documentation and the errors of other choices say.
 
     NIM's published rates are its users over the time of a request within 0.6 %, and what is missing grows with the
@@ -71,7 +71,7 @@ def protocol_of(case: Case) -> Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LoopResult:
     """What a load got: seconds per request without the network, and rates of all.
 
     Attributes:
@@ -92,7 +92,7 @@ class Served:
     cycle_s: float | None = None
 
 
-def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -> Served:
+def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_tokens: int) -> LoopResult:
     """Run the closed loop of a case.
 
     Args:
@@ -107,24 +107,24 @@ def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -
     isl = np.maximum(np.rint(case.isl * draw[0]), 1).astype(np.int64)
     osl = np.maximum(np.rint(case.osl * draw[1]), 1).astype(np.int64)
     delay *= case.users if protocol.in_turn else 1
-    load = Load(isl, osl, users=case.users, client_delay=delay)
+    load = OfferedLoad(isl, osl, users=case.users, client_delay=delay)
     return _serve(protocol, load, cost, kv_tokens)
 
 
-def trace(case: Case, cost: IterationCost, kv_tokens: int) -> Served:
+def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResult:
     """Run a stand-in for a replayed trace: Poisson arrivals, lognormal lengths of the data set's means (assumed)."""
     draws = np.random.default_rng(0)
     factors = np.exp(draws.normal(-(TRACE_SPREAD**2) / 2, TRACE_SPREAD, (2, TRACE_REQUESTS)))
     isl, osl = (np.clip(mean * factor, 4, 4 * mean) for mean, factor in zip((case.isl, case.osl), factors, strict=True))
     arrival = np.cumsum(draws.exponential(1 / TRACE_RATE, TRACE_REQUESTS))
-    load = Load(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
+    load = OfferedLoad(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
     protocol = Protocol(1, 1.0, "inflight_chunked", "MAX_UTILIZATION", 2048)
     return _serve(protocol, load, cost, kv_tokens)
 
 
-def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) -> Served:
+def _serve(protocol: Protocol, load: OfferedLoad, cost: IterationCost, kv_tokens: int) -> LoopResult:
     longest = int((load.isl + load.osl).max())
-    engine = Engine(
+    engine = SchedulerLimits(
         policy=protocol.policy,
         slots=1024,
         max_num_tokens=protocol.max_num_tokens,
@@ -135,7 +135,7 @@ def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) 
     requests = request_columns(simulate(engine, load, cost).requests)
     found, e2e = rates(requests, requests.whole()), requests.e2e()
     middle = e2e[load.users : -load.users]
-    return Served(
+    return LoopResult(
         ttft=requests.ttft(),
         itl=requests.itl(),
         e2e=e2e,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.cases import Case
+from pipelines.predict.published.cases import PublishedCase
 
 SMOOTH = ("isl", "osl", "tp", "load")
 """Distances in logarithms."""
@@ -90,7 +90,7 @@ def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[
     return mean, np.maximum(variance, kernel.noise)
 
 
-def block_of(case: Case) -> str:
+def block_of(case: PublishedCase) -> str:
     """Cases of one block have errors of one kind; nothing is learnt across blocks.
 
     Full loads: by runtime. Static batches: by source and prefill or not. Closed loops: by family of frameworks, lengths
@@ -112,14 +112,14 @@ def block_of(case: Case) -> str:
     return f"MLPerf, {kind}"
 
 
-def points(cases: Sequence[Case], codes: dict[tuple[int, str], int]) -> Points:
+def points(cases: Sequence[PublishedCase], codes: dict[tuple[int, str], int]) -> Points:
     """Cases as the kernel sees them; `codes` numbers the words and grows."""
     smooth = [[case.isl, case.osl, case.setup.tp, case.users or case.batch or 1] for case in cases]
     kinds = [[codes.setdefault((at, word), len(codes)) for at, word in enumerate(_words(case))] for case in cases]
     return Points(np.log(np.array(smooth, float)).reshape(-1, len(SMOOTH)), np.array(kinds).reshape(-1, len(KINDS)))
 
 
-def _words(case: Case) -> tuple[str, ...]:
+def _words(case: PublishedCase) -> tuple[str, ...]:
     setup = case.setup
     same = {"itl_ms": "tpot_ms", "output_tok_s_per_gpu": "output_tok_s", "requests_s": "output_tok_s"}
     metric = f"{same.get(case.metric, case.metric)} {'p99' if case.stat == 'p99' else ''}"

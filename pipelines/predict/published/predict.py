@@ -22,8 +22,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
 from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
-from pipelines.predict.published.bench import SIMULATED, Bench
-from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
+from pipelines.predict.published.bench import SIMULATED, StackedCases
+from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 from pipelines.predict.published.neighbours import NORMAL_80, Kernel, block_of, correct, points
 
 ADDED = ("predicted", "low", "high", "provenance", "reason")
@@ -49,7 +49,7 @@ def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda
     """
     nothing = float("nan")
     found: list[Prediction | None] = [None] * len(rows)
-    cases: dict[int, Case] = {}
+    cases: dict[int, PublishedCase] = {}
     for index, row in enumerate(rows):
         try:
             cases[index] = case_of(row)
@@ -64,9 +64,9 @@ def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda
     return [each for each in found if each is not None]
 
 
-def predict_cases(cases: Sequence[Case], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
+def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
     """log(predicted) of each case and its standard deviation, float64[cases] each."""
-    bench = Bench(cases, tell)
+    bench = StackedCases(cases, tell)
     logs = bench.log_predicted(values_of(bench, parameters))
     spread = np.array([_usual(case) for case in cases])
     neighbours: Mapping[str, Any] = parameters.document.get("neighbours", {})
@@ -85,18 +85,18 @@ def predict_cases(cases: Sequence[Case], parameters: Parameters, tell: Callable[
     return logs, spread
 
 
-def values_of(bench: Bench, parameters: Parameters) -> dict[str, Any]:
+def values_of(bench: StackedCases, parameters: Parameters) -> dict[str, Any]:
     """Parameters of each case, arrays."""
     each = {labels: parameters.values(labels) for labels in set(bench.labels)}
     return {name: np.array([each[labels][name] for labels in bench.labels]) for name in PRIORS}
 
 
-def published() -> dict[str, Case]:
+def published() -> dict[str, PublishedCase]:
     """The public cases by id; the file has a value for each, which is not looked at."""
     return {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
 
 
-def _usual(case: Case) -> float:
+def _usual(case: PublishedCase) -> float:
     metric = {"ttft_ms": "ttft", "tpot_ms": "itl", "itl_ms": "itl"}.get(case.metric, "throughput")
     return SPREAD[metric] * WIDER["transferred"]
 

@@ -12,19 +12,19 @@ from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulator.cost import Cost, TickCost
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
-    from pipelines.predict.performance.modelled import Deployment
+    from pipelines.predict.performance.modelled import ModelledDeployment
 
 TICK_SLOTS = 4
 """Slots of the classic drawing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulationCase:
     """Everything but the load.
 
     Attributes:
@@ -38,7 +38,7 @@ class Case:
         notes: what a reader should know.
     """
 
-    engines: tuple[Engine, ...]
+    engines: tuple[SchedulerLimits, ...]
     cost: Cost
     unit: str
     overhead: float
@@ -60,7 +60,7 @@ def in_ticks(settings: Settings) -> bool:
     return asked == "ticks" or (asked == "auto" and not known)
 
 
-def make_case(settings: Settings, machine: Machine) -> Case:
+def make_case(settings: Settings, machine: Machine) -> SimulationCase:
     """Read the settings.
 
     Raises:
@@ -79,10 +79,10 @@ def make_case(settings: Settings, machine: Machine) -> Case:
     return _in_seconds(settings, hardware)
 
 
-def _in_ticks(settings: Settings) -> Case:
+def _in_ticks(settings: Settings) -> SimulationCase:
     wanted = settings.simulator
     slots = wanted.slots or TICK_SLOTS
-    base = Engine(
+    base = SchedulerLimits(
         slots=slots,
         max_num_tokens=wanted.max_num_tokens,
         admission=admission_of(wanted.admission or settings.triton.batch_scheduler_policy),
@@ -99,10 +99,10 @@ def _in_ticks(settings: Settings) -> Case:
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
     delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
     reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
-    return Case(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
+    return SimulationCase(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
 
 
-def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
+def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCase:
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
@@ -118,7 +118,7 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     )
 
 
-def _fitted(settings: Settings, path: Path) -> Case:
+def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """The deployment that `sizing.fit` was fitted to, with the limits that are given here instead of its own."""
     from pipelines.predict.performance.fit_file import load_fit
 
@@ -127,7 +127,9 @@ def _fitted(settings: Settings, path: Path) -> Case:
     return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
 
 
-def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:
+def _deployed(
+    settings: Settings, deployment: ModelledDeployment, *, what: str, reason: str, kv_source: str
+) -> SimulationCase:
     """A deployment in seconds, with the limits that are given in place of its own, under each policy.
 
     Raises:
@@ -152,7 +154,7 @@ def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: 
         source = "as given" if wanted.kv_blocks else kv_source
         notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
-    return Case(
+    return SimulationCase(
         engines=tuple(replace(engine, policy=policy) for policy in wanted.policy),
         cost=deployment.cost,
         unit="s",

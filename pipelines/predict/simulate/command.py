@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
+from pipelines.predict.simulate.case import SimulationCase, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
 from pipelines.predict.simulate.table import asked, outcome_table, wrapped
@@ -60,7 +60,7 @@ def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
     return [CLASSIC, REQUESTS]
 
 
-def _judged(settings: Settings) -> tuple[Case, list[SimulatedLevel]]:
+def _judged(settings: Settings) -> tuple[SimulationCase, list[SimulatedLevel]]:
     """Case and loads, or all that is wrong with them at once."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
     case = None

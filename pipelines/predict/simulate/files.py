@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 REQUEST = ("request", "arrival", "admitted", "first_token", "end", "isl", "osl", "produced", "preemptions", "slot")
 ITERATION = ("start", "seconds", "decoding", "prefilling", "tokens", "queue", "kv_blocks", "kv_tokens")
-Named = Sequence[tuple[str, str, Run]]
+Named = Sequence[tuple[str, str, SimulatedRun]]
 """(policy, load, run)."""
 
 
@@ -29,7 +29,7 @@ def iterations_csv(runs: Named, unit: str) -> bytes:
     return _csv(("policy", "load", *head), rows)
 
 
-def _requests(name: str, load: str, run: Run) -> Iterable[tuple[Any, ...]]:
+def _requests(name: str, load: str, run: SimulatedRun) -> Iterable[tuple[Any, ...]]:
     for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST[1:])):
         yield name, load, index + 1, *row, "" if slot == -1 else slot + 1
 

@@ -16,10 +16,9 @@ from pipelines.loadgen.arrivals import offsets, read_trace
 from pipelines.loadgen.lengths import sampler
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.plan import loads as levels_of
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel
-from pipelines.predict.simulator.interface import Engine, Run
-from pipelines.predict.simulator.interface import Load as Requests
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
@@ -42,11 +41,11 @@ class SimulatedLevel:
     """
 
     load: LoadLabel
-    requests: Requests
+    requests: OfferedLoad
     whole: bool
     counted: tuple[int, int]
 
-    def faults(self, engine: Engine) -> list[Fault]:
+    def faults(self, engine: SchedulerLimits) -> list[Fault]:
         """Requests that this engine can never run."""
         isl, osl = self.requests.isl, self.requests.osl
         if engine.kv_blocks is None or not len(isl):
@@ -64,7 +63,7 @@ class SimulatedLevel:
             )
         ]
 
-    def window(self, run: Run, overhead: float) -> CountedWindow:
+    def window(self, run: SimulatedRun, overhead: float) -> CountedWindow:
         """What of a run of this load counts: from the first request to the last response, or a part under load.
 
         Args:
@@ -80,7 +79,7 @@ class SimulatedLevel:
         return CountedWindow(begin, until, first, last)
 
 
-def make_levels(settings: Settings, case: Case) -> list[SimulatedLevel]:
+def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
     """One level per concurrency or rate, or the one burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
@@ -91,15 +90,15 @@ def make_levels(settings: Settings, case: Case) -> list[SimulatedLevel]:
     ]  # fmt: skip
 
 
-def closed_level(base: SimulatedLevel, users: int, case: Case) -> SimulatedLevel:
+def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> SimulatedLevel:
     """The requests of a level again as a closed loop of so many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
-    requests = Requests(isl, osl, None, users, case.client_delay)
+    requests = OfferedLoad(isl, osl, None, users, case.client_delay)
     return SimulatedLevel(LoadLabel(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
 
 
-def _level(settings: Settings, case: Case, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
+def _level(settings: Settings, case: SimulationCase, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
     users = load.concurrency or 0
     asked = settings.benchmark.num_requests
     count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
@@ -109,7 +108,7 @@ def _level(settings: Settings, case: Case, load: LoadLabel, whole: bool, number:
     if settings.workload.arrival == "trace":
         return SimulatedLevel(load, _trace(settings.workload, asked), True, (0, 0))
     isl, osl = _lengths(settings.workload, total, random, users)
-    requests = Requests(isl, osl, users=users, client_delay=case.client_delay)
+    requests = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
     if not users:
         requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
     return SimulatedLevel(load, requests, whole, (before, before + count))
@@ -148,7 +147,7 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
     return np.array([due / SECOND for due in islice(drawn, count)])
 
 
-def _trace(workload: WorkloadSettings, limit: int | None) -> Requests:
+def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
     assert workload.trace is not None  # judged by the settings
     items = read_trace(workload.trace, workload.trace_speed)[:limit]
     if any(item.isl is None for item in items):
@@ -156,14 +155,14 @@ def _trace(workload: WorkloadSettings, limit: int | None) -> Requests:
             f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
             todo='Give their lengths: {"time": 0.5, "isl": 128, "osl": 64}.',
         )
-    return Requests(
+    return OfferedLoad(
         np.array([item.isl for item in items], dtype=np.int64),
         np.array([item.osl for item in items], dtype=np.int64),
         np.array([item.offset_ns / SECOND for item in items]),
     )
 
 
-def _text(settings: Settings, case: Case, users: int | None, rate: float | None) -> str:
+def _text(settings: Settings, case: SimulationCase, users: int | None, rate: float | None) -> str:
     if users is not None:
         return f"concurrency {users}"
     if rate is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
-from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulator.interface import SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
@@ -36,7 +36,7 @@ class CountedWindow:
         """[start, end) that holds all that counts."""
         return self.start, float(np.nextafter(self.end, np.inf)) if self.whole else self.end
 
-    def due(self, run: Run) -> Any:
+    def due(self, run: SimulatedRun) -> Any:
         """bool[requests]: the requests that latencies are of."""
         due = np.zeros(len(run.requests.arrival), dtype=bool)
         due[self.first : self.last] = True
@@ -105,7 +105,9 @@ class LoadLabel:
     request_rate: float | None = None
 
 
-def measure(run: Run, engine: Engine, load: LoadLabel, window: CountedWindow, overhead: float) -> PolicyOutcome:
+def measure(
+    run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: CountedWindow, overhead: float
+) -> PolicyOutcome:
     """Read a run that was simulated with iterations.
 
     Args:
@@ -142,11 +144,11 @@ def measure(run: Run, engine: Engine, load: LoadLabel, window: CountedWindow, ov
     )
 
 
-def _all_done(run: Run) -> bool:
+def _all_done(run: SimulatedRun) -> bool:
     return bool(np.isfinite(run.requests.end).all())
 
 
-def _running(run: Run) -> Any:
+def _running(run: SimulatedRun) -> Any:
     """int64[iterations]: requests in slots, also those whose prompt waits for tokens of the budget."""
     assert run.stays is not None
     assert run.iterations is not None
@@ -157,13 +159,13 @@ def _running(run: Run) -> Any:
     return np.cumsum(change[:-1])
 
 
-def _mean_over_time(values: Any, run: Run) -> float:
+def _mean_over_time(values: Any, run: SimulatedRun) -> float:
     """Mean of a value per iteration until the run's end; between iterations nothing runs."""
     assert run.iterations is not None
     return float((values * run.iterations.seconds).sum() / run.end) if run.end > 0 else 0.0
 
 
-def _kv(run: Run, engine: Engine) -> dict[str, float | None]:
+def _kv(run: SimulatedRun, engine: SchedulerLimits) -> dict[str, float | None]:
     """How full the KV cache was, and how long it alone kept requests waiting."""
     if engine.kv_blocks is None:
         return {"kv_share": None, "kv_binds": None}

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from pipelines.predict.simulator.boxes import NAMES, boxes
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 MICROSECONDS = {"s": 1e6, "ticks": 1e3}
 """Of one unit of time; a tick is shown as a millisecond."""
 
 
-def trace(runs: Mapping[str, Run], unit: str) -> dict[str, Any]:
+def trace(runs: Mapping[str, SimulatedRun], unit: str) -> dict[str, Any]:
     """The trace as plain JSON values.
 
     Args:
@@ -42,7 +42,7 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slots(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
+def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
     """What requests did, on the track of their slot; thread 0 belongs to the counters."""
     rows, found = run.requests, boxes(run)
     for slot in sorted({box.slot for box in found}):
@@ -66,7 +66,7 @@ def _slots(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
+def _counters(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
     """Values from the beginning of an iteration on, where they change; all 0 at the end."""
     assert run.iterations is not None  # else there were no boxes
     table = run.iterations

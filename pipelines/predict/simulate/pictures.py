@@ -14,7 +14,7 @@ from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Bo
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
-    from pipelines.predict.simulator.interface import Run
+    from pipelines.predict.simulator.interface import SimulatedRun
 
 MAX_SLOTS = 12
 """Slots drawn at most: more rows cannot be read."""
@@ -42,7 +42,7 @@ class Shown:
     """
 
     name: str
-    run: Run
+    run: SimulatedRun
     slots: int
     overhead: float = 0.0
 
@@ -129,7 +129,7 @@ def _of_slots(shown: Shown) -> str:
     return f" ({first}{shown.used:,} slots{' in use' if shown.used < shown.slots else ''})"
 
 
-def _tokens(axes: Axes, run: Run, found: Sequence[Box], points: float, theme: Theme) -> None:
+def _tokens(axes: Axes, run: SimulatedRun, found: Sequence[Box], points: float, theme: Theme) -> None:
     """Thin lines between the tokens of a box, where an iteration is wide enough to be seen."""
     assert run.iterations is not None  # asked for by the caller
     starts = np.asarray(run.iterations.start)
@@ -230,7 +230,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PolicyCurve:
     """A policy over several loads."""
 
     name: str
@@ -241,7 +241,7 @@ class Curve:
         return asdict(self)
 
 
-def curves_picture(curves: Sequence[Curve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
+def curves_picture(curves: Sequence[PolicyCurve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
     """Throughput, TTFT and E2E against the load, one line per policy.
 
     Args:
@@ -302,7 +302,7 @@ def _band(
     _line(axes, index, list(zip(xs, low, strict=True)), theme)
 
 
-def _curves_in_words(curves: Sequence[Curve], rate_unit: str, load: str) -> str:
+def _curves_in_words(curves: Sequence[PolicyCurve], rate_unit: str, load: str) -> str:
     parts = [
         f"{curve.name}: {curve.points[-1].tokens:,.4g} output tokens per {rate_unit} at {curve.points[-1].load:g}"
         for curve in curves

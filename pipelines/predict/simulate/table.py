@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
@@ -82,7 +82,7 @@ def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
     return any(outcome.busy_max == outcome.slots for outcome in outcomes)
 
 
-def asked(settings: Settings, case: Case, load: str | None = None) -> str:
+def asked(settings: Settings, case: SimulationCase, load: str | None = None) -> str:
     """What is simulated in one line; `load` in place of all loads that the settings name, "" for none."""
     work = settings.workload
     lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"

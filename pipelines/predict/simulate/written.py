@@ -11,12 +11,12 @@ import numpy as np
 
 from pipelines.domain.summary import CONVENTIONS
 from pipelines.host.files import write_bytes, write_json
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, asked, words
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ DRAWN_ANSWERS = 2.5
 longer, so that answers end in it; times the median E2E, where time is in seconds."""
 
 
-def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Simulated]) -> Iterator[tuple[str, Path]]:
+def write_all(
+    folder: Path, settings: Settings, case: SimulationCase, results: Sequence[Simulated]
+) -> Iterator[tuple[str, Path]]:
     """Write everything; names and paths of what people open, as they are there."""
     named = [(NAMES[each.engine.policy], each.level.load.text, each.run) for each in results]
     write_bytes(folder / "requests.csv", requests_csv(named))
@@ -48,7 +50,7 @@ def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Si
 
 
 def _summary(
-    settings: Settings, case: Case, results: Sequence[Simulated], curves: Sequence[Any], axis: str
+    settings: Settings, case: SimulationCase, results: Sequence[Simulated], curves: Sequence[Any], axis: str
 ) -> dict[str, Any]:
     return {
         "unit": case.unit,
@@ -75,7 +77,7 @@ def _trace(drawn: Sequence[Simulated], unit: str) -> bytes:
 
 
 def _pictures(
-    settings: Settings, case: Case, drawn: Sequence[Simulated], curves: Sequence[Any], axis: str
+    settings: Settings, case: SimulationCase, drawn: Sequence[Simulated], curves: Sequence[Any], axis: str
 ) -> Iterator[Figure]:
     from pipelines.predict.simulate.pictures import Shown, curves_picture, slots_picture
 
@@ -87,7 +89,7 @@ def _pictures(
         yield curves_picture(curves, unit=case.unit, rate_unit=per, load=axis, caption=asked(settings, case, ""))
 
 
-def _until(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> float:
+def _until(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> float:
     """End of the picture's time axis."""
     end = max(each.run.end for each in drawn)
     if settings.simulator.drawn is not None:
@@ -99,7 +101,7 @@ def _until(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> float:
     return min(DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
 
 
-def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
+def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> str:
     """The page with this engine, and with this load where the page can show it."""
     from pipelines.document.canvas import DARK, LIGHT
     from pipelines.predict.simulate.page import MAX_REQUESTS, MAX_SLOTS, page
@@ -128,7 +130,7 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
     return page(LIGHT, DARK, controls, [{"arrival": at, "isl": isl, "osl": osl} for at, isl, osl in rows])
 
 
-def _page_can(case: Case, run: Run) -> bool:
+def _page_can(case: SimulationCase, run: SimulatedRun) -> bool:
     """Whether the page shows the very same run: it knows no KV cache, and a token budget with chunks alone."""
     from pipelines.predict.simulate.page import MAX_REQUESTS, MAX_SLOTS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 NOOP, CONTEXT, GEN, EOS = range(4)
 """What a slot does in an iteration, as `Run.slots_over_time` counts."""
@@ -33,7 +33,7 @@ class Box:
     request: int | None
 
 
-def boxes(run: Run) -> list[Box]:
+def boxes(run: SimulatedRun) -> list[Box]:
     """What requests did in slots, in the order they left them; nothing for empty slots.
 
     Raises:

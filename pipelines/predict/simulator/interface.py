@@ -17,7 +17,7 @@ def admission_of(policy: str) -> Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class SchedulerLimits:
     """What the scheduler of an engine allows. FCFS.
 
     Attributes:
@@ -58,7 +58,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """Requests, in the order they arrive.
 
     Attributes:
@@ -151,7 +151,7 @@ class Stays:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """What a simulation gives.
 
     Attributes:

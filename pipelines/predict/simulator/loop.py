@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.predict.simulator.scheduler import arrive, leave, log_stay, make_room, schedule
-from pipelines.predict.simulator.state import STATIC, Batch, Counters, Request, Rules, Work
+from pipelines.predict.simulator.state import STATIC, Batch, Request, Rules, RunTotals, Work
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
@@ -31,7 +31,7 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     return linears + attention + c[11] * tokens + host + replies
 
 
-def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:
+def seconds_of(rules: Rules, cost: Any, n: RunTotals, batch: Batch) -> float:
     """How long this iteration takes."""
     if rules.ticks:
         return float(max(cost[0] * batch.share, cost[1] if n.decoding else 0.0, 1.0))
@@ -150,7 +150,7 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
         w.prefilling.pop()
 
 
-def begin(rules: Rules, n: Counters, r: Request, now: float) -> None:
+def begin(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
     """Prefill of a request is done: a token is there, and it decodes from the next iteration on (or ends now)."""
     it = n.it - 1
     context = r.isl + r.produced
@@ -232,7 +232,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
     return now
 
 
-def run(rules: Rules, cost: Any, requests: list[Request], counters: list[Counters]) -> Any:
+def run(rules: Rules, cost: Any, requests: list[Request], counters: list[RunTotals]) -> Any:
     """Run one load.
 
     Args:

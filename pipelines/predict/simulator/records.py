@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import RequestColumns, Responses
-from pipelines.predict.simulator.interface import Requests, Run
+from pipelines.predict.simulator.interface import Requests, SimulatedRun
 
 
 def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Responses | None = None) -> RequestColumns:
@@ -32,7 +32,7 @@ def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Res
 class IterationTokens:
     """When the tokens of a run came that was simulated with iterations; every token is a response of its own."""
 
-    def __init__(self, run: Run, overhead: float = 0.0) -> None:
+    def __init__(self, run: SimulatedRun, overhead: float = 0.0) -> None:
         """Read a run.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from pipelines.predict.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Counters, Request, Rules, Work
+from pipelines.predict.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Request, Rules, RunTotals, Work
 
 
 def cached(rules: Rules, r: Request) -> int:
@@ -22,14 +22,14 @@ def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
     return (tokens + rules.block - 1) // rules.block - cached(rules, r) // rules.block
 
 
-def arrive(requests: list[Request], n: Counters, now: float) -> None:
+def arrive(requests: list[Request], n: RunTotals, now: float) -> None:
     """Put those into the queue that came until now."""
     while n.arrived < n.known and requests[n.arrived].arrival <= now:
         n.arrived += 1
         n.waiting += 1
 
 
-def leave(rules: Rules, n: Counters, r: Request, free: list[int], cross: list[int]) -> None:
+def leave(rules: Rules, n: RunTotals, r: Request, free: list[int], cross: list[int]) -> None:
     """Take a request from its slot, between two iterations."""
     heappush(free, r.slot)
     n.active -= 1
@@ -91,13 +91,13 @@ def largest_chunk(rules: Rules, r: Request) -> int:
     return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
 
 
-def fits(rules: Rules, n: Counters, r: Request, budget: int) -> bool:
+def fits(rules: Rules, n: RunTotals, r: Request, budget: int) -> bool:
     """Whether a request may get a slot now: tokens of this iteration, blocks."""
     enough = budget > 0 if rules.policy == CHUNKED else n.active == 0 or largest_chunk(rules, r) <= budget
     return enough and r.blocks <= rules.pool - n.used
 
 
-def admit(rules: Rules, n: Counters, r: Request, now: float) -> None:
+def admit(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
     """Count a request that gets a slot, and its blocks; its prompt is yet to do."""
     if math.isnan(r.admitted):
         r.admitted = now

@@ -67,7 +67,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Counters:
+class RunTotals:
     """Sums and places.
 
     Attributes:
@@ -108,7 +108,7 @@ class Work(NamedTuple):
     """
 
     requests: list[Request]
-    n: Counters
+    n: RunTotals
     cross: list[int]  # decoding requests that need a new block, by iteration modulo block
     finishing: list[int]  # heap of finish * requests + request
     filling: list[int]  # heap of (iteration in which the window is full) * requests + request
@@ -129,5 +129,5 @@ class Batch(NamedTuple):
 
 
 def record_of(kind: type) -> Any:
-    """The numpy type with the fields of `Request` or `Counters`."""
+    """The numpy type with the fields of `Request` or `RunTotals`."""
     return np.dtype([(field.name, np.float64 if field.type == "float" else np.int64) for field in fields(kind)])

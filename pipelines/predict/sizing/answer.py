@@ -10,7 +10,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.predict.performance.performance import Costed, Setup, runnable
-from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
+from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.instance import (
     Capacity,
     Instance,
@@ -34,7 +34,7 @@ WORDS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "queue": "throughput"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Option:
+class FleetOption:
     """One configuration and the fleet of it.
 
     Attributes:
@@ -53,9 +53,9 @@ class Option:
     capacity: Capacity
     low: float | None
     high: float
-    fleet: Fleet
-    fewest: Fleet
-    largest: Fleet | None
+    fleet: PeakFleet
+    fewest: PeakFleet
+    largest: PeakFleet | None
     input_share: float
     cost: Cost | None
 
@@ -98,12 +98,12 @@ class Answer:
     """
 
     question: Question
-    options: tuple[Option, ...]
+    options: tuple[FleetOption, ...]
     refused: tuple[Refused, ...]
     reason: str
 
     @property
-    def chosen(self) -> Option:
+    def chosen(self) -> FleetOption:
         """The recommended one."""
         return self.options[0]
 
@@ -116,7 +116,7 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     """
     question.check()
     tried = [attempt(question, setup, cost_of) for setup in question.setups()]
-    options = [found for found in tried if isinstance(found, Option)]
+    options = [found for found in tried if isinstance(found, FleetOption)]
     refused = [found for found in tried if isinstance(found, Refused)]
     if not options:
         raise _nothing(question, refused)
@@ -124,12 +124,12 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     return Answer(question, tuple(options), tuple(refused), _reason(options))
 
 
-def rank(option: Option) -> tuple[float, ...]:
+def rank(option: FleetOption) -> tuple[float, ...]:
     """Fewest servers, then fewest GPUs, then the most requests per GPU, then the smallest instance."""
     return option.fleet.servers, option.fleet.gpus, -option.per_gpu, option.gpus
 
 
-def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refused:
+def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | Refused:
     """Size one configuration, or say why it cannot do it."""
     label = setup_label(setup)
     try:
@@ -149,12 +149,12 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refus
     return option(question, one, found, low, high)
 
 
-def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> Option:
+def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> FleetOption:
     """The fleet and its cost."""
     setup, gpu = one.setup, question.gpu
     layout = Layout(setup.tp * setup.pp, gpu.gpus_per_server)
 
-    def sized(rate: float) -> Fleet:
+    def sized(rate: float) -> PeakFleet:
         return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
 
     best, share = sized(found.rate), input_share(question, one, found)
@@ -172,7 +172,7 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
             osl=question.mean_osl,
             input_share=share,
         )
-    return Option(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
+    return FleetOption(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 
 def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
@@ -200,13 +200,13 @@ def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
     return replace(slo, ttft_ms=ttft, itl_ms=itl)
 
 
-def ladder(question: Question, found: Option) -> tuple[Seen, ...]:
+def ladder(question: Question, found: FleetOption) -> tuple[Seen, ...]:
     """An instance from hardly any load to its rate."""
     below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
     return (*below, found.capacity.seen)
 
 
-def _reason(options: list[Option]) -> str:
+def _reason(options: list[FleetOption]) -> str:
     best, others = options[0], options[1:]
     size = f"{_count(best.fleet.servers, 'server')}, {_count(best.fleet.gpus, 'GPU')}"
     if not others:

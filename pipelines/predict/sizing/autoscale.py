@@ -1,8 +1,8 @@
 """A day's load on instances that come and go, and on the fixed fleet beside them.
 
 A day of requests has billions of tokens, so it is not simulated token by token. One instance is, at a ladder of loads
-(`Curve`); the day then goes in steps. In each, arrivals are drawn (Poisson) and shared evenly by the instances that are
-ready. What they cannot serve waits in one queue; each request of the step takes the latencies of the ladder at the
+(`LoadCurve`); the day then goes in steps. In each, arrivals are drawn (Poisson) and shared evenly by the instances that
+are ready. What they cannot serve waits in one queue; each request of the step takes the latencies of the ladder at the
 load served, plus the queue's wait. A look at the signal at the end of the step may start an instance, which is ready
 after the cold start, or stop one at once.
 """
@@ -67,7 +67,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LoadCurve:
     """One instance at a ladder of loads, simulated.
 
     Attributes:
@@ -147,7 +147,7 @@ def counted_rates(times: Sequence[float], step_s: float) -> Any:
     return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
 
 
-def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
+def replay(rates: Any, curve: LoadCurve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
     """Play a day. It begins with as many instances as its first load needs.
 
     Args:
@@ -229,7 +229,7 @@ class _Scaler:
             self._below = 0.0
 
 
-def _at(curve: Curve, load: float) -> tuple[int, float]:
+def _at(curve: LoadCurve, load: float) -> tuple[int, float]:
     """The rung below a load, and how far it is to the next (0 to 1)."""
     import numpy as np
 
@@ -238,14 +238,14 @@ def _at(curve: Curve, load: float) -> tuple[int, float]:
     return low, place - low
 
 
-def _missed(curve: Curve, load: float, wait: float, slo: Slo) -> float:
+def _missed(curve: LoadCurve, load: float, wait: float, slo: Slo) -> float:
     """Share of requests that miss a limit, between two rungs of the ladder."""
     low, part = _at(curve, load)
     high = min(low + 1, len(curve.loads) - 1)
     return (1 - part) * _rung(curve, low, wait, slo) + part * _rung(curve, high, wait, slo)
 
 
-def _rung(curve: Curve, rung: int, wait: float, slo: Slo) -> float:
+def _rung(curve: LoadCurve, rung: int, wait: float, slo: Slo) -> float:
     late = False
     pairs = ((slo.ttft_ms, curve.ttft, wait), (slo.itl_ms, curve.itl, 0.0), (slo.e2e_ms, curve.e2e, wait))
     for limit, values, extra in pairs:
@@ -254,7 +254,7 @@ def _rung(curve: Curve, rung: int, wait: float, slo: Slo) -> float:
     return float(late.mean()) if late is not False else 0.0  # type: ignore[attr-defined]
 
 
-def _signal(curve: Curve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
+def _signal(curve: LoadCurve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
     """A function of load and wait that gives the signal over its limit."""
     import numpy as np
 

@@ -7,7 +7,7 @@ import math
 from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Section, Table, Terms
 from pipelines.document.show import NONE, number
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.sizing.answer import Option
+from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.pictures import day_picture, one_change, pareto
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
@@ -105,7 +105,7 @@ def _options(result: Result, where: str) -> list[Block]:
     return blocks
 
 
-def _row(option: Option, question: Question) -> tuple[str, ...]:
+def _row(option: FleetOption, question: Question) -> tuple[str, ...]:
     seen = option.capacity.seen.at(question.percentile)
     fleet, one = option.fleet, option.instance
     low = "out of reach" if option.low is None else number(option.low)

@@ -45,7 +45,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PeakFleet:
     """A fleet for a peak.
 
     Attributes:
@@ -85,7 +85,7 @@ def ceil(value: float) -> int:
     return math.ceil(value * (1 - ROUNDING))
 
 
-def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, spare: int = 0) -> Fleet:
+def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, spare: int = 0) -> PeakFleet:
     """Size a fleet. 31 requests/s at 2.4 per server: 12.92 raw, 13 servers.
 
     Args:
@@ -104,7 +104,7 @@ def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, sp
     needed = max(1, ceil(raw))
     instances = needed + spare
     each = layout.instances_per_server
-    return Fleet(
+    return PeakFleet(
         peak=peak,
         rate=rate,
         headroom=headroom,

@@ -12,14 +12,14 @@ from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.sizing.demand import Demand
-from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
+from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 
 KNOWN = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 """Percentiles that benchmarks keep."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedLoad:
     """A measured load. `missed` says which limits it misses, in words; empty when it meets all."""
 
     level: MeasuredLevel
@@ -44,9 +44,9 @@ class MeasuredAnswer:
     demand: Demand
     slo: Slo
     percentile: float
-    levels: tuple[Judged, ...]
+    levels: tuple[JudgedLoad, ...]
     best: MeasuredLevel
-    fleet: Fleet
+    fleet: PeakFleet
 
 
 def from_measured(
@@ -70,7 +70,7 @@ def from_measured(
             allowed=f"Measured are {', '.join(f'{each:g}' for each in KNOWN)}.",
         )
     ordered = sorted(measured.levels, key=lambda level: level.requests_per_s)
-    judged = tuple(Judged(level, _missed(level, slo, percentile)) for level in ordered)
+    judged = tuple(JudgedLoad(level, _missed(level, slo, percentile)) for level in ordered)
     good = [each.level for each in judged if not each.missed]
     if not good:
         nearest = judged[0]

@@ -19,7 +19,7 @@ from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.question import Question
@@ -109,7 +109,7 @@ class Instance:
 
     setup: Setup
     costed: Costed
-    engine: Engine
+    engine: SchedulerLimits
     memory: DeviceMemory
     concurrency: Concurrency
 
@@ -133,7 +133,7 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
     if concurrency(sizes, memory, question.longest).requests < 1:
         raise UserError(_too_large(question, setup, memory))
     usual = round(question.mean_isl + question.mean_osl)
-    engine = Engine(
+    engine = SchedulerLimits(
         policy=limits.policy,
         slots=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
@@ -187,7 +187,7 @@ def _repeated(values: Any, count: int) -> Any:
     return values[:count] if count <= len(values) else np.resize(values, count)
 
 
-def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
+def _occupied(engine: SchedulerLimits, run: SimulatedRun) -> tuple[float, float, str]:
     """Mean requests in slots, mean share of the KV pool, and what was full at some moment."""
     r, span = run.requests, run.end
     stay, ones = r.end - r.admitted, np.ones(len(r.end))
@@ -223,8 +223,8 @@ def saturation(question: Question, one: Instance) -> float:
     return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
 
 
-def _load(question: Question, arrival: Any) -> Load:
-    return Load(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+def _load(question: Question, arrival: Any) -> OfferedLoad:
+    return OfferedLoad(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
 
 
 def _percentile(values: Any, percentile: float) -> float:

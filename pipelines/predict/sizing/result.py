@@ -8,14 +8,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.predict.sizing.answer import Answer, Option
+from pipelines.predict.sizing.answer import Answer, FleetOption
 from pipelines.predict.sizing.autoscale import Replay
-from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.instance import Seen
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, Trial
+from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SCHEMA = 1
 
@@ -90,7 +90,7 @@ def _question(question: Question) -> dict[str, Any]:
     }
 
 
-def _option(option: Option, question: Question) -> dict[str, Any]:
+def _option(option: FleetOption, question: Question) -> dict[str, Any]:
     one, seen = option.instance, option.capacity.seen
     return {
         "option": option.label,
@@ -127,7 +127,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
     return asdict(cost) | {"usd_per_year": cost.per_year, "parts": dict(cost.parts)}
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: PeakTrial) -> dict[str, Any]:
     return asdict(trial)
 
 
@@ -165,7 +165,7 @@ def to_csv(result: Result) -> str:
     return out.getvalue()
 
 
-def _row(option: Option, question: Question) -> dict[str, Any]:
+def _row(option: FleetOption, question: Question) -> dict[str, Any]:
     found = _option(option, question)
     nested = ("at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
     flat = {name: value for name, value in found.items() if name not in nested}
@@ -182,6 +182,6 @@ def _row(option: Option, question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sizes(fleet: Fleet | None, ending: str) -> dict[str, Any]:
+def _sizes(fleet: PeakFleet | None, ending: str) -> dict[str, Any]:
     names = ("instances", "gpus", "servers", "servers_raw")
     return {f"{name}{ending}": None if fleet is None else getattr(fleet, name) for name in names}

@@ -11,7 +11,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.predict.performance.memory import SMALL_BATCH
 from pipelines.predict.performance.performance import Setup, runnable
-from pipelines.predict.sizing.answer import WORDS, CostOf, Option
+from pipelines.predict.sizing.answer import WORDS, CostOf, FleetOption
 from pipelines.predict.sizing.fleet import Layout, fleet
 from pipelines.predict.sizing.instance import Instance, OutOfReachError, instance, instances_for
 from pipelines.predict.sizing.question import Question
@@ -44,7 +44,7 @@ class Change:
         return cls(what, instances, instances * layout.gpus_per_instance, layout.servers(instances))
 
 
-def changes(question: Question, option: Option, cost_of: CostOf) -> list[Change]:
+def changes(question: Question, option: FleetOption, cost_of: CostOf) -> list[Change]:
     """One input at a time."""
     found = list(_arithmetic(question, option))
     setup, needed, most = option.instance.setup, option.fleet.needed, option.capacity.most
@@ -54,7 +54,7 @@ def changes(question: Question, option: Option, cost_of: CostOf) -> list[Change]
     return found
 
 
-def _arithmetic(question: Question, option: Option) -> Iterator[Change]:
+def _arithmetic(question: Question, option: FleetOption) -> Iterator[Change]:
     """What needs no new simulation: the rate of an instance stays."""
     layout = Layout(option.gpus, question.gpu.gpus_per_server)
     rate, demand = option.capacity.rate, question.demand

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.predict.sizing.answer import WORDS, Option
+from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import ROUNDING
 from pipelines.predict.sizing.instance import Seen, missed, watch
 from pipelines.predict.sizing.question import Question
@@ -22,7 +22,7 @@ SHOWN_INSTANCES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PeakTrial:
     """A fleet at the peak.
 
     Attributes:
@@ -46,12 +46,12 @@ class Trial:
 class Check:
     """The fleet without its spares, and one instance fewer (None when there is only one)."""
 
-    fleet: Trial
-    fewer: Trial | None
+    fleet: PeakTrial
+    fewer: PeakTrial | None
     why: str
 
 
-def check(question: Question, option: Option) -> Check:
+def check(question: Question, option: FleetOption) -> Check:
     """Simulate the recommended fleet."""
     needed = option.fleet.needed
     full = trial(question, option, needed)
@@ -59,7 +59,7 @@ def check(question: Question, option: Option) -> Check:
     return Check(full, fewer, _why(question, option, fewer))
 
 
-def trial(question: Question, option: Option, instances: int) -> Trial:
+def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     """A fleet of so many instances at the peak."""
     one = option.instance
     each, lanes = len(question.gaps), one.setup.pp
@@ -83,10 +83,10 @@ def trial(question: Question, option: Option, instances: int) -> Trial:
     )
     wrong = missed(together, question.slo, question.percentile)
     values = together.at(question.percentile)
-    return Trial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)))
+    return PeakTrial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)))
 
 
-def _why(question: Question, option: Option, fewer: Trial | None) -> str:
+def _why(question: Question, option: FleetOption, fewer: PeakTrial | None) -> str:
     if fewer is None:
         return "one instance is the least there is"
     if not fewer.meets:

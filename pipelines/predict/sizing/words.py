@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.sizing.answer import WORDS, Option
-from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.answer import WORDS, FleetOption
+from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, Trial
+from pipelines.predict.sizing.validate import Check, PeakTrial
 
 WIDTH = 79
 SHOWN_OPTIONS = 12
@@ -75,7 +75,7 @@ def limits_text(question: Question) -> str:
     return "none given, so throughput alone counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
 
 
-def _table(options: Sequence[Option], question: Question) -> list[str]:
+def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     p = f"P{question.percentile:g}"
     wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
     lines = [
@@ -95,7 +95,7 @@ def _table(options: Sequence[Option], question: Question) -> list[str]:
     return lines
 
 
-def binds(option: Option) -> str:
+def binds(option: FleetOption) -> str:
     """What limits the rate, and what makes it so: "TTFT (KV cache)"."""
     return f"{WORDS[option.capacity.binding]} ({option.capacity.because})"
 
@@ -109,7 +109,7 @@ def count(amount: int, word: str) -> str:
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
-def fleet_text(fleet: Fleet) -> str:
+def fleet_text(fleet: PeakFleet) -> str:
     """Instances, GPUs, servers, and the same before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
@@ -137,7 +137,7 @@ def _recommended(result: Result) -> list[str]:
     return lines
 
 
-def interval_text(option: Option) -> str:
+def interval_text(option: FleetOption) -> str:
     """Fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
     if large is None:
@@ -156,7 +156,7 @@ def _range(low: int, high: int, word: str) -> str:
     return count(low, word) if low == high else f"{low:,} to {high:,} {word}s"
 
 
-def memory_text(option: Option) -> str:
+def memory_text(option: FleetOption) -> str:
     """KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
@@ -202,7 +202,7 @@ def _checked(question: Question, check: Check) -> list[str]:
     return [*lines, pair("", check.why)]
 
 
-def trial_text(question: Question, trial: Trial) -> str:
+def trial_text(question: Question, trial: PeakTrial) -> str:
     """A simulated fleet in words."""
     values = ", ".join(
         f"{WORDS[name]} {number(1000 * value)} ms" for name, value in trial.values.items() if not math.isnan(value)
@@ -212,7 +212,7 @@ def trial_text(question: Question, trial: Trial) -> str:
     return f"{count(trial.instances, 'instance')}: {verdict}{what} (P{question.percentile:g}: {values})"
 
 
-def _changes(changes: Sequence[Change], fleet: Fleet) -> list[str]:
+def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
     lines = ["what one change would do        inst.  GPUs servers"]
     for change in changes:
         if change.servers is None:

@@ -13,11 +13,11 @@ from pipelines.cli import commands
 from pipelines.domain.errors import UserError
 from pipelines.host import files
 from pipelines.predict.performance.fit_file import FittedModel
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.simulate import pictures
 from pipelines.predict.simulate.command import with_defaults
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.settings.load import load_faults
 from tests.conftest import ROOT
 
@@ -192,7 +192,7 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
 
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
-    deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
+    deployment = ModelledDeployment(SchedulerLimits(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
     known = {"model": "tiny_gemma", "precision": "fp8", "engine": "openvino", "gpu": None, "cpu": "x", "tp": 1, "pp": 1}
     fitted = {
         "intervals": {},

@@ -11,9 +11,9 @@ from tests.conftest import ROOT
 RUN = """
 import numpy as np
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
-simulate(Engine(), Load(np.ones(1), np.ones(1), users=1), TickCost(), backend="numba")
+simulate(SchedulerLimits(), OfferedLoad(np.ones(1), np.ones(1), users=1), TickCost(), backend="numba")
 """
 
 

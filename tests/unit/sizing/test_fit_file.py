@@ -11,7 +11,7 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import load_fit
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
@@ -111,14 +111,14 @@ def test_without_a_benchmark_there_is_nothing_to_fit_to():
 
 @pytest.mark.parametrize("variant", ["none", "fp8", "magnitude_2_4-int8_sq", "fp8-kv_fp8", "sparsegpt_2_4-fp8-kv_int8"])
 def test_the_word_of_a_compression_is_read_back(variant):
-    form = Format.of(variant)
+    form = Compression.of(variant)
     assert form.sparse == ("_2_4" in variant)
     assert form.kv_format.value == (variant.rpartition("kv_")[2] if "kv_" in variant else "auto")
     assert form.qformat.value in variant
 
 
 def test_a_word_of_another_tool_is_no_compression_of_ours():
-    assert Format.of("awq-marlin") is None
+    assert Compression.of("awq-marlin") is None
 
 
 def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(tmp_path, capsys, ours):
