@@ -12,6 +12,7 @@ from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
