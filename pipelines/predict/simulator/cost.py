@@ -50,7 +50,7 @@ class IterationCost:
         few: requests up to which an iteration has `few_sequence`; 0 means never.
         few_sequence: per request, in such small iterations: the CPU engine's server then sends each token separately.
         prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
-        end: per request that has ended, before the next iteration: the CPU engine's server does this in the same thread.
+        end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
     """
 
     token_compute: float

@@ -20,7 +20,7 @@ from pipelines.predict.simulator.state import STATIC, Batch, Request, Rules, Run
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
-    """Evaluate the formula of `IterationCost` (whose `array()` is `c`) without `end`; numbers, or equal-shape arrays."""
+    """Evaluate the formula of `IterationCost` (whose `array()` is `c`) without `end`; numbers, or same-shape arrays."""
     touched = c[5] + (1 - c[5]) * (1 - (1 - c[6]) ** tokens)
     compute = c[0] * tokens + c[1] * sequences
     memory = c[2] * touched + c[3]
@@ -151,7 +151,7 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
 
 
 def begin(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
-    """Complete the prefill of a request: its first token exists, and it decodes from the next iteration (or ends now)."""
+    """Finish the prefill of a request: its 1st token exists, and it decodes from the next iteration (or ends now)."""
     it = n.it - 1
     context = r.isl + r.produced
     r.began = it

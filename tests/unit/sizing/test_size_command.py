@@ -98,7 +98,10 @@ def test_a_benchmark_is_sized_from(tmp_path, capsys):
         ([*ASKED, "sizing.model=lama-3-8b"], r"model 'lama-3-8b' is not known.*Did you mean 'llama-3-8b'"),
         ([*ASKED, "hardware=h100_smx"], r"hardware=h100_smx is not known.*Did you mean 'h100_sxm'"),
         ([*ASKED, "model=lama_3_8b"], r"model=lama_3_8b is not known.*Did you mean 'llama_3_8b'"),
-        (["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"], "sizes of org--x are not known"),
+        (
+            ["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"],
+            "dimensions of org--x are not known",
+        ),
     ],
 )
 def test_what_is_missing_is_named(words, message):
@@ -212,5 +215,5 @@ def test_a_result_of_nothing_known_is_refused(tmp_path, capsys):
     file = tmp_path / "x.json"
     file.write_text("{}")
     assert size(tmp_path, f"sizing.measured={file}", "sizing.peak_rate=3") == 2
-    assert "is no result of a benchmark" in " ".join(capsys.readouterr().err.split())
+    assert "is not a benchmark result" in " ".join(capsys.readouterr().err.split())
     assert Path(file).is_file()
