@@ -1,4 +1,4 @@
-"""What a plan says of speed before anything is built: the workload's loads, simulated with the model there is."""
+"""Predict the speed of a plan before anything is built, by simulating the loads of its workload."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.run.console import WIDTH
 
 MOST_REQUESTS = 4000
-"""A plan takes no longer than two seconds; loads of more requests are left to `make simulate`."""
+"""A plan must not take longer than two seconds; larger loads are left to `make simulate`."""
 
 
 def modelled_text(plan: Plan) -> str:
-    """Lines below the plan; empty where there is no model of what is planned.
+    """Render the lines about speed below the plan; empty where there is no model of what is planned.
 
     Raises:
         UserError: a fit cannot be read.
@@ -54,7 +54,7 @@ def modelled_text(plan: Plan) -> str:
 
 
 def model_of(plan: Plan) -> PredictedDeployment | None:
-    """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
+    """Return the model of what is planned: a fit to a benchmark of it, else the GPU's performance model."""
     settings, build = plan.settings, plan.settings.build
     engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
     on_cpu = not engine.needs_gpu
@@ -64,7 +64,7 @@ def model_of(plan: Plan) -> PredictedDeployment | None:
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
-        return found  # of a GPU without a data sheet nothing is said
+        return found  # nothing is known about a GPU without a data sheet
     model = replace(plan.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
@@ -72,7 +72,7 @@ def model_of(plan: Plan) -> PredictedDeployment | None:
 def _levels(plan: Plan, deployment: ModelledDeployment) -> list[SimulatedLevel]:
     think = plan.settings.workload.think_time_s
     case = SimulationCase((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
-    with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
+    with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer can count
         levels = make_levels(plan.settings, case)
         fit = [level for level in levels if not level.faults(deployment.engine)]
         return [level for level in fit if len(level.requests.isl) <= MOST_REQUESTS]

@@ -14,7 +14,8 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.plan.targets import MEASURED, Target
 from pipelines.settings.groups import CONF
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+BASIC = "basic"
+"""Hydra's name of what runs one cell after another; its class is private to Hydra."""
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -86,13 +87,12 @@ def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
 
 
 def _sweeper(sweep: Sweep) -> list[Fault]:
-    hydra = sweep.config.hydra
-    if hydra.sweeper._target_ == SWEEPER:
+    word = sweep.config.hydra.runtime.choices["hydra/sweeper"]
+    if word == "basic":
         return []
     return [
         Fault(
-            f"hydra/sweeper={hydra.runtime.choices['hydra/sweeper']} cannot be used here: it chooses the next cell by "
-            "a number, and a cell returns none.",
+            f"hydra/sweeper={word} cannot be used here: it chooses the next cell by a number, and a cell returns none.",
             todo="Leave it out and list the values: quant=fp8,int4_awq",
         )
     ]

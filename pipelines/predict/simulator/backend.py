@@ -92,6 +92,7 @@ def _kept(numba: Any, function: FunctionType) -> Any:
 
         Numba imports all it can compile, linear algebra too, before it looks into the folder: 0.2 s of
         processor time, most of what the first call of a process took. When nothing is kept, it imports them to compile.
+        Numba has no public way to do so; `tests/unit/simulator/test_compiling.py` fails when these inner parts go.
         """
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
