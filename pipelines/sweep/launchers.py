@@ -18,10 +18,7 @@ BASIC = "basic"
 """Hydra's name of what runs one cell after another; its class is private to Hydra."""
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-HERE = (BASIC, JOBLIB)
-"""Launchers whose cells run on this machine."""
-WORDS = {"basic": BASIC, "joblib": JOBLIB, "slurm": SLURM}
+WORDS = {BASIC: BASIC, "joblib": JOBLIB, "slurm": SLURM}
 """hydra/launcher=... -> its class; other installed launchers work as well."""
 PACKAGES = {JOBLIB: "hydra-joblib-launcher", SLURM: "hydra-submitit-launcher"}
 PROGRAMS = {SLURM: ("sbatch", "srun", "squeue", "scancel")}
@@ -41,8 +38,13 @@ class Sweep:
 
     @property
     def launcher(self) -> str:
-        """Return the launcher's class."""
-        return str(self.config.hydra.launcher._target_)
+        """Return the launcher's class, or `BASIC` for Hydra's own."""
+        return BASIC if self.launcher_word == BASIC else str(self.config.hydra.launcher._target_)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the cells run on this machine."""
+        return self.launcher in (BASIC, JOBLIB)
 
     @property
     def launcher_word(self) -> str:
