@@ -47,5 +47,5 @@ def test_groups_of_config():
 
 
 def test_another_shell_is_refused():
-    with pytest.raises(UserError, match="'fish' is not a shell that can be completed. Choose one of bash, zsh"):
+    with pytest.raises(UserError, match=r"'fish' is not a shell that can be completed\. Choose one of bash, zsh"):
         script(["fish"])
