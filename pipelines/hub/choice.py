@@ -1,4 +1,4 @@
-"""Which files of a repository are fetched: safetensors, configuration and tokenizer; never anything that can run."""
+"""Choose the files to download: safetensors, configuration and tokenizer, never anything that can run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""One of these is the vocabulary itself; the others describe it."""
+"""A tokenizer needs one of these; the other files only describe it."""
 SMALL_PATTERNS = (
     CONFIG,
     "generation_config.json",
@@ -28,14 +28,14 @@ SMALL_PATTERNS = (
 )
 DATA_PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.txt")
 RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".msgpack", ".joblib")
-"""Pickles and the like, which run code when they are loaded."""
+"""Pickles and other formats that can run code when loaded."""
 
 
 def check_model(listing: HubListing) -> None:
     """Refuse a repository that cannot be a usable model, before anything is fetched.
 
     Raises:
-        UserError: no config.json, no safetensors weights, or no tokenizer; all that is missing at once.
+        UserError: no config.json, no safetensors weights, or no tokenizer; everything missing is named at once.
     """
     names, faults = listing.files, []
     if CONFIG not in names:
@@ -53,13 +53,13 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) ->
     """Compare the repository's model with the configured one.
 
     Raises:
-        UserError: names each field that differs.
+        UserError: fields differ; the message names each.
     """
     faults = [
         Fault(
             f"{CONFIG} of {listing.place} has {name}={getattr(found, name)}, "
             f"but the configuration expects {getattr(expected, name)}.",
-            todo="Correct the model's configuration or choose the repository that it describes.",
+            todo="Correct the model's configuration, or choose the repository it describes.",
         )
         for name in expected.differences(found)
     ]
@@ -68,14 +68,14 @@ def check_shape(found: ModelShape, expected: ModelShape, listing: HubListing) ->
 
 
 def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[str]:
-    """Names of the files that make the model.
+    """List the files that make up the model.
 
     Args:
         listing: of the repository.
         index: content of model.safetensors.index.json, when the repository has one; it names the shards.
 
     Raises:
-        UserError: shards that the index names are not there.
+        UserError: shards named by the index are missing.
     """
     small = [name for name in listing.files if any(fnmatch(name, pattern) for pattern in SMALL_PATTERNS)]
     small = [name for name in small if "/" not in name]  # * also matches "/", and subfolders hold other models
@@ -85,17 +85,17 @@ def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[st
     missing = [name for name in shards if name not in listing.files]
     if missing:
         raise UserError(
-            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are not there: "
+            f"{INDEX} of {listing.place} names {len(missing)} of {len(shards)} shards that are missing: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
             todo="Unset HF_HUB_OFFLINE once to fetch them."
             if listing.offline
-            else "Choose another revision: this upload is not complete.",
+            else "Choose another revision: this upload is incomplete.",
         )
     return [*small, INDEX, *shards]
 
 
 def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[str]:
-    """Names of the data files that match; what can run code is left out.
+    """List the data files that match, without any that can run code.
 
     Raises:
         UserError: nothing matches.
@@ -118,7 +118,7 @@ def dataset_files(listing: HubListing, patterns: Sequence[str] | None) -> list[s
 def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{INDEX} of {listing.place} has no weight_map; it names no shards.")
+        raise UserError(f"{INDEX} of {listing.place} has no weight_map, so it names no shards.")
     shards = sorted({str(name) for name in weight_map.values()})
     if not all(name.endswith(".safetensors") for name in shards):
         raise UserError(f"{INDEX} of {listing.place} names {shards[0]}.", allowed="Only safetensors are read.")
@@ -136,7 +136,7 @@ def _no_weights(listing: HubListing) -> Fault:
     return Fault(
         f"{listing.place} has neither {WEIGHTS} nor {INDEX}.",
         f"It has {_some(list(listing.files))}.",
-        "Choose a repository with a whole model in Transformers' layout.",
+        "Choose a repository with a complete model in Transformers' layout.",
     )
 
 

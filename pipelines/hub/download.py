@@ -1,4 +1,4 @@
-"""Download a model or a data set of the Hub: look up, choose, check, fetch, verify, link."""
+"""Download a model or a data set from the Hub: look up, choose, check, fetch, verify, link."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 def download_model(
     source: HubSource, out_dir: Path, *, expected_shape: ModelShape | None, progress: Progress
 ) -> HubSnapshot:
-    """Have a model's configuration, tokenizer and safetensors weights in a folder.
+    """Download a model's configuration, tokenizer and safetensors weights into a folder.
 
-    The files live in the Hub's cache (HF_HOME), where a run that was killed goes on and other tools find them; large
-    ones are hard links to it and must not be written to. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are the client's,
-    read when the process starts.
+    The files live in the Hub's cache (HF_HOME), where other tools find them and a killed download resumes. Large files
+    are hard links into it and must not be written to. The client reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE when
+    the process starts.
 
     Args:
         source: the repository.
-        out_dir: the folder, made when it is not there.
-        expected_shape: what config.json must say; None accepts any known architecture.
+        out_dir: the folder, created if missing.
+        expected_shape: the shape that config.json must have; None accepts any known architecture.
         progress: shows bytes.
 
     Raises:
-        UserError: the repository, the network, the token, the disk or a file is not as it should be.
+        UserError: something is wrong with the repository, the network, the token, the disk or a file.
     """
     with explained(source):
         listing = look_up(source)
@@ -57,12 +57,12 @@ def download_model(
 def download_dataset(
     source: HubSource, out_dir: Path, *, patterns: Sequence[str] | None = None, progress: Progress
 ) -> HubSnapshot:
-    """Have the data files of a data set in a folder, in the repository's subfolders.
+    """Download the data files of a data set into a folder, keeping the repository's subfolders.
 
     Args:
         source: the repository, of type "dataset".
-        out_dir: the folder, made when it is not there; large files in it are hard links to the Hub's cache.
-        patterns: of names, `*` also matches "/"; without any, `choice.DATA_PATTERNS`.
+        out_dir: the folder, created if missing; large files in it are hard links into the Hub's cache.
+        patterns: of file names, where `*` also matches "/"; None means `choice.DATA_PATTERNS`.
         progress: shows bytes.
 
     Raises:
@@ -95,10 +95,10 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
 
 
 def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
-    """Stop before the first byte when the files will not fit.
+    """Refuse before the first byte is fetched if the files will not fit.
 
     Raises:
-        UserError: the cache's disk or, where links to it are not possible, the folder's is too small.
+        UserError: the disk of the cache is too small, or that of the folder where it cannot link into the cache.
     """
     cache = _existing(Path(constants.HF_HUB_CACHE))
     needs = {cache: missing_bytes(listing, files)}
@@ -107,7 +107,7 @@ def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -
     for place, needed in needs.items():
         if needed > (free := shutil.disk_usage(place).free):
             raise UserError(
-                f"{listing.place} needs {show_bytes(needed)} more in {place}, which has {show_bytes(free)} free.",
+                f"{listing.place} needs {show_bytes(needed)} more space in {place}, which has {show_bytes(free)} free.",
                 todo="Free some space, or set HF_HOME to a larger disk."
                 if place == cache
                 else "Free some space, or set HF_HOME to a folder on this disk, so that links can be used.",
@@ -133,7 +133,7 @@ def _place(files: Sequence[HubFile], paths: Mapping[str, Path], out_dir: Path, p
         copied += file.size if file.large else 0
     if copied:
         progress.note(
-            f"{show_bytes(copied)} were copied: hard links from {constants.HF_HUB_CACHE} to {out_dir} are not possible."
+            f"Copied {show_bytes(copied)}, because {out_dir} cannot hold hard links into {constants.HF_HUB_CACHE}."
         )
 
 

@@ -1,4 +1,4 @@
-"""The client's errors as sentences a user can act on: what failed, what was given, what is allowed, what to do."""
+"""Turn client errors into messages a user can act on: what failed, what was given, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -25,64 +25,64 @@ from huggingface_hub.errors import (
 from pipelines.domain.errors import UserError
 from pipelines.hub.source import HubSource
 
-# The client speaks through httpx (1.x) or requests (0.36); the ancestors of its own error say through which.
+# The client uses httpx (1.x) or requests (0.36); the base classes of its own error tell which.
 TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(
     base for base in HfHubHTTPError.__mro__[1:] if base.__module__ != "builtins" and issubclass(base, Exception)
 )
 CLIENT_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, OSError, ValueError)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-AGAIN = "Run the same command again: it goes on where this one stopped."
+AGAIN = "Run the same command again: it resumes where this one stopped."
 
 
 @contextmanager
 def explained(source: HubSource) -> Iterator[None]:
-    """Turn what the client raises for a user's or the network's fault into a `UserError`; the rest is a crash."""
+    """Turn client errors caused by the user or the network into a `UserError`; anything else is a crash."""
     try:
         yield
     except CLIENT_ERRORS as error:
         fault = _explain(error, source)
         if fault is None:
             raise
-        raise fault from None  # the client's own error may hold request headers
+        raise fault from None  # the client's own error may contain request headers
 
 
 def check_token() -> None:
-    """Refuse a token that cannot be sent, since the error for that would quote it.
+    """Refuse a token that cannot be sent, because the client's error would quote it.
 
     Raises:
-        UserError: it holds something else than printable ASCII.
+        UserError: the token holds anything but printable ASCII.
     """
     token = get_token()
     if token and not (token.isascii() and token.isprintable()):
         raise UserError(
-            f"The access token ({_token_origin()}) holds a character that no token has.",
+            f"The access token ({_token_origin()}) contains a character that no token has.",
             allowed="Letters, digits and '_', starting with 'hf_'.",
-            todo="Copy it anew.",
+            todo="Copy it again.",
         )
 
 
 def shown_endpoint() -> str:
-    """The Hub's address without a user name and password that it may hold."""
+    """Return the Hub's address without any user name and password in it."""
     return scrub(constants.ENDPOINT)
 
 
 def scrub(text: object) -> str:
-    """A text without the access token and without credentials in addresses."""
+    """Remove the access token, and credentials in addresses, from a text."""
     shown, token = re.sub(r"//[^/@\s]+@", "//", str(text)), get_token()
     return shown.replace(token, "<token>") if token else shown
 
 
 def short(error: BaseException) -> str:
-    """Kind and first line of an error, safe to show."""
+    """Return the class and first line of an error, safe to show."""
     text = scrub(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def http_status(error: BaseException) -> int | None:
-    """Status of the answer that an error is about; None when there was none.
+    """Return the HTTP status behind an error, or None if there was no response.
 
-    Not by class: some versions of the client raise their HTTP library's own error for what they tried again.
+    The error's class does not tell: some versions of the client raise their HTTP library's own error after retries.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
@@ -90,7 +90,7 @@ def http_status(error: BaseException) -> int | None:
 
 def _explain(error: Exception, source: HubSource) -> UserError | None:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # the client looked into its cache after this one
+        error = error.__cause__  # the client fell back to its cache after this error
     if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         return _not_cached(source)
     if (status := http_status(error)) is not None:
@@ -103,7 +103,7 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
     if isinstance(error, FileMetadataError) or _is_no_json(error):
         return UserError(
             f"{shown_endpoint()} does not answer like a Hugging Face Hub ({short(error)}).",
-            todo="Check HF_ENDPOINT, and whether a proxy or login page answers in its place.",
+            todo="Check HF_ENDPOINT, and whether a proxy or a login page answers instead.",
         )
     if isinstance(error, TRANSPORT_ERRORS):
         return UserError(
@@ -115,27 +115,27 @@ def _explain(error: Exception, source: HubSource) -> UserError | None:
 
 
 def _refused(error: Any, status: int, source: HubSource) -> UserError:
-    """What an HTTP status means here."""
+    """Explain an HTTP status."""
     token, address = get_token(), scrub(error.response.url)
     if isinstance(error, GatedRepoError):
         return _gated(source, token)
     if isinstance(error, RevisionNotFoundError):
         return UserError(
             f"The {source.kind} {source.repo_id} has no revision '{source.revision}' at {shown_endpoint()}.",
-            allowed=f"A branch, a tag or a commit of 40 hex digits, see {_page(source)}.",
-            todo="Without a special need, use revision 'main'.",
+            allowed=f"A branch, a tag or a commit of 40 hex digits: see {_page(source)}.",
+            todo="Unless you need another one, use revision 'main'.",
         )
     if isinstance(error, EntryNotFoundError):
         return UserError(
-            f"{source.repo_id} lists a file that {shown_endpoint()} does not give: {address}.",
+            f"{source.repo_id} lists a file that {shown_endpoint()} does not serve: {address}.",
             todo="Try again later, or choose another revision.",
         )
     if status == 401 and token and not isinstance(error, RepositoryNotFoundError):
         return UserError(
             f"{shown_endpoint()} does not accept the access token it was given for {source.repo_id} "
             f"({_token_origin()}).",
-            allowed="A token that has not expired and may read the repository.",
-            todo=f"Make one at {shown_endpoint()}/settings/tokens and set HF_TOKEN, or give none for a public one.",
+            allowed="A token that has not expired and has read access to the repository.",
+            todo=f"Create one at {shown_endpoint()}/settings/tokens and set HF_TOKEN; a public repository needs none.",
         )
     if status in (401, 404):
         return _missing(source, token)
@@ -156,7 +156,7 @@ def _gated(source: HubSource, token: str | None) -> UserError:
     given = f"the account of the access token ({_token_origin()}) has not" if token else "no access token was given"
     return UserError(
         f"The {source.kind} {source.repo_id} is gated, and {given}.",
-        allowed="Its files are given to accounts that accepted its licence.",
+        allowed="Only accounts that accepted its licence can download it.",
         todo=f"Accept the licence at {_page(source)} and set HF_TOKEN to a token of that account.",
     )
 
@@ -165,8 +165,8 @@ def _missing(source: HubSource, token: str | None) -> UserError:
     given = f"to the account of the access token ({_token_origin()})" if token else "without an access token"
     return UserError(
         f"There is no {source.kind} '{source.repo_id}' at {shown_endpoint()} that is visible {given}.",
-        allowed="A public repository, or a private one with a token of a member.",
-        todo="Check the spelling; when it is private, set HF_TOKEN.",
+        allowed="A public repository, or a private one with a member's token.",
+        todo="Check the spelling; if it is private, set HF_TOKEN.",
     )
 
 
@@ -189,7 +189,7 @@ def _disk(error: OSError) -> UserError | None:
     if error.errno in REFUSED:
         return UserError(
             f"{place} cannot be written ({os.strerror(error.errno)}).",
-            allowed="A folder that this user may write.",
+            allowed="A folder that this user can write to.",
             todo="Change its permissions, or set HF_HOME to a folder of your own.",
         )
     return None

@@ -1,7 +1,7 @@
-"""Bring files into the Hub's own cache: resumed, verified, each byte fetched and hashed once.
+"""Fetch files into the Hub's own cache: resumed, verified, each byte transferred and hashed once.
 
-Large files are received here and not by `hf_hub_download`, which since 1.x starts a file anew in every process. What
-has arrived of one is kept as blobs/<sha256>.incomplete, and gets its name in the cache only when its SHA-256 is right.
+Large files are received here and not by `hf_hub_download`, which since 1.x restarts a file in every process. Partial
+content is kept as blobs/<sha256>.incomplete and gets its name in the cache only when its SHA-256 is right.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pipelines.host.hashing import git_blob_sha1, one_at_a_time, sha256_file
 from pipelines.hub.faults import AGAIN, CLIENT_ERRORS, TRANSPORT_ERRORS, http_status, short, shown_endpoint
 from pipelines.hub.source import HubFile, HubListing, HubSource
 
-WORKERS = 4  # files at a time; a few streams fill a link, more only take the server's patience
+WORKERS = 4  # files at a time; a few streams fill a link, and more would only annoy the server
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all files of one download share."""
+    """State shared by all files of one download."""
 
     listing: HubListing
     advance: Advance
@@ -47,22 +47,22 @@ class _Job:
 
 
 class _StoppedError(Exception):
-    """Another file failed, so this one is left where it is."""
+    """Raised to stop a transfer because another file failed."""
 
 
 def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> dict[str, Path]:
-    """Have each file in the cache, verified against the Hub's hash.
+    """Fetch files into the cache, each verified against the Hub's hash.
 
     Args:
-        listing: where they come from.
-        files: which; all must be of `listing`.
-        progress: shows bytes, those already there included.
+        listing: of their repository.
+        files: to fetch; all must be in `listing`.
+        progress: shows bytes, including those already in the cache.
 
     Returns:
-        name -> path in the cache, by the Hub's layout a link.
+        name -> path in the cache (a link, in the Hub's layout).
 
     Raises:
-        UserError: a hash is wrong, or the connection broke and did not come back.
+        UserError: a hash is wrong, or the connection broke and could not be restored.
     """
     total = sum(file.size for file in files)
     with progress.task(f"fetching {listing.source.repo_id}", total, "bytes") as show, _silent_client():
@@ -78,23 +78,22 @@ def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> 
 
 
 def missing_bytes(listing: HubListing, files: Sequence[HubFile]) -> int:
-    """Bytes that the cache still has to take in for these files."""
+    """Return how many bytes of these files the cache still lacks."""
     absent = [file for file in files if _cached(listing, file) is None and not _blob(listing.source, file).exists()]
     return sum(file.size - _size(_partial(listing.source, file)) for file in absent)
 
 
 def remember_revision(listing: HubListing) -> None:
-    """Let the cache know which commit the revision means, so that it can be found offline.
+    """Record in the cache which commit the revision means, so that it can be found offline.
 
-    Done last, and not by the client at the start: offline, a revision without a name in the cache is not found, and
-    a download that was broken off must not be found.
+    This is done last, not by the client at the start: an interrupted download must not be found offline.
     """
     source = listing.source
     if listing.offline or source.revision == listing.commit:
         return
     ref = _storage(source) / "refs" / source.revision
     if ref.is_file() and ref.read_text() == listing.commit:
-        return  # also the way through a complete cache that is read-only
+        return  # nothing to write, so a complete cache may be read-only
     write_text(ref, listing.commit)
 
 
@@ -105,11 +104,11 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
             job.advance(file.size)
             return path
         _discard(job, file, path)
-    received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # above it, only the client's own way works
+    received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # else the client downloads
     if received:
         _receive(job, file)
     source, commit = job.listing.source, job.listing.commit
-    # Gives what was received its name in the cache; fetches what was not.
+    # Names what was received in the cache; fetches what was not.
     path = Path(hf_hub_download(source.repo_id, file.name, repo_type=source.repo_type, revision=commit))
     if not received:
         if not _is_right(file, path):
@@ -119,15 +118,15 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
 
 
 def _discard(job: _Job, file: HubFile, path: Path) -> None:
-    """Make room for a better copy of a damaged file, where one can be had."""
+    """Remove a damaged file from the cache so that it is fetched again; offline, refuse."""
     if job.listing.offline:
         raise _wrong_hash(job.listing, file, path)
-    job.progress.note(f"{file.name} in the cache is damaged; it is fetched anew.")
+    job.progress.note(f"{file.name} in the cache is damaged; fetching it again.")
     _remove(path)
 
 
 def _receive(job: _Job, file: HubFile) -> None:
-    """Have the blob of a large file in the cache, from where an earlier run left it."""
+    """Receive the blob of a large file into the cache, resuming where an earlier run stopped."""
     source = job.listing.source
     blob, partial = _blob(source, file), _partial(source, file)
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / blob.parent.parent.name / f"{file.etag}.lock"  # the client's own
@@ -144,10 +143,10 @@ def _receive(job: _Job, file: HubFile) -> None:
 
 
 def _stream(job: _Job, file: HubFile, partial: Path) -> None:
-    """Append what is missing, again and again as long as something arrives."""
+    """Append what is missing, retrying as long as each attempt makes progress."""
     source = job.listing.source
     url = hf_hub_url(source.repo_id, file.name, repo_type=source.repo_type, revision=job.listing.commit)
-    # Not compressed on the way: an offset into a compressed stream would not be one into the file.
+    # No compression: an offset into a compressed stream is not an offset into the file.
     headers = build_hf_headers() | {"accept-encoding": "identity"}
     if _size(partial) > file.size:
         partial.unlink()
@@ -166,14 +165,14 @@ def _stream(job: _Job, file: HubFile, partial: Path) -> None:
 
 
 class _Receiver(io.FileIO):
-    """A file that is appended to, tells the progress line, and stops when the job does."""
+    """A file opened for appending that reports progress and stops when the job stops."""
 
     def __init__(self, path: Path, job: _Job) -> None:
         super().__init__(path, "a")
         self._job = job
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all of `data`."""
         if self._job.stop.is_set():
             raise _StoppedError
         rest = memoryview(data)
@@ -183,7 +182,7 @@ class _Receiver(io.FileIO):
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """Take back what the server sends again, when it cannot continue."""
+        """Discard what the server will send again because it cannot resume, and correct the progress."""
         before = _size(Path(str(self.name)))
         kept = super().truncate(size)
         self._job.advance(kept - before)
@@ -192,30 +191,30 @@ class _Receiver(io.FileIO):
 
 def _is_interruption(error: BaseException) -> bool:
     if http_status(error) is not None:
-        return False  # an answer, if not the one hoped for
-    # The client reports a body that is too short as an OSError without number.
+        return False  # the server responded, so this is no interruption
+    # The client reports a truncated body as an OSError without errno.
     return isinstance(error, TRANSPORT_ERRORS) or (isinstance(error, OSError) and error.errno is None)
 
 
 def _broken(listing: HubListing, file: HubFile, received: int, error: BaseException) -> UserError:
     return UserError(
-        f"The connection to {shown_endpoint()} broke while {file.name} of {listing.source.repo_id} was fetched: "
-        f"{show_bytes(received)} of {show_bytes(file.size)} are here ({short(error)}).",
+        f"The connection to {shown_endpoint()} broke while fetching {file.name} of {listing.source.repo_id}: "
+        f"{show_bytes(received)} of {show_bytes(file.size)} have arrived ({short(error)}).",
         todo=AGAIN,
     )
 
 
 def _wrong_hash(listing: HubListing, file: HubFile, path: Path) -> UserError:
-    """Say what is wrong with a file and, where it can be fetched again, remove it."""
+    """Describe a hash mismatch and, unless offline, remove the file so that it can be fetched again."""
     algorithm = "SHA-256" if file.large else "git SHA-1"
-    todo = "Unset HF_HUB_OFFLINE to fetch it anew."
+    todo = "Unset HF_HUB_OFFLINE to fetch it again."
     found = _digest(file, path)
     if not listing.offline:
         _remove(path)
-        todo = f"It was removed; run again to fetch it anew. If it stays so, {shown_endpoint()} gives other bytes."
+        todo = f"It was removed: run again to fetch it. If this repeats, {shown_endpoint()} serves different bytes."
     return UserError(
         f"{file.name} of {listing.place} has {algorithm} {found}.",
-        allowed=f"The Hub says {file.etag}." if file.etag else "What the Hub says of it is not known here.",
+        allowed=f"The Hub says {file.etag}." if file.etag else "The Hub's hash is not known here.",
         todo=todo,
     )
 
@@ -229,7 +228,7 @@ def _digest(file: HubFile, path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file of the cache: its name and what the name points to."""
+    """Remove a file from the cache: the link and the blob it points to."""
     if path.is_symlink():
         (path.parent / path.readlink()).unlink(missing_ok=True)
     path.unlink()
@@ -261,7 +260,7 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _silent_client() -> Iterator[None]:
-    """Keep the client's own progress bars off the screen while ours is there."""
+    """Hide the client's own progress bars while ours is shown."""
     if are_progress_bars_disabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Look a repository up: at the Hub, or in its local cache when HF_HUB_OFFLINE is set."""
+"""Look up a repository on the Hub, or in the local cache when HF_HUB_OFFLINE is set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def look_up(source: HubSource) -> HubListing:
     """Resolve the revision to a commit and list its files with sizes and hashes.
 
     Raises:
-        UserError: the token, or a file's name or hash, cannot be one of the Hub.
+        UserError: the token, a file's name or a hash is malformed.
     """
     return _from_cache(source) if constants.HF_HUB_OFFLINE else _from_hub(source)
 
@@ -33,7 +33,7 @@ def _from_hub(source: HubSource) -> HubListing:
         repo_type=source.repo_type,
         revision=source.revision,
         files_metadata=True,
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # the client's own default is to wait for ever
+        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # by default the client waits forever
     )
     files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
     return HubListing(source, str(info.sha), files, offline=False)
@@ -43,20 +43,20 @@ def _hub_file(source: HubSource, sibling: Any) -> HubFile:
     name = str(sibling.rfilename)
     size, etag = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if size is None or etag is None:
-        return HubFile(name, 0, "", large=False)  # not told to who may not read it; the first fetch will say so
-    # Name and hash become parts of paths on this machine, so neither is taken on trust.
+        return HubFile(name, 0, "", large=False)  # hidden without read access; the first fetch says so
+    # Name and hash become parts of local paths, so neither is trusted.
     path, pattern = PurePosixPath(name), SHA256 if sibling.lfs else SHA1
     if path.is_absolute() or ".." in path.parts or not pattern.fullmatch(etag):
         raise UserError(
             f"The Hub lists '{name}' of {source.repo_id} with the hash '{etag}'.",
-            allowed="A relative name, and SHA-256 or git SHA-1.",
+            allowed="A relative name, and a SHA-256 or git SHA-1 hash.",
             todo="Check that HF_ENDPOINT names the Hub or a mirror that you trust.",
         )
     return HubFile(name, int(size), etag, large=sibling.lfs is not None)
 
 
 def _from_cache(source: HubSource) -> HubListing:
-    # The patterns only tell a client that remembers the whole listing which absent files matter.
+    # The patterns only tell a client that cached the whole listing which missing files matter.
     patterns = DATA_PATTERNS if source.repo_type == "dataset" else (CONFIG,)
     folder = Path(
         snapshot_download(

@@ -1,4 +1,4 @@
-"""What is asked of the Hub, what it has, and what came of it."""
+"""Records of the Hub: a repository to download from, its files, and what was downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RepoType = Literal["model", "dataset"]
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of the Hub.
+    """A repository on the Hub.
 
     Attributes:
         repo_id: "owner/name", e.g. "google/gemma-2b".
@@ -26,7 +26,7 @@ class HubSource:
 
     @property
     def kind(self) -> str:
-        """The repository type in words."""
+        """Return the repository type in words."""
         return "data set" if self.repo_type == "dataset" else "model"
 
 
@@ -35,7 +35,7 @@ class HubSnapshot:
     """The files of one commit that are now in a folder.
 
     Attributes:
-        commit: 40 hex digits; what the revision meant at that moment.
+        commit: 40 hex digits that the revision resolved to.
         files: relative name -> size in bytes and SHA-256.
     """
 
@@ -45,14 +45,14 @@ class HubSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file that a repository lists.
+    """One file in a repository's listing.
 
     Attributes:
         name: relative, with "/" between folders.
         size: in bytes.
-        etag: the Hub's name of the content, and of the file in its cache: SHA-256 when `large`, else git's SHA-1;
-            "" when a cache without links does not tell.
-        large: kept in large file storage.
+        etag: the Hub's name for the content, and for the file in its cache: SHA-256 if `large`, else git's SHA-1;
+            "" if it is unknown because the cache has no links.
+        large: whether it is in large file storage.
     """
 
     name: str
@@ -63,13 +63,13 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubListing:
-    """What a repository has at one commit.
+    """The files of a repository at one commit.
 
     Attributes:
         source: the repository.
         commit: 40 hex digits.
         files: by name.
-        offline: it was read from the local cache, so it may lack files of the repository.
+        offline: whether it was read from the local cache, which may lack files of the repository.
     """
 
     source: HubSource
@@ -79,6 +79,6 @@ class HubListing:
 
     @property
     def place(self) -> str:
-        """Where the files are looked for, for messages."""
+        """Return repository and revision, for messages."""
         cached = " in the local cache" if self.offline else ""
         return f"{self.source.repo_id} at {self.source.revision}{cached}"

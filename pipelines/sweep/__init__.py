@@ -1,1 +1,1 @@
-"""Sweeps: every cell a process of its own, started by whichever launcher of Hydra's is asked for."""
+"""Sweeps: each combination of settings (a cell) runs in its own process, started by one of Hydra's launchers."""

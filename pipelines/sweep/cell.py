@@ -1,4 +1,4 @@
-"""The process of one cell: `python -m pipelines.sweep.cell FILE` plans, runs and writes the result into FILE."""
+"""Process of one cell: `python -m pipelines.sweep.cell FILE` plans, runs and writes the result into FILE."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main(file: Path) -> int:
     """Run the cell that a file describes.
 
     Returns:
-        0 when it is done, 1 when it failed, 130 when it was stopped.
+        0 if it is done, 1 if it failed, 130 if it was stopped.
     """
-    if sys.platform == "linux":  # a cell does not outlive a launcher that is killed
+    if sys.platform == "linux":  # a cell must not outlive its launcher
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
@@ -51,11 +51,11 @@ def main(file: Path) -> int:
     return 130 if cell.reason == STOPPED else 1
 
 
-STOPPED = "it was stopped before its end (Ctrl-C, scancel, time limit or preemption)"
+STOPPED = "it was stopped early (Ctrl-C, scancel, time limit or preemption)"
 
 
 class _Stop:
-    """SIGINT and SIGTERM unwind like Ctrl-C; a SIGTERM that follows does not disturb the cleaning up."""
+    """Unwinds SIGINT and SIGTERM like Ctrl-C; a further SIGTERM does not disturb the clean-up."""
 
     def __init__(self) -> None:
         self._stopping = False
@@ -71,8 +71,8 @@ def _run(cell: SweepCell, machine: Machine) -> SweepCell:
     """Plan and run.
 
     Raises:
-        UserError: a fault of the settings, or of something a stage reads.
-        KeyboardInterrupt: the benchmark was told to stop, and kept what it had.
+        UserError: a fault in the settings, or in something a stage reads.
+        KeyboardInterrupt: the benchmark was told to stop, and kept what it had measured.
     """
     from pipelines.run.session import run_target
 

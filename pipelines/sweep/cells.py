@@ -1,7 +1,7 @@
-"""One combination of a sweep and what became of it: a JSON file that the cell's process writes and everybody reads.
+"""One combination of a sweep and its outcome, as a JSON file that the cell's process writes and everyone else reads.
 
-The file is all that the submitting side and a job share, so a launcher need not carry results, and what is written
-survives whoever wrote it.
+The file is all that the submitting side and a job share, so no launcher has to transport results, and a result
+survives the process that wrote it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class SweepCell:
     Attributes:
         number: from 1, in the order of the command line.
         target: how far it goes.
-        overrides: what it is made of.
-        words: those that are not the same for every cell, for people.
+        overrides: of this combination.
+        words: the overrides that differ between cells, for display.
         state: "waiting" until a launcher starts it.
         host: where it runs, or ran.
         machine: facts of that machine, as `Machine.to_json`.
         artifacts: path of each node's artifact, where done.
         model: label of the model.
-        variant: its compression in one word.
+        variant: its compression as one word.
         reason: why it failed.
-        seconds: what it took.
+        seconds: how long it took.
     """
 
     number: int
@@ -50,42 +50,42 @@ class SweepCell:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """Whether the cell is done or failed."""
         return self.state in ("done", "failed")
 
     @property
     def after(self) -> Path:
-        """Its accuracy."""
+        """Folder with the cell's accuracy."""
         return Path(self.artifacts["evaluate"])
 
     @property
     def baseline(self) -> Path:
-        """The accuracy without compression; its own where it has none."""
+        """Folder with the accuracy of the uncompressed model; its own for an uncompressed cell."""
         return Path(self.artifacts.get("baseline.evaluate", self.artifacts["evaluate"]))
 
     def failed(self, reason: str) -> SweepCell:
-        """The same, failed."""
+        """Return a copy marked as failed."""
         return replace(self, state="failed", reason=reason)
 
     def file(self, folder: Path) -> Path:
-        """Where it is kept in a sweep's folder."""
+        """Return the cell's file in the sweep's folder."""
         return folder / f"cell-{self.number}.json"
 
     def log(self, folder: Path) -> Path:
-        """What its process printed, unless that went to the terminal."""
+        """Return the file with the output of the cell's process, unless that went to the terminal."""
         return folder / f"cell-{self.number}.log"
 
     def write(self, folder: Path) -> None:
-        """Keep it."""
+        """Write the cell's file."""
         write_json(self.file(folder), asdict(self))
 
     def fresh(self, folder: Path) -> SweepCell:
-        """What is known of it now."""
+        """Read the cell's current state."""
         return read(self.file(folder))
 
 
 def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[SweepCell]:
-    """One cell per combination of overrides."""
+    """Make one cell per combination of overrides."""
     common = set(combinations[0]).intersection(*combinations) if len(combinations) > 1 else set()
     return [
         SweepCell(
@@ -96,6 +96,6 @@ def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[Swee
 
 
 def read(path: Path) -> SweepCell:
-    """One cell's file."""
+    """Read a cell from its file."""
     raw = json.loads(path.read_text())
     return SweepCell(**{**raw, "overrides": tuple(raw["overrides"])})

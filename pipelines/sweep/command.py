@@ -1,4 +1,4 @@
-"""Sweep and compare: the cells of a sweep, then one table; a failed cell is named at the end and stops no other."""
+"""The commands `sweep` and `compare`: run the cells, then show one table. A failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sweep(overrides: Sequence[str]) -> int:
 
 
 def compare(overrides: Sequence[str]) -> int:
-    """Everything for every combination, then one table, one plot and one report per model.
+    """Run everything for each combination, then show one table, one plot and one report per model.
 
     Returns:
         0, or 1 when a cell failed.
@@ -54,16 +54,16 @@ def compare(overrides: Sequence[str]) -> int:
 
 
 def _single(overrides: Sequence[str]) -> list[str]:
-    """The overrides that are no sweep: where things are kept is the same for every cell."""
+    """Return the overrides that have a single value; folders are the same for every cell."""
     return [text for text in overrides if text.startswith(("paths.", "report."))]
 
 
 def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
-    """Name the cells that failed and where everything lies."""
+    """Name the cells that failed, and where the results are."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
         say("\nfailed cells:\n" + columns([(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]))
-        say("The same command again runs what is missing.")
+        say("Run the same command again to finish what is missing.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0
 

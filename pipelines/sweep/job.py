@@ -1,7 +1,7 @@
-"""What a launcher runs: one cell, in a process of its own.
+"""Run one cell in a process of its own, for any launcher.
 
-A process per cell, with every launcher: memory, GPUs and MPI are free again for the next one, what ends it ends nothing
-else, and a sweep means the same wherever it runs.
+One process per cell, whatever the launcher: memory, GPUs and MPI are free again for the next cell, a crash ends nothing
+else, and a sweep behaves the same wherever it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.sweep.cells import SweepCell, read
 
-STOP_S = 30.0  # for a cell that is told to stop: a server drains, drafts are removed
+STOP_S = 30.0  # time for a stopped cell to drain its server and remove drafts
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RunCell:
     shown: bool
 
     def __call__(self, _config: Any) -> None:
-        """Run the cell of this job to its end."""
+        """Run the cell of this job to the end."""
         from hydra.core.hydra_config import HydraConfig
 
         cell = read(self.files[HydraConfig.get().job.num])
@@ -59,7 +59,7 @@ class RunCell:
             process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "PYTHONPATH": python_path})
             try:
                 return process.wait()
-            except BaseException:  # Ctrl-C, SIGTERM: the cell cleans up before we go
+            except BaseException:  # Ctrl-C, SIGTERM: let the cell clean up first
                 process.terminate()
                 _wait_or_kill(process)
                 raise
@@ -82,7 +82,7 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _how(code: int) -> str:
-    """An exit code in words; what the kernel sends when memory runs out is worth a hint."""
+    """Describe an exit code, with a hint where the kernel may have run out of memory."""
     if code >= 0:
         return f"exit code {code} and no result"
     hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""

@@ -1,7 +1,7 @@
-"""From the words of a sweep to cells that have ended: expand, leave out what is finished, hand the rest to a launcher.
+"""Run a sweep: expand the overrides into cells, skip finished ones, and hand the rest to a launcher.
 
-Hydra's grammar says which combinations there are and Hydra's launchers start them; its application shell is not used,
-so that what is finished needs no job and what goes wrong is said in our words.
+Hydra's grammar defines the combinations and Hydra's launchers start them. Its application wrapper is not used, so that
+finished cells need no job and errors are reported in our own words.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from pipelines.sweep.watch import Watch
 
 
 def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[SweepCell]]:
-    """Run every combination of the comma lists that is not finished.
+    """Run every unfinished combination of the comma-separated lists.
 
     Returns:
-        the sweep's folder, and all cells, ended.
+        the sweep's folder, and all cells, done or failed.
 
     Raises:
         UserError: Hydra cannot compose the combinations, or the launcher cannot work here.
-        KeyboardInterrupt: after what was running has been stopped.
+        KeyboardInterrupt: after the running cells were stopped.
     """
     folder = _new_folder(overrides)
     sweep = expand(overrides, folder)
@@ -62,7 +62,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
 
 
 def _new_folder(overrides: Sequence[str]) -> Path:
-    """A folder for the cells' files and logs, named after the moment."""
+    """Create a folder for the cells' files and logs, named after the current time."""
     kept = compose_config([word for word in overrides if word.startswith("paths.")])
     return Path(kept.paths.runs).absolute() / "sweeps" / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
@@ -80,7 +80,7 @@ def _write(folder: Path, cells: Sequence[SweepCell]) -> None:
 
 
 def _ended(cell: SweepCell, folder: Path) -> SweepCell:
-    """A cell of which nothing was heard any more."""
+    """Mark a cell as failed if it ended without a result."""
     if cell.ended:
         return cell
     cell = cell.failed(
@@ -91,14 +91,14 @@ def _ended(cell: SweepCell, folder: Path) -> SweepCell:
 
 
 def expand(overrides: Sequence[str], folder: Path) -> Sweep:
-    """Compose what is no sweep, and expand what is.
+    """Compose the single values, and expand the lists into combinations.
 
     Args:
         overrides: as typed.
-        folder: where launchers may keep what they need.
+        folder: where launchers may keep their files.
 
     Raises:
-        UserError: Hydra refuses a word.
+        UserError: Hydra refuses an override.
     """
     from hydra import compose
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -117,7 +117,7 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
             (combinations,) = BasicSweeper.split_arguments(words, None)
-    except (HydraException, OmegaConfBaseException, ValueError):  # a ValueError is a number where a name belongs
+    except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
         raise UserError.of(faults or [unexplained(overrides)]) from None
     return Sweep(config, tuple(tuple(combination) for combination in combinations))
@@ -134,7 +134,7 @@ def _of_hydra(word: Any) -> bool:
 
 
 def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:
-    """Mark cells that are finished already, and cells that cannot be planned.
+    """Mark cells that are already finished, and cells that cannot be planned.
 
     Raises:
         UserError: Hydra refuses combinations; all faults at once.
@@ -151,10 +151,10 @@ def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine
 
 
 def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine | None, here: bool) -> SweepCell:
-    """What planning says of a cell: done, failed, or waiting for a launcher.
+    """Plan a cell, and mark it done, failed, or waiting for a launcher.
 
-    A cell of another machine is planned with that machine's facts, where they are known; whether it can run there is
-    for that machine to say.
+    A cell for another machine is planned with that machine's facts, if they are known; whether it can run there is
+    decided there.
     """
     try:
         settings = validate(raw)
@@ -174,7 +174,7 @@ def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine
 
 
 def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep) -> None:
-    """What there is to do, and by whom."""
+    """Print how many cells run, and with which launcher."""
     finished = sum(cell.state == "done" for cell in cells)
     refused = [cell for cell in cells if cell.state == "failed"]
     parts = [f"{len(cells)} cell{'s' if len(cells) > 1 else ''}"]
@@ -187,7 +187,7 @@ def _tell(cells: Sequence[SweepCell], waiting: Sequence[SweepCell], sweep: Sweep
 
 
 def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
-    """Hand cells to the launcher and come back when all have ended."""
+    """Hand the cells to the launcher and return when all have ended."""
     from hydra.core.hydra_config import HydraConfig
 
     shown = sweep.launcher == BASIC

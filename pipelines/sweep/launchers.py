@@ -1,4 +1,4 @@
-"""Which launchers there are, and what each of them needs before anything is written."""
+"""The launchers, and checks of what each needs before anything is written."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 HERE = (BASIC, JOBLIB)
 """Launchers whose cells run on this machine."""
 WORDS = {"basic": BASIC, "joblib": JOBLIB, "slurm": SLURM}
-"""hydra/launcher=... -> its class; others that are installed work as well."""
+"""hydra/launcher=... -> its class; other installed launchers work as well."""
 PACKAGES = {JOBLIB: "hydra-joblib-launcher", SLURM: "hydra-submitit-launcher"}
 PROGRAMS = {SLURM: ("sbatch", "srun", "squeue", "scancel")}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was asked for, composed by Hydra.
+    """A sweep as composed by Hydra.
 
     Attributes:
-        config: everything that is no sweep, with the node `hydra`.
+        config: all settings with a single value, with the node `hydra`.
         combinations: the overrides of each cell.
     """
 
@@ -40,20 +40,20 @@ class Sweep:
 
     @property
     def launcher(self) -> str:
-        """The launcher's class."""
+        """Return the launcher's class."""
         return str(self.config.hydra.launcher._target_)
 
     @property
     def launcher_word(self) -> str:
-        """Its name on the command line."""
+        """Return the launcher's name on the command line."""
         return str(self.config.hydra.runtime.choices["hydra/launcher"])
 
 
 def check_launcher(sweep: Sweep, target: Target) -> None:
-    """Refuse what cannot work here.
+    """Refuse a launcher that cannot work here.
 
     Raises:
-        UserError: a package or program is missing, or measurements would disturb each other.
+        UserError: a package or program is missing, or measurements would disturb one another.
     """
     faults = [*_sweeper(sweep), *_package(sweep.launcher_word, sweep.launcher), *_programs(sweep)]
     if sweep.launcher == JOBLIB and target in MEASURED and sweep.config.hydra.launcher.n_jobs != 1:
@@ -61,7 +61,7 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
             Fault(
                 "hydra/launcher=joblib would run several benchmarks on this machine at once, and each would measure "
                 "the others.",
-                todo="Compare without it, or on the nodes of a cluster with hydra/launcher=slurm.",
+                todo="Leave it out, or compare on a cluster with hydra/launcher=slurm.",
             )
         )
     if faults:
@@ -69,7 +69,7 @@ def check_launcher(sweep: Sweep, target: Target) -> None:
 
 
 def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
-    """What is wrong with the launcher's words where Hydra could not compose."""
+    """Find faults in the launcher's settings after Hydra failed to compose."""
     given = dict(text.partition("=")[::2] for text in overrides)
     word = given.get("hydra/launcher", "basic")
     if word not in WORDS:
@@ -80,7 +80,7 @@ def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
     keys = [key.removeprefix("hydra.launcher.") for key in given if key.startswith("hydra.launcher.")]
     unknown = [key for key in keys if known and key.split(".")[0] not in known]
     return _package(word, WORDS[word]) + [
-        Fault(f"hydra.launcher.{key} is no option of hydra/launcher={word}.", did_you_mean(key, known), f"See {file}.")
+        Fault(f"hydra.launcher.{key} is not an option of {word}.", did_you_mean(key, known), f"See {file}.")
         for key in unknown
     ]
 
@@ -113,7 +113,7 @@ def _package(word: str, launcher: str) -> list[Fault]:
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(f"hydra_plugins.{name.replace('-', '_')}") is not None
-    except ModuleNotFoundError:  # no plugin of Hydra's at all
+    except ModuleNotFoundError:  # not a Hydra plugin
         return False
 
 
@@ -124,6 +124,6 @@ def _programs(sweep: Sweep) -> list[Fault]:
     return [
         Fault(
             f"hydra/launcher={sweep.launcher_word} needs Slurm's {', '.join(missing)}, not found on PATH.",
-            todo="Give the command on a login node of the cluster, or leave out hydra/launcher to run here.",
+            todo="Run the command on a login node of the cluster, or leave out hydra/launcher to run here.",
         )
     ]

@@ -1,8 +1,8 @@
-"""What kind of machine a launcher's jobs find, learned from their results.
+"""Remember which kind of machine a launcher's jobs ran on, learned from their results.
 
-Whether a cell is finished depends on the machine it runs on (its GPU is part of an engine's key), and a login node is
-not that machine. So the facts of the last node are kept per launcher configuration; unknown means that every cell is
-submitted, and finds what is finished by itself.
+Whether a cell is finished depends on the machine it runs on (the GPU is part of an engine's key), which is not the
+login node. So the facts of the last node are kept per launcher configuration. While they are unknown, every cell is
+submitted and finds out by itself what is finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = ".nodes.json"
 
 
 def recall(store: Path, launcher: Any) -> Machine | None:
-    """The machine that this launcher's jobs ran on last, or None."""
+    """Return the machine that this launcher's jobs last ran on, or None."""
     try:
         return TypeAdapter(Machine).validate_python(_known(store)[_key(launcher)])
     except (KeyError, ValidationError):  # never used, or written by another version
@@ -31,7 +31,7 @@ def recall(store: Path, launcher: Any) -> Machine | None:
 
 
 def remember(store: Path, launcher: Any, cells: Sequence[SweepCell]) -> None:
-    """Keep the machine of a cell that ran."""
+    """Record the machine of a cell that ran."""
     machines = [cell.machine for cell in cells if cell.machine]
     if machines and store.is_dir():
         write_json(store / FILE, {**_known(store), _key(launcher): machines[-1]})
@@ -40,7 +40,7 @@ def remember(store: Path, launcher: Any, cells: Sequence[SweepCell]) -> None:
 def _known(store: Path) -> dict[str, Any]:
     try:
         known: dict[str, Any] = json.loads((store / FILE).read_text())
-    except (OSError, ValueError):  # a memory: losing it costs some jobs that find everything finished
+    except (OSError, ValueError):  # only a cache: losing it costs some jobs that find everything finished
         return {}
     return known
 

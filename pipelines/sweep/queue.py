@@ -1,4 +1,4 @@
-"""What Slurm says about jobs, through squeue and scancel: they are there without accounting, unlike sacct."""
+"""Query and cancel Slurm jobs with squeue and scancel, which, unlike sacct, work without accounting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GONE = "Invalid job id"
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One job as squeue shows it.
+    """One job as squeue reports it.
 
     Attributes:
         state: Slurm's word: PENDING, RUNNING, COMPLETED, CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, ...
-        reason: why it is in that state, "None" where there is nothing to say.
+        reason: why it is in that state; "None" if there is no reason.
     """
 
     state: str
@@ -27,21 +27,21 @@ class SlurmJob:
 
     @property
     def ended(self) -> bool:
-        """It will not run again."""
+        """Whether the job will not run again."""
         return self.state not in WAITING + RUNNING
 
     @property
     def text(self) -> str:
-        """For people, while its cell has not reported."""
+        """Describe the job while its cell has not reported yet."""
         if self.state in RUNNING:
             return "starting"
         return "queued" if self.reason in ("None", "") else f"queued ({self.reason})"
 
 
 def states(job_id: str) -> dict[str, SlurmJob] | None:
-    """Jobs of a submission by their ids ("17", or "17_0", "17_1" of an array); None when Slurm does not answer.
+    """Return the jobs of a submission by id ("17", or "17_0", "17_1" for an array), or None if Slurm does not answer.
 
-    A job that ended some minutes ago is not listed any more.
+    A job that ended some minutes ago is no longer listed.
     """
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r", f"--jobs={job_id}"]
     try:
@@ -58,7 +58,7 @@ def states(job_id: str) -> dict[str, SlurmJob] | None:
 
 
 def cancel(job_id: str) -> str:
-    """Cancel a submission; an empty string, or what scancel said against it."""
+    """Cancel a submission; return an empty string, or scancel's error."""
     try:
         answer = subprocess.run(["scancel", job_id], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,8 +1,8 @@
-"""hydra-submitit-launcher with another way of waiting.
+"""hydra-submitit-launcher with a different way of waiting.
 
-The plugin asks `sacct` what became of its jobs and stops at the first one that has no result: on a cluster without
-accounting it waits for ever for a job that was killed, and elsewhere the other cells are lost with it. Here the cells'
-files and squeue tell, every cell is waited for, and Ctrl-C cancels what was submitted.
+The plugin asks `sacct` about its jobs and stops at the first job without a result: on a cluster without accounting it
+waits forever for a killed job, and elsewhere the other cells are lost. Here the cells' files and squeue are the source,
+every cell is waited for, and Ctrl-C cancels what was submitted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pipelines.sweep.job import RunCell
 from pipelines.sweep.watch import Watch
 
 POLL_S, POLL_GROWTH, POLL_MAX_S = 1.0, 1.1, 30.0
-SILENT_S = 300.0  # how long Slurm may not answer before a person is told
-FILE_S = 5.0  # how long a file may take to be seen from here: network file systems cache
+SILENT_S = 300.0  # how long Slurm may be silent before the user is told
+FILE_S = 5.0  # how long a file may take to become visible here: network file systems cache
 FOR_THE_EXECUTOR = ("python", "max_num_timeout")
-"""Options of submitit's executor; all others are of the submission."""
+"""Options of submitit's executor; all others belong to the submission."""
 
 
 class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
@@ -40,10 +40,10 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
     task_function: RunCell
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        """Submit, and say how it goes until every cell has ended.
+        """Submit the jobs and report on them until every cell has ended.
 
         Raises:
-            UserError: sbatch does not take the jobs.
+            UserError: sbatch refuses the jobs.
             KeyboardInterrupt: after the jobs were cancelled.
         """
         jobs = self._submit(job_overrides, initial_job_idx)
@@ -64,7 +64,7 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
         try:
             executor.update_parameters(**self._options())
         except (AssertionError, NameError, TypeError, ValueError) as error:
-            raise UserError(f"hydra.launcher is not what submitit takes: {str(error).splitlines()[0]}.") from None
+            raise UserError(f"submitit refused hydra.launcher: {str(error).splitlines()[0]}.") from None
         count, state = len(job_overrides), Singleton.get_state()
         numbers = range(first, first + count)
         ids = [f"cell-{number}" for number in numbers]
@@ -77,13 +77,13 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
             said = "; ".join(line.split("error: ")[-1] for line in str(error).splitlines() if line.strip())
             raise UserError(
-                f"sbatch does not take the jobs: {said}.",
-                todo="Set what this cluster wants, e.g. hydra.launcher.partition=... hydra.launcher.account=...; "
+                f"sbatch refused the jobs: {said}.",
+                todo="Set what this cluster requires, e.g. hydra.launcher.partition=... hydra.launcher.account=...; "
                 "`sinfo` lists the partitions.",
             ) from None
 
     def _options(self) -> dict[str, Any]:
-        """Options of the submission, those that only Slurm has under submitit's prefix."""
+        """Return the options of the submission; those that only Slurm has get submitit's prefix."""
         common = set(OmegaConf.structured(BaseQueueConf).keys()) - {"submitit_folder"}
         skipped = {*FOR_THE_EXECUTOR, "submitit_folder", "setup"}
         options = {k if k in common else f"slurm_{k}": v for k, v in self.params.items() if k not in skipped}
@@ -92,18 +92,18 @@ class SlurmLauncher(PluginLauncher):  # type: ignore[misc]
 
 
 class _Waiting:
-    """The submitting side, from the submission until every cell has ended."""
+    """Waits on the submitting side until every cell has ended."""
 
     def __init__(self, number: str, jobs: Sequence[Any], task: RunCell) -> None:
         self._number = number
         self._jobs = jobs
         self._folder = task.folder
         self._watch = Watch(task.folder, [read(file) for file in task.files])
-        self._gone: dict[int, float] = {}  # when a job was first seen to be over while its cell had no result
+        self._gone: dict[int, float] = {}  # when a job was first seen to have ended while its cell had no result
         self._answered = time.monotonic()
 
     def until_ended(self) -> None:
-        """Look at files and queue, less and less often."""
+        """Poll files and queue, less and less often."""
         poll = POLL_S
         while not self._all_over():
             time.sleep(poll)
@@ -123,7 +123,7 @@ class _Waiting:
         return all([self._is_over(*row) for row in zip(cells, self._jobs, jobs, strict=True)])
 
     def _is_over(self, cell: SweepCell, submitted: Any, job: queue.SlurmJob | None) -> bool:
-        """Whether nothing more will come; a cell that failed may be started again by Slurm (preemption)."""
+        """Return whether the job is over for good; Slurm may restart a failed cell (preemption)."""
         if cell.state == "done":
             return True
         if job is not None and not job.ended:
@@ -133,7 +133,7 @@ class _Waiting:
             return True
         if time.monotonic() - self._gone.setdefault(cell.number, time.monotonic()) < FILE_S:
             return False
-        how = f"ended as {job.state}" if job else "is gone from the queue"
+        how = f"ended as {job.state}" if job else "is no longer in the queue"
         output = relative_to_cwd(submitted.paths.stdout)
         cell.failed(f"Slurm job {submitted.job_id} {how} and left no result; its output: {output}").write(self._folder)
         return True

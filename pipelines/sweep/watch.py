@@ -1,4 +1,4 @@
-"""Says what becomes of cells that run elsewhere: one line whenever something changes."""
+"""Report on cells that run elsewhere: one line whenever something changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_S = 1.0
 
 
 class Watch:
-    """Reads the files of a sweep's cells and prints what is new in them."""
+    """Reads the files of a sweep's cells and prints what changed."""
 
     def __init__(self, folder: Path, cells: Sequence[SweepCell]) -> None:
         self.folder = folder
@@ -24,13 +24,13 @@ class Watch:
         self._told: dict[int, str] = {}
 
     def look(self, queued: Mapping[int, str] | None = None) -> list[SweepCell]:
-        """Read every cell that is not done and print what changed.
+        """Read every unfinished cell and print what changed.
 
         Args:
-            queued: what the cluster says about cells that have not started, by number: "queued (Priority)".
+            queued: what the cluster reports about cells that have not started, by number: "queued (Priority)".
 
         Returns:
-            all cells, as they are now.
+            all cells in their current state.
         """
         self.cells = [cell if cell.state == "done" else cell.fresh(self.folder) for cell in self.cells]
         changed = False
@@ -60,7 +60,7 @@ class Watch:
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Look again and again while a launcher is at work in the `with` block."""
+        """Poll while a launcher works in the `with` block."""
         end = threading.Event()
 
         def loop() -> None:

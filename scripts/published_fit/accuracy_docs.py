@@ -29,49 +29,56 @@ PANELS = (
 HEAD = "| {} | n | median | MAPE | 90 % below | bias | rank corr. |"
 TEXT = """# Accuracy of the performance model
 
-Written by `scripts/published_fit/accuracy_docs.py` from `pipelines/predict/performance/parameters.json`;
-no number is typed by hand. Errors are of
-**predictions for measurements that were left out** of the fit ({folds}-fold cross-validation over {rows:,} published
-measurements; all rows of one configuration, over framework versions and models of the same shape, are in one fold).
-Method and choices: [decision 0023](decisions/0023-performance-model.md); data and licences:
-[pipelines/sizing/data](../pipelines/predict/published/data/README.md). Predict your own table:
-`python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv`.
+How far the performance model's predictions are off, for anyone who relies on `make plan`, `make simulate` or `make
+size` for a GPU that they have not measured.
 
-Errors are |predicted / measured - 1|; bias is the signed median.
+All errors on this page are errors of **predictions for measurements that were left out** of the fit: {folds}-fold
+cross-validation over {rows:,} published measurements, where all rows of one configuration (over framework versions
+and models of the same shape) are in the same fold. An error is |predicted / measured - 1|; bias is the signed median.
+
+To predict a table of your own cases:
+
+    python -m pipelines.predict.published.predict --cases FILE.csv --out FILE.csv
+
+Method and choices are described in [decision 23](decisions/0023-performance-model.md), data and licences in
+[pipelines/predict/published/data](../pipelines/predict/published/data/README.md). This page is written by `python -m
+scripts.published_fit.accuracy_docs` from `pipelines/predict/performance/parameters.json`; no number is typed by hand.
 
 ## Goals
 
-| goal | pass | stretch | anchor | cross-validated | |
+| goal | pass | stretch | for comparison | cross-validated | reached |
 |---|---|---|---|---|---|
 {goals}
 
 ![Predicted against measured, each point left out of the fit]({picture})
 
-The shaded band is within 20 %. Colours: frameworks.
+The shaded band marks errors within 20 %; colours are frameworks.
 
-## By source, protocol, framework and number
+## By source, protocol, framework and metric
 
-*Formula*: physics and fitted parameters alone, on which sizing and simulation run. *With neighbours*: corrected by the
-errors of similar measured cases, which is what `pipelines.predict.published.predict` writes. *Held*: measurements
-inside the 80 % interval.
+- *Formula*: physics and fitted parameters alone, as used by sizing and simulation.
+- *With neighbours*: corrected by the errors of similar measured cases, as written by
+  `pipelines.predict.published.predict`.
+- *90 % below*: the error that 90 % of the rows do not exceed.
+- *Held*: share of measurements inside the 80 % interval.
 
 | source, mode, family, metric | n | formula: median / MAPE | with neighbours | 90 % below | bias | rank corr. | held |
 |---|---|---|---|---|---|---|---|
 {table}
 
-No row was refused: coverage is 100 % of the public rows. What is refused: unknown GPUs, models, frameworks, metrics and
-formats, FP8 without FP8 tensor cores (A100), FP4 before Blackwell, ranks that do not divide the heads.
+The model predicts every public row. It refuses unknown GPUs, models, frameworks, metrics and formats, FP8 without FP8
+tensor cores (A100), FP4 before Blackwell, and numbers of ranks that do not divide the heads.
 
 ## Transfer
 
-Whole GPUs, models and framework versions left out of the fit and of the neighbours.
+Here whole GPUs, models or framework versions were left out of both the fit and the neighbours.
 
 {transfer}
 
-## What the terms are worth
+## What each term contributes
 
-Each change was fitted again (a few Gauss-Newton steps); errors of the formula on the rows it was fitted to, as median /
-MAPE.
+The model was fitted again with each change (a few Gauss-Newton steps). The errors are those of the formula on the
+rows that it was fitted to, as median / MAPE.
 
 | change | TTFT, closed loop | ITL, closed loop | full load | static |
 |---|---|---|---|---|
@@ -79,22 +86,24 @@ MAPE.
 
 ## Parameters
 
-Shared values with 90 % intervals from the covariance of the fit (correlated: one may rise while another falls); offsets
-by framework, GPU, format and link are in the file. At a bound: {bounds}.
+Shared values, with 90 % intervals from the covariance of the fit. They are correlated: one may rise while another
+falls. The file also contains offsets by framework, GPU, format and link. Parameters at a bound: {bounds}.
 
-| parameter | value | 90 % interval | what |
+| parameter | value | 90 % interval | meaning |
 |---|---|---|---|
 {parameters}
 
 ## Limits
 
-* TTFT at high concurrency is decided by the protocol (how many requests, whether the start burst counts, client delay):
-  without knowing it nobody predicts it to better than about 15 %.
-* SGLang's TTFT and the MLPerf server TTFT are predicted badly by the formula: what queues there is not modelled.
-  MLPerf's TTFT is a share of its limit; the layout (ranks) of MLPerf systems is inferred as the smallest that fits.
-* The replayed ShareGPT traces (vLLM 0.19) are a stand-in with assumed lengths.
-* Splitwise's prefill has rows where the queue, not the GPU, was timed; its MAPE is theirs.
-* Averages of a data set of published numbers: your engine is one engine. Measure it and `make calibrate`.
+- TTFT at high concurrency depends on the protocol (number of requests, whether the initial burst counts, client
+  delay). Without knowing the protocol, it cannot be predicted to better than about 15 %.
+- The formula predicts SGLang's TTFT and the MLPerf server TTFT badly, because it does not model their queues.
+  MLPerf's TTFT is taken as a share of its limit, and the layout (ranks) of MLPerf systems is assumed to be the
+  smallest that fits.
+- The replayed ShareGPT traces (vLLM 0.19) use assumed lengths.
+- Some rows of Splitwise's prefill timed the queue rather than the GPU; they dominate its MAPE.
+- These are averages over published numbers, and your engine is one engine. Measure it and
+  [fit the model to it](calibration.md).
 """
 
 

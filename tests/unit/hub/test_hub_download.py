@@ -167,7 +167,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_anew(hub: HubServer, repo: Path,
 
     snapshot = client.download()
 
-    assert client.notes.lines == [f"{WEIGHTS} in the cache is damaged; it is fetched anew."]
+    assert client.notes.lines == [f"{WEIGHTS} in the cache is damaged; fetching it again."]
     assert verify_files(client.out, snapshot.files) == []
 
 
@@ -238,7 +238,7 @@ def test_missing_shards_are_named(hub: HubServer, tmp_path: Path, client: Client
     (repo / "model-00002-of-00003.safetensors").unlink()
     hub.add("tiny/llama", repo)
 
-    with pytest.raises(UserError, match=r"names 1 of 3 shards that are not there: model-00002-of-00003.safetensors"):
+    with pytest.raises(UserError, match=r"names 1 of 3 shards that are missing: model-00002-of-00003.safetensors"):
         client.download()
     assert hub.bytes_sent("model-00001-of-00003.safetensors") == 0
 

@@ -64,7 +64,7 @@ def test_a_download_that_was_broken_off_is_not_found(
     """Its revision gets a name in the cache only at the end."""
     hub.add("tiny/llama", repo)
     hub.fault("tiny/llama", WEIGHTS, hide=True)
-    with pytest.raises(UserError, match=r"does not give"):
+    with pytest.raises(UserError, match=r"does not serve"):
         client.download()
     go_offline(hub, monkeypatch)
 
@@ -128,7 +128,7 @@ def test_a_cache_without_hashes_is_refused(
     cached.write_bytes(content)
     go_offline(hub, monkeypatch)
 
-    with pytest.raises(UserError, match=r"config.json .* What the Hub says of it is not known here"):
+    with pytest.raises(UserError, match=r"config.json .* The Hub.s hash is not known here"):
         client.download()
 
 

@@ -55,7 +55,10 @@ def test_only_the_words_that_differ_are_shown(tmp_path):
         (["eval.limit=interval(1,5)"], "does not support sweep type"),
         (["quant=fp8,int8_wo", "modle=x"], r"'modle' is not a known setting\. Did you mean 'model'"),
         (["quant=fp8,"], "'quant=fp8,' is not a valid override"),
-        (["hydra/launcher=slurm", "hydra.launcher.partitoin=x"], r"partitoin is no option .*Did you mean 'partition'"),
+        (
+            ["hydra/launcher=slurm", "hydra.launcher.partitoin=x"],
+            r"partitoin is not an option .*Did you mean 'partition'",
+        ),
     ],
 )
 def test_a_mistake_is_named(tmp_path, words, message):
