@@ -223,7 +223,7 @@ COMMANDS = {
         ),
     ),
     "config": Command(
-        "pipelines.settings.command:config",
+        "pipelines.run.config:config",
         "print the configuration, or explain the keys of one group",
         "Prints the whole configuration that overrides give, as YAML. With the name of a group it prints each of its "
         "keys instead: type, allowed values, value now, and what it means. The same through make: make config build.",

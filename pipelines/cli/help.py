@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS, Command
-from pipelines.host.screen import width
+from pipelines.host.screen import width, wrapped
 from pipelines.settings.groups import choices, groups
 
 
@@ -71,6 +69,4 @@ def _row(left: str, text: str, column: int = 14) -> list[str]:
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-    )
+    return wrapped(text, len(indent)).splitlines()

@@ -173,7 +173,14 @@ class WorkloadSettings(Group):
 
 
 class SloSettings(Group):
-    """Limits each request must meet to count for goodput, ms; given ones override those of the preset."""
+    """Limits each request must meet to count for goodput, ms; given ones override those of the preset.
+
+    Attributes:
+        preset: limits by name: chat at a reading speed, or MLPerf's; none sets no limit.
+        ttft_ms: time to first token, ms; null is the preset's.
+        itl_ms: time between two tokens, ms; null is the preset's.
+        e2e_ms: time of the whole answer, ms; null is no limit.
+    """
 
     preset: Preset
     ttft_ms: Milliseconds | None

@@ -15,7 +15,20 @@ BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 
 
 class ShapeSettings(Group):
-    """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
+    """Sizes of a model before it is downloaded; checked against its config.json afterwards.
+
+    Attributes:
+        architecture: class of the model, as in config.json.
+        num_hidden_layers: layers.
+        hidden_size: width of the residual stream.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads.
+        head_dim: width of one head.
+        intermediate_size: width of the MLP.
+        vocab_size: tokens of the vocabulary.
+        max_position_embeddings: positions the model was trained for.
+        tie_word_embeddings: whether the output layer is the embedding.
+    """
 
     architecture: Architecture
     num_hidden_layers: Positive
@@ -34,7 +47,16 @@ class ShapeSettings(Group):
 
 
 class ModelSettings(Group):
-    """Where the model comes from: `path` before `bundled` before `hub_id`."""
+    """Where the model comes from: `path` before `bundled` before `hub_id`.
+
+    Attributes:
+        name: short name, for folders and tables.
+        hub_id: model of the Hub: org/name.
+        revision: branch, tag or commit on the Hub; the commit it means is recorded.
+        bundled: one of the tiny models that ship with the project.
+        path: local Hugging Face folder; comes before `bundled` and `hub_id`.
+        shape: sizes of the model, known before it is downloaded; null reads them from its config.json.
+    """
 
     name: str
     hub_id: str | None
