@@ -36,7 +36,7 @@ class Command:
         groups: settings that it reads.
         examples: three command lines, without the program's name.
         exits: exit codes with another meaning than in `EXITS`.
-        argument: a word that is no override, for the usage line, e.g. "[GROUP]".
+        argument: a word that is not an override, for the usage line, e.g. "[GROUP]".
     """
 
     function: str
@@ -223,7 +223,7 @@ COMMANDS = {
         ),
     ),
     "config": Command(
-        "pipelines.settings.command:config",
+        "pipelines.run.config:config",
         "print the configuration, or explain the keys of one group",
         "Prints the whole configuration that overrides give, as YAML. With the name of a group it prints each of its "
         "keys instead: type, allowed values, value now, and what it means. The same through make: make config build.",
@@ -298,4 +298,4 @@ SECTIONS = {
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
 }
-"""The commands as help lists them."""
+"""The commands in the order of the help."""

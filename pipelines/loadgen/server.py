@@ -98,7 +98,7 @@ class Server:
         )
 
     def _any_step_decoupled(self, config: Any) -> bool:
-        """Return whether one of an ensemble's models is decoupled, which the ensemble's configuration does not state."""
+        """Return whether any model of an ensemble is decoupled, which its own configuration does not state."""
         for step in config.ensemble_scheduling.step:
             inner = self._client.get_model_config(step.model_name, client_timeout=_TIMEOUT_S).config
             if inner.model_transaction_policy.decoupled:

@@ -41,7 +41,7 @@ def check(
     if built is not None:
         return faults + _built(settings, built, target)
     if not engine.evaluates and target in EVALUATED:
-        faults.append(_not_evaluated(settings, target))
+        faults.append(_not_evaluated(settings, engine, target))
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
@@ -66,10 +66,10 @@ def _not_served(settings: Settings, target: Target) -> Fault:
     )
 
 
-def _not_evaluated(settings: Settings, target: Target) -> Fault:
-    """Refuse to evaluate the LLM API's model: it runs only inside TensorRT-LLM, which is only served here."""
+def _not_evaluated(settings: Settings, engine: EngineDescription, target: Target) -> Fault:
+    """The engine's accuracy cannot be measured from here."""
     return Fault(
-        f"engine={settings.engine.name} cannot {target}: its model runs only inside TensorRT-LLM.",
+        f"engine={settings.engine.name} cannot {target}: its model runs only inside {engine.title}.",
         f"It goes with {', '.join(target for target in get_args(Target) if target not in EVALUATED)}.",
         "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
     )

@@ -133,7 +133,7 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
     if length > limits.max_num_tokens and not options.enable_chunked_context:
         raise UserError(
             f"A prompt has {length} tokens; the engine was built with max_num_tokens={limits.max_num_tokens}.",
-            todo="Set engine.enable_chunked_context=true or build with more.",
+            todo="Set runtime.enable_chunked_context=true or build with a larger max_num_tokens.",
         )
 
 

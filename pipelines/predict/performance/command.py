@@ -11,6 +11,7 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
+from pipelines.host.screen import table
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
@@ -143,18 +144,7 @@ def compared(rows: Sequence[FittedLevel]) -> list[str]:
     lines = [(head[0], *head[1::3])]
     for row in loads:
         lines += [(row[0], *row[1::3]), ("  modelled", *row[2::3]), ("  error, %", *row[3::3])]
-    return aligned([*lines, (f"{medians[0]}, %", *medians[3::3])])
-
-
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Align cells in columns, the first to the left."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    return table([*lines, (f"{medians[0]}, %", *medians[3::3])])
 
 
 def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> ModelledDeployment:

@@ -73,7 +73,7 @@ class FittedModel:
         return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
 
     def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
-        """Return whether the fit is for this deployment; `where` is the machine of the CPU engine, or names of the GPU."""
+        """Return whether the fit is for this deployment; `where` is the CPU engine's machine, or names of the GPU."""
         mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
         return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
 
@@ -206,7 +206,7 @@ TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 
 
 
 def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
-    """Build table rows: the load, then measured, modelled and error in percent per metric; header first, then medians."""
+    """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
     table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
     for row in rows:
         found, cells = row.errors(), [row.level.load]

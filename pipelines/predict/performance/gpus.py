@@ -56,7 +56,7 @@ class GpuSpec:
     arch: str
 
     def link(self, ranks: int) -> tuple[str, float]:
-        """Return the link that joins this many GPUs in a server ("nvlink" or "pcie") and its bytes/s in one direction."""
+        """Return the link between this many GPUs in a server ("nvlink" or "pcie") and its bytes/s in one direction."""
         if self.nvlink and ranks <= BRIDGED.get(self.name, ranks):
             return "nvlink", self.nvlink
         return "pcie", self.pcie

@@ -112,7 +112,7 @@ def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_token
 
 
 def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResult:
-    """Simulate a stand-in for a replayed trace: Poisson arrivals, lognormal lengths of the data set's means (assumed)."""
+    """Simulate a stand-in for a replayed trace: Poisson arrivals, lognormal lengths with the data's means (assumed)."""
     draws = np.random.default_rng(0)
     factors = np.exp(draws.normal(-(TRACE_SPREAD**2) / 2, TRACE_SPREAD, (2, TRACE_REQUESTS)))
     isl, osl = (np.clip(mean * factor, 4, 4 * mean) for mean, factor in zip((case.isl, case.osl), factors, strict=True))

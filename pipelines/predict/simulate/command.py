@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import say
+from pipelines.host.screen import say, wrapped
 from pipelines.predict.simulate.case import SimulationCase, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
-from pipelines.predict.simulate.table import asked, outcome_table, wrapped
+from pipelines.predict.simulate.table import asked, outcome_table
 from pipelines.predict.simulate.written import write_all
 from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults

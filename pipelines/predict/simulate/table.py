@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 
 from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
+from pipelines.host.screen import table, wrapped
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
-WIDTH = 79
 NAMES = {
     "static": "static",
     "inflight": "in-flight",
@@ -58,7 +57,7 @@ def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
     if any(outcome.kv_share is not None for outcome in outcomes):
         rows.append(("KV cache in use, most", lambda o: NONE if o.kv_share is None else f"{100 * o.kv_share:.0f} %"))
     head = ["", *(NAMES[outcome.policy] for outcome in outcomes)]
-    return _aligned([head, *([label, *map(cell, outcomes)] for label, cell in rows)], left=1)
+    return table([head, *([label, *map(cell, outcomes)] for label, cell in rows)], left=1)
 
 
 def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
@@ -74,7 +73,7 @@ def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
         for o in outcomes
     ]  # fmt: skip
     said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean."
-    return [*_aligned([head, *body], left=2), *_wrap(said)]
+    return [*table([head, *body], left=2), *_wrap(said)]
 
 
 def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
@@ -148,21 +147,5 @@ def missing(*distributions: Distribution) -> bool:
     return any(not distribution.count for distribution in distributions)
 
 
-def _aligned(table: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns of text: the first `left` to the left, numbers to the right, one space where two do not fit."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
-    lines = []
-    for row in table:
-        cells = [c.ljust(w) if at < left else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(gap.join(cells).rstrip())
-    return lines
-
-
-def wrapped(text: str) -> str:
-    """Wrap for a terminal."""
-    return "\n".join(_wrap(text))
-
-
 def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return wrapped(text).splitlines()

@@ -1,12 +1,12 @@
-"""The answer for a terminal of 80 columns."""
+"""The answer for a terminal."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number
+from pipelines.host.screen import width, wrapped
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import PeakFleet
@@ -16,8 +16,9 @@ from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
 
-WIDTH = 79
 SHOWN_OPTIONS = 12
+NARROW = 79
+"""Columns that the table of options takes with its last column."""
 
 
 def words(result: Result) -> list[str]:
@@ -36,8 +37,8 @@ def words(result: Result) -> list[str]:
 
 
 def wrap(text: str, indent: int = 2) -> str:
-    """Wrap into lines of at most WIDTH columns."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    """Wrap text into lines that fit the screen."""
+    return wrapped(text, indent)
 
 
 def pair(word: str, text: str) -> str:
@@ -78,18 +79,20 @@ def limits_text(question: Question) -> str:
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     p = f"P{question.percentile:g}"
     wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
+    narrow = width() < NARROW  # what limits an option stands in a line of its own
     lines = [
         f"  {'':<{wide}}  requests/s   {'ms at ' + p:^11}  {'fleet':^19}",
-        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers  limit",
+        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers" + ("" if narrow else "  limit"),
     ]
     for place, option in enumerate(options[:SHOWN_OPTIONS]):
         seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
         mark = "*" if place == 0 else " "
         lines.append(
             f"{mark} {option.label:<{wide}} {number(option.capacity.rate):>5} {number(option.per_gpu):>5} "
-            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}  "
-            f"{binds(option)}"
+            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}"
+            + ("" if narrow else f"  {binds(option)}")
         )
+        lines += [f"    limit: {binds(option)}"] if narrow else []
     if len(options) > SHOWN_OPTIONS:
         lines.append(f"  and {len(options) - SHOWN_OPTIONS} more in the table file")
     return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import commands
+from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import UserError
 from pipelines.host import files
 from pipelines.predict.performance.fit_file import FittedModel
@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 def simulated(folder: Path, *overrides: str) -> Path:
     """Run the command; the run folder."""
     before = set((folder / "runs").glob("*"))
-    assert commands.simulate([f"paths.runs={folder}/runs", f"paths.store={folder}/store", *overrides]) == 0
+    assert COMMANDS["simulate"].run([f"paths.runs={folder}/runs", f"paths.store={folder}/store", *overrides]) == 0
     (made,) = set((folder / "runs").glob("*")) - before
     return made
 
