@@ -1,5 +1,5 @@
-"""What goes together and what does not: one table of rules, each with its public source.
+"""Rules on which settings can be combined: one table, with a public source for each rule.
 
-`record` has the words (`Deployment`, `Rule`, `Finding`), the other files hold the rules by topic, `table` puts them
-together and applies them. Pure: no files, no machine, no engine; a rule judges values that it is given.
+`record` defines the terms (`Deployment`, `Rule`, `Finding`), the other files hold the rules by topic, `table` collects
+and applies them. Pure: no files, no machine, no engine; a rule only judges the values it is given.
 """

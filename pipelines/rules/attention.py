@@ -1,4 +1,4 @@
-"""KV cache, reuse, chunked context, windows: what takes what away."""
+"""KV cache, reuse, chunked context, windows: which setting rules out which."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
 
 
 def fp8_context_attention(qformat: QFormat) -> bool:
-    """Whether the context attention of an engine in this format can run in FP8 (SM 8.9 and newer)."""
+    """Return whether context attention in an engine of this format can run in FP8 (SM 8.9 and newer)."""
     return FORMATS[qformat].activation in ("fp8", "fp4")
 
 
 def wanted(d: DeploymentFacts) -> Cases:
-    """Words for features that need paged context attention: what was asked for, and how to do without."""
+    """Return the words for requested features that need paged context attention, with the way to do without each."""
     asked = (
         ("KV-cache reuse", d.kv_reuse, "kv_cache.enable_block_reuse=false"),
         ("chunked context", d.chunked_context, "runtime.enable_chunked_context=false"),
@@ -28,7 +28,7 @@ def wanted(d: DeploymentFacts) -> Cases:
 
 
 def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
-    """INT8 KV always, FP8 KV unless the context attention itself runs in FP8."""
+    """Return the words if the KV format rules out such features: INT8 always, FP8 without FP8 context attention."""
     if d.kv_format is KvFormat.AUTO or (d.kv_format is KvFormat.FP8 and fp8_context_attention(d.qformat)):
         return ()
     formats = "/".join(qformat for qformat in QFormat if fp8_context_attention(qformat))
@@ -56,7 +56,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         when=_kv_format_takes_away,
-        failed="kv_cache={d.kv_format} with quant={d.qformat} takes away {lost}: TensorRT-LLM's builder switches paged"
+        failed="kv_cache={d.kv_format} with quant={d.qformat} rules out {lost}: TensorRT-LLM's builder switches paged"
         " context attention off.",
         allowed="They work with kv_cache=auto, or {with_fp8}.",
         todo="Change kv_cache, or do without: {without}",
@@ -67,7 +67,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _switched_off(d, "context_fmha"),
-        failed="build.context_fmha=disable takes away {lost}: paged and FP8 context attention go with it.",
+        failed="build.context_fmha=disable rules out {lost}: it also disables paged and FP8 context attention.",
         todo="Set build.context_fmha=enable, or do without: {without}",
         source=BUILDER,
     ),
@@ -76,7 +76,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _switched_off(d, "use_paged_context_fmha"),
-        failed="build.use_paged_context_fmha=disable takes away {lost}, which read earlier blocks of the KV cache.",
+        failed="build.use_paged_context_fmha=disable rules out {lost}, which read earlier blocks of the KV cache.",
         todo="Set build.use_paged_context_fmha=enable, or do without: {without}",
         source=f"{PLUGIN}; {REUSE}",
     ),
@@ -95,8 +95,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=_not_paged,
-        failed="build.kv_cache_type={d.build.kv_cache_type} has no blocks, which in-flight batching, KV-cache reuse and"
-        " chunked context work with.",
+        failed="build.kv_cache_type={d.build.kv_cache_type} has no blocks, but in-flight batching, KV-cache reuse and"
+        " chunked context need them.",
         todo="Set build.kv_cache_type=paged.",
         source=f"{COMMAND}; docs/source/features/paged-attention-ifb-scheduler.md",
     ),
@@ -115,7 +115,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: d.build.remove_input_padding == "disable" and d.triton.batching_strategy in IN_FLIGHT,
-        failed="build.remove_input_padding=disable does not go with triton.batching_strategy="
+        failed="build.remove_input_padding=disable cannot be combined with triton.batching_strategy="
         "{d.triton.batching_strategy}, which needs packed tokens.",
         todo="Set build.remove_input_padding=enable, or triton.batching_strategy=V1.",
         source="docs/source/features/paged-attention-ifb-scheduler.md",
@@ -137,16 +137,16 @@ RULES = (
         failed="triton.sink_token_length={d.triton.sink_token_length} needs an engine built with --streamingllm, which"
         " TensorRT-LLM 1.2 cannot build.",
         allowed="A window without sinks works: window=sliding.",
-        todo="Set triton.sink_token_length=null, or take engine=openvino.",
+        todo="Set triton.sink_token_length=null, or use engine=openvino.",
         source=f"{COMMAND}; {TEMPLATES}",
     ),
     Rule(
         name="sinks-need-a-window",
         topic=TOPIC,
         when=lambda d: bool(d.triton.sink_token_length) and d.triton.max_attention_window_size is None,
-        failed="triton.sink_token_length={d.triton.sink_token_length} was given without a window: without one every"
+        failed="triton.sink_token_length={d.triton.sink_token_length} is set without a window, and then every"
         " token is kept.",
-        todo="Set triton.max_attention_window_size as well, or take window=sinks.",
+        todo="Set triton.max_attention_window_size as well, or use window=sinks.",
         source=TEMPLATES,
     ),
     Rule(
@@ -158,7 +158,7 @@ RULES = (
         ),
         failed="triton.sink_token_length={d.triton.sink_token_length} leaves no room in the window of"
         " {d.triton.max_attention_window_size} tokens.",
-        todo="Give a larger window or fewer sinks.",
+        todo="Set a larger window or fewer sinks.",
         source=TEMPLATES,
     ),
     Rule(
@@ -168,8 +168,8 @@ RULES = (
         engines=GPU,
         when=lambda d: d.triton.max_attention_window_size is not None and d.kv_reuse and [{"windows": _windows(d)}],
         failed="triton.max_attention_window_size=[{windows}] with KV-cache reuse: requests that grow longer than the"
-        " smallest window write over their own prefix, and TensorRT-LLM does not reuse it.",
-        todo="Keep shared prefixes within the window, or leave the window out.",
+        " smallest window overwrite their own prefix, and TensorRT-LLM does not reuse it.",
+        todo="Keep shared prefixes within the window, or remove the window.",
         source="issues #2983, #2912",
     ),
     Rule(
@@ -177,7 +177,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: d.triton.kv_cache_host_memory_bytes > 0 and not d.kv_reuse,
-        failed="triton.kv_cache_host_memory_bytes={d.triton.kv_cache_host_memory_bytes} keeps blocks to be reused, and"
+        failed="triton.kv_cache_host_memory_bytes={d.triton.kv_cache_host_memory_bytes} keeps blocks for reuse, but"
         " KV-cache reuse is off.",
         todo="Set kv_cache.enable_block_reuse=true, or triton.kv_cache_host_memory_bytes=0.",
         source=f"{REUSE}; {TEMPLATES}",

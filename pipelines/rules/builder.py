@@ -1,4 +1,4 @@
-"""Options of trtllm-build among themselves, against the format and against the model."""
+"""Options of trtllm-build: against one another, the format and the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FP8_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gem
 
 
 def longest(d: DeploymentFacts) -> int | None:
-    """Tokens of the longest sequence, prompt and output together."""
+    """Return the length of the longest sequence, prompt and output together, in tokens."""
     return d.build.max_seq_len or (d.shape.max_position_embeddings if d.shape else None)
 
 
@@ -51,7 +51,7 @@ RULES = (
         engines=BUILT,
         needs=("shape",),
         when=lambda d: (d.build.max_seq_len or 0) > shape(d).max_position_embeddings,
-        failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} was made for.",
+        failed="build.max_seq_len={d.build.max_seq_len} is more than {d.label} supports.",
         allowed="Its limit is {d.shape.max_position_embeddings} tokens.",
         source=BUILDER,
     ),
@@ -79,9 +79,8 @@ RULES = (
         topic=PLUGINS,
         engines=GPU,
         when=lambda d: d.build.multiple_profiles == "enable" and d.build.opt_num_tokens is not None,
-        failed="build.opt_num_tokens={d.build.opt_num_tokens} does not go with multiple_profiles=enable, which has"
-        " tuning"
-        " points of its own.",
+        failed="build.opt_num_tokens={d.build.opt_num_tokens} cannot be combined with multiple_profiles=enable, which"
+        " has tuning points of its own.",
         todo="Set build.opt_num_tokens=null or build.multiple_profiles=disable.",
         source=COMMAND,
     ),
@@ -90,7 +89,8 @@ RULES = (
         topic=PLUGINS,
         engines=GPU,
         when=_gathers,
-        failed="build.{name}=true does not go with max_draft_len={d.build.max_draft_len}: an engine that checks drafts"
+        failed="build.{name}=true cannot be combined with max_draft_len={d.build.max_draft_len}: an engine"
+        " that checks drafts"
         " cannot return the logits of the prompt.",
         todo="Set build.{name}=false, or speculative=none.",
         source=COMMAND,
@@ -101,8 +101,8 @@ RULES = (
         severity=Severity.WARN,
         engines=GPU,
         when=lambda d: d.build.gather_generation_logits,
-        failed="build.gather_generation_logits=true is deprecated and changes nothing: the runtime decides.",
-        todo="Leave it out.",
+        failed="build.gather_generation_logits=true is deprecated and has no effect: the runtime decides.",
+        todo="Remove it.",
         source=COMMAND,
     ),
     Rule(
@@ -111,7 +111,7 @@ RULES = (
         engines=GPU,
         when=_fp8_plugins,
         failed="build.{name}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
-        todo="Take quant=fp8, or leave build.{name} out.",
+        todo="Use quant=fp8, or remove build.{name}.",
         source=PLUGIN,
     ),
     Rule(
@@ -134,7 +134,7 @@ RULES = (
         failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build.fuse_fp4_quant} are for NVFP4;"
         " given"
         " is quant={d.qformat}.",
-        todo="Take quant=nvfp4, or leave them out.",
+        todo="Use quant=nvfp4, or remove them.",
         source=PLUGIN,
     ),
     Rule(
@@ -149,7 +149,7 @@ RULES = (
         ),
         failed="build.gemm_plugin={d.build.gemm_plugin} is discouraged with quant=fp8: TensorRT's own kernels are"
         " faster.",
-        todo="Leave build.gemm_plugin out.",
+        todo="Remove build.gemm_plugin.",
         source=f"{FLAGS_GUIDE}; {GEMMA}; {FP8_GUIDE}",
     ),
     Rule(
@@ -195,7 +195,7 @@ RULES = (
             d.build.user_buffer == "enable"
             and (d.qformat is not QFormat.FP8 or "user_buffer" not in shape(d).family.features)
         ),
-        failed=f"build.user_buffer=enable is made for {either(titles('user_buffer'))} in FP8;"
+        failed=f"build.user_buffer=enable supports only {either(titles('user_buffer'))} in FP8;"
         " given are {d.shape.architecture} and"
         " quant={d.qformat}.",
         todo="Set build.user_buffer=disable.",
@@ -207,7 +207,7 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=_norm_quant,
-        failed="build.norm_quant_fusion=enable would be ignored: it is for"
+        failed="build.norm_quant_fusion=enable would be ignored: it supports only"
         f" {either(titles('norm_quant_fusion'))} in NVFP4; given are"
         " {d.shape.architecture} and quant={d.qformat}.",
         todo="Set build.norm_quant_fusion=disable.",
@@ -238,7 +238,7 @@ RULES = (
         when=lambda d: d.build.weight_streaming and d.build.gemm_plugin != "disable",
         failed="build.weight_streaming=true needs gemm_plugin=disable, given '{d.build.gemm_plugin}': weights inside a"
         " plugin cannot stay on the host.",
-        todo="Set build.gemm_plugin=disable, or take weights=streaming, which does.",
+        todo="Set build.gemm_plugin=disable, or use weights=streaming, which sets it.",
         source=STREAMING,
     ),
     Rule(
@@ -247,7 +247,7 @@ RULES = (
         engines=GPU,
         when=lambda d: d.triton.gpu_weights_percent < 1.0 and not d.build.weight_streaming,
         failed="triton.gpu_weights_percent={d.triton.gpu_weights_percent} needs an engine built with weight streaming.",
-        todo="Set triton.gpu_weights_percent=1.0, or take weights=streaming.",
+        todo="Set triton.gpu_weights_percent=1.0, or use weights=streaming.",
         source=STREAMING,
     ),
     Rule(
@@ -268,7 +268,7 @@ RULES = (
         engines=GPU,
         when=lambda d: d.build.weight_sparsity and d.sparsity == "none",
         failed="build.weight_sparsity=true with sparsity={d.sparsity}: dense weights run in dense kernels.",
-        todo="Take sparsity=sparsegpt_2_4, unless the model itself is 2:4 sparse already.",
+        todo="Use sparsity=sparsegpt_2_4, unless the model itself is already 2:4 sparse.",
         source=NO_SPEED_UP,
     ),
     Rule(
@@ -287,7 +287,7 @@ RULES = (
         severity=Severity.WARN,
         engines=GPU,
         when=lambda d: d.build.weight_sparsity and d.sparsity != "none",
-        failed="sparsity={d.sparsity}: users measured 0 to 5 % of speed-up; small batches are bound by memory.",
+        failed="sparsity={d.sparsity}: users measured a speed-up of 0 to 5 %; small batches are memory-bound.",
         todo="Compare with sparsity=none before you deploy it.",
         source=NO_SPEED_UP,
     ),

@@ -1,4 +1,4 @@
-"""What the CPU engine cannot do, or not together."""
+"""Limits of the CPU engine: unsupported settings and combinations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConf
 
 
 def _window(d: DeploymentFacts) -> int:
-    """Tokens of the window; 0 where every token is kept."""
+    """Return the tokens of the window; 0 where every token is kept."""
     windows = d.triton.max_attention_window_size or ()
     window, limit = (windows[0] if windows else 0), longest(d)
     return 0 if limit is not None and window >= limit else window
 
 
 def _not_in_blocks(d: DeploymentFacts) -> Cases:
-    """Windows of which the engine cannot keep exactly so many tokens."""
+    """Return windows whose exact number of tokens the engine cannot keep."""
     window, sinks = _window(d), d.triton.sink_token_length or 0
     works = nearest_window(window, sinks)
     if not window or works == window:
@@ -40,9 +40,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=_not_in_blocks,
-        failed="triton.max_attention_window_size={window} with sink_token_length={d.triton.sink_token_length} cannot be"
-        " had with engine=openvino: it drops whole blocks of 32 tokens.",
-        allowed="There it is a multiple of 32, at least {least}.",
+        failed="triton.max_attention_window_size={window} with sink_token_length={d.triton.sink_token_length} is not"
+        " supported by engine=openvino, which drops whole blocks of 32 tokens.",
+        allowed="A multiple of 32, at least {least}.",
         todo="Set triton.max_attention_window_size=[{works}].",
         source=WINDOW,
     ),
@@ -51,8 +51,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=_sizes,
-        failed="triton.max_attention_window_size=[{windows}] cannot be had with engine=openvino: all layers share one.",
-        todo="Give one number, e.g. [{one}].",
+        failed="triton.max_attention_window_size=[{windows}] is not supported by engine=openvino:"
+        " all layers share one.",
+        todo="Set one number, e.g. [{one}].",
         source=WINDOW,
     ),
     Rule(
@@ -60,7 +61,7 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: d.kv_reuse and bool(_window(d)) and [{"window": _window(d)}],
-        failed="triton.max_attention_window_size=[{window}] with KV-cache reuse cannot be had with engine=openvino:"
+        failed="triton.max_attention_window_size=[{window}] with KV-cache reuse is not supported by engine=openvino:"
         " openvino_genai 2026.4 frees dropped blocks twice when they are shared.",
         todo="Set kv_cache.enable_block_reuse=false, as window=sliding and window=sinks do.",
         source=WINDOW,
@@ -70,9 +71,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: d.speculation == "draft_target" and bool(_window(d)) and [{"window": _window(d)}],
-        failed="triton.max_attention_window_size=[{window}] with speculative={d.speculation} cannot be had with"
+        failed="triton.max_attention_window_size=[{window}] with speculative={d.speculation} is not supported by"
         " engine=openvino.",
-        todo="Leave one of the two out.",
+        todo="Remove one of the two.",
         source=WINDOW,
     ),
     Rule(
@@ -80,9 +81,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: d.build.tokens_per_block != KV_BLOCK_TOKENS,
-        failed="build.tokens_per_block={d.build.tokens_per_block} cannot be had with engine=openvino.",
+        failed="build.tokens_per_block={d.build.tokens_per_block} is not supported by engine=openvino.",
         allowed="OpenVINO's CPU cache has blocks of 32 tokens.",
-        todo="Leave it at 32, or build for engine=tensorrt_llm.",
+        todo="Set it to 32, or build for engine=tensorrt_llm.",
         source="openvinotoolkit/openvino src/plugins/intel_cpu: KV-cache blocks of 32 tokens (measured, 2026.4)",
     ),
     Rule(
@@ -90,9 +91,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: d.speculation not in DRAFTING,
-        failed="speculative={d.speculation} cannot be had with engine=openvino.",
-        allowed="The CPU engine has speculative=draft_target.",
-        todo="Take that, or engine=tensorrt_llm.",
+        failed="speculative={d.speculation} is not supported by engine=openvino.",
+        allowed="The CPU engine supports speculative=draft_target.",
+        todo="Use that, or engine=tensorrt_llm.",
         source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
     ),
     Rule(
@@ -100,9 +101,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: not FORMATS[d.qformat].plain_activations and bool(d.adapters),
-        failed="lora.adapters with quant={d.qformat} cannot be had with engine=openvino: the format scales or"
-        " rounds the activations, and an adapter would see what comes of it.",
-        allowed=f"Adapters work there with quant={PLAIN}.",
+        failed="lora.adapters with quant={d.qformat} is not supported by engine=openvino: the format scales or"
+        " rounds the activations, and an adapter would receive the altered values.",
+        allowed=f"Adapters work with quant={PLAIN}.",
         todo="Choose one of these, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),
@@ -112,9 +113,9 @@ RULES = (
         engines=CPU,
         needs=("images",),
         when=lambda d: d.images is not None,
-        failed="multimodal={d.images.model_type} cannot be had with engine=openvino, which is built from the language"
+        failed="multimodal={d.images.model_type} is not supported by engine=openvino, which is built from the language"
         " model alone.",
-        todo="Take multimodal=none, or engine=tensorrt_llm.",
+        todo="Use multimodal=none, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino: the graph has token inputs only",
     ),
     Rule(
@@ -122,9 +123,9 @@ RULES = (
         topic=TOPIC,
         engines=CPU,
         when=lambda d: d.build.weight_streaming,
-        failed="build.weight_streaming={d.build.weight_streaming} cannot be had with engine=openvino: there is no"
+        failed="build.weight_streaming={d.build.weight_streaming} is not supported by engine=openvino: there is no"
         " second memory to stream from.",
-        todo="Take weights=resident, or engine=tensorrt_llm.",
+        todo="Use weights=resident, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino: weights are constants of the graph",
     ),
 )

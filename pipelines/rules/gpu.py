@@ -27,11 +27,11 @@ REFUSED_ON_SM100 = (
     "low_latency_gemm_swiglu_plugin",
     "bert_context_fmha_fp32_acc",
 )
-"""Plugins that PluginConfig.validate rejects there."""
+"""Plugins that PluginConfig.validate rejects on these GPUs."""
 
 
 def _works(d: DeploymentFacts) -> Cases:
-    """Words for a message: the formats that work on this GPU, for this family."""
+    """Return message words: the formats that work on this GPU for this family."""
     barred = d.shape is not None and "nvfp4" not in d.shape.family.features
     return ({"works": listed(q for q in formats_for(sm(d)) if not (barred and q is QFormat.NVFP4))},)
 
@@ -52,7 +52,7 @@ RULES = (
         topic=TOPIC,
         needs=("sm",),
         when=lambda d: lacks_fp8(d.qformat, sm(d)) and _works(d),
-        failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer), this GPU has {d.sm}.",
+        failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: quant={works}.",
         source=f"{SUPPORT}; issue #1428",
     ),
@@ -61,7 +61,7 @@ RULES = (
         topic=TOPIC,
         needs=("sm",),
         when=lambda d: lacks_fp4(d.qformat, sm(d)) and _works(d),
-        failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer), this GPU has {d.sm}.",
+        failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: quant={works}.",
         source=SUPPORT,
     ),
@@ -81,7 +81,7 @@ RULES = (
         topic=TOPIC,
         needs=("sm",),
         when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
-        failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer), this GPU has {d.sm}.",
+        failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer); this GPU has {d.sm}.",
         allowed="On compute capability {d.sm}: kv_cache={works}.",
         source=SUPPORT,
     ),
@@ -101,7 +101,7 @@ RULES = (
         needs=("sm",),
         when=lambda d: sm(d) < 8.0,
         failed="Compute capability {d.sm} is too old for TensorRT-LLM 1.2.",
-        allowed="It takes 8.0 (A100) and newer.",
+        allowed="It supports 8.0 (A100) and newer.",
         todo="Choose another GPU, or engine=openvino.",
         source=SUPPORT,
     ),
@@ -121,7 +121,7 @@ RULES = (
         engines=GPU,
         needs=("sm",),
         when=lambda d: d.build.gemm_swiglu_plugin == "fp8" and sm(d) < 9.0,
-        failed="build.gemm_swiglu_plugin=fp8 is made for Hopper (compute capability 9.0), this GPU has {d.sm}.",
+        failed="build.gemm_swiglu_plugin=fp8 supports only Hopper (compute capability 9.0); this GPU has {d.sm}.",
         todo="Set build.gemm_swiglu_plugin=disable.",
         source=PLUGIN,
     ),
@@ -131,7 +131,7 @@ RULES = (
         needs=("shape",),
         when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
-        allowed=f"NVFP4 is for {either(titles('nvfp4'), 'and')}.",
+        allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}.",
         todo="Choose fp8 or int4_awq.",
         source=PRECISION,
     ),
@@ -141,7 +141,7 @@ RULES = (
         severity=Severity.WARN,
         needs=("shape",),
         when=lambda d: d.qformat is QFormat.W4A8_AWQ and shape(d).family.w4a8_in_doubt,
-        failed="quant=w4a8_awq of {d.shape.architecture} was listed as not supported by TensorRT-Cloud 0.12, although"
+        failed="TensorRT-Cloud 0.12 lists quant=w4a8_awq of {d.shape.architecture} as not supported, although"
         " TensorRT-LLM's quantize.py has a case for it.",
         todo="Check its accuracy with `make evaluate`.",
         source=f"{PRECISION}; TensorRT-Cloud 0.12 model table",
@@ -155,7 +155,7 @@ RULES = (
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: ModelOpt's exporter does not"
         " know {title}.",
         allowed=f"Exported are {either(EXPORTED, 'and')}.",
-        todo="Choose a model of these, or serve this one unquantized from its Hugging Face folder.",
+        todo="Choose one of these models, or serve this one unquantized from its Hugging Face folder.",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
     Rule(

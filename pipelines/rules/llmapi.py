@@ -1,4 +1,4 @@
-"""What engine=tensorrt_llm_llmapi (TensorRT-LLM 1.3 and later, PyTorch backend) cannot do."""
+"""Limits of engine=tensorrt_llm_llmapi (TensorRT-LLM 1.3 and later, PyTorch backend)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ READ = (
     "tp_size",
     "pp_size",
 )
-"""What of conf/build the LLM API has a place for."""
+"""Options of conf/build that the LLM API supports."""
 HOW_BUILT = ("workers",)
-"""Changes no engine: files of the group `parallel` set it for every flavour."""
+"""Has no effect on an engine: files of the group `parallel` set it for every flavour."""
 SPECULATION = ("speculative_decoding_mode", "max_draft_len")
 LORA = ("lora_plugin", "lora_target_modules", "max_lora_rank")
 SPARSITY = ("weight_sparsity", "gemm_plugin")
 IMAGES = ("max_prompt_embedding_table_size",)
-"""Options that a feature sets for engines: the feature itself is judged, once."""
+"""Options set by an engine feature: the feature is judged instead, once."""
 DRAFTING = ("none", "draft_target")
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 
@@ -41,7 +41,7 @@ def _too_new(d: DeploymentFacts) -> bool:
 
 
 def _options(d: DeploymentFacts) -> Cases:
-    """Options of trtllm-build that were set by hand."""
+    """Return the trtllm-build options that were set by hand."""
     spared = {*READ, *HOW_BUILT}
     spared |= {*SPECULATION} if d.speculation != "none" else set()
     spared |= {*SPARSITY} if d.sparsity != "none" else set()
@@ -61,8 +61,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: not FORMATS[d.qformat].llm_api and _works(),
-        failed="engine=tensorrt_llm_llmapi has no quant={d.qformat}: TensorRT-LLM's PyTorch backend does not list it.",
-        allowed="It takes {works}.",
+        failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: TensorRT-LLM's PyTorch backend does not"
+        " list it.",
+        allowed="It supports {works}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
         source=LLM_FORMATS,
     ),
@@ -72,7 +73,7 @@ RULES = (
         engines=LLM_API,
         needs=("sm",),
         when=lambda d: _too_new(d),
-        failed="engine=tensorrt_llm_llmapi has no quant={d.qformat} on compute capability {d.sm}.",
+        failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
         allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older.",
         todo="Choose nvfp4 or fp8.",
         source=f"{LLM_FORMATS}: formats by GPU generation",
@@ -82,8 +83,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: d.kv_format is KvFormat.INT8,
-        failed="engine=tensorrt_llm_llmapi has no kv_cache={d.kv_format}: ModelOpt exports no INT8 scales for it.",
-        allowed="It takes auto and fp8.",
+        failed="engine=tensorrt_llm_llmapi does not support kv_cache={d.kv_format}: ModelOpt exports no INT8 scales"
+        " for it.",
+        allowed="It supports auto and fp8.",
         todo="Set kv_cache=fp8.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py (0.47)",
     ),
@@ -92,8 +94,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: d.sparsity != "none",
-        failed="engine=tensorrt_llm_llmapi has no sparsity={d.sparsity}: the PyTorch backend lists no 2:4 format.",
-        todo="Leave sparsity off, or take engine=tensorrt_llm.",
+        failed="engine=tensorrt_llm_llmapi does not support sparsity={d.sparsity}: the PyTorch backend lists no 2:4"
+        " format.",
+        todo="Set sparsity=none, or use engine=tensorrt_llm.",
         source=LLM_FORMATS,
     ),
     Rule(
@@ -102,10 +105,10 @@ RULES = (
         engines=LLM_API,
         needs=("shape",),
         when=lambda d: "llm_api" not in shape(d).family.features,
-        failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend has"
+        failed="engine=tensorrt_llm_llmapi cannot serve {d.shape.architecture}: TensorRT-LLM's PyTorch backend supports"
         f" {either(titles('llm_api'), 'and')}, and of Gemma only Gemma 3.",
         allowed="Other models run on TensorRT engines, up to TensorRT-LLM 1.2.",
-        todo=f"Take a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
+        todo=f"Use a {either(titles('llm_api'))} model, or engine=tensorrt_llm.",
         source=SUPPORT,
     ),
     Rule(
@@ -113,9 +116,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=_options,
-        failed="engine=tensorrt_llm_llmapi has no build.{name}={value}: it is an option of trtllm-build.",
+        failed="engine=tensorrt_llm_llmapi does not support build.{name}={value}: it is an option of trtllm-build.",
         allowed="It reads {read}.",
-        todo="Leave it out, or take engine=tensorrt_llm.",
+        todo="Remove it, or use engine=tensorrt_llm.",
         source=f"{COMMAND}; {LLM_ARGS}",
     ),
     Rule(
@@ -123,9 +126,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: d.speculation not in DRAFTING,
-        failed="speculative={d.speculation} cannot be had with engine=tensorrt_llm_llmapi: of its kinds only"
+        failed="speculative={d.speculation} is not supported by engine=tensorrt_llm_llmapi: of its kinds only"
         " draft_target is configured.",
-        todo="Take that, speculative=none, or engine=tensorrt_llm.",
+        todo="Use that, speculative=none, or engine=tensorrt_llm.",
         source=f'{LLM_ARGS}: Medusa and lookahead are "not in (pytorch, _autodeploy)"',
     ),
     Rule(
@@ -133,9 +136,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: d.triton.decoding_mode in DECODING and d.triton.decoding_mode != d.speculation,
-        failed="engine=tensorrt_llm_llmapi has no triton.decoding_mode={d.triton.decoding_mode}: it belongs to TensorRT"
-        " engines.",
-        todo="Leave it out, or take engine=tensorrt_llm.",
+        failed="engine=tensorrt_llm_llmapi does not support triton.decoding_mode={d.triton.decoding_mode}: it belongs"
+        " to TensorRT engines.",
+        todo="Remove it, or use engine=tensorrt_llm.",
         source=LLM_ARGS,
     ),
     Rule(
@@ -143,8 +146,8 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: bool(d.adapters) and [{"tasks": listed(d.adapters)}],
-        failed="lora.adapters has {tasks}, and engine=tensorrt_llm_llmapi has no lora: its Triton model has no LoRA"
-        " inputs.",
+        failed="lora.adapters has {tasks}, but engine=tensorrt_llm_llmapi does not support lora: its Triton model has"
+        " no LoRA inputs.",
         todo="Set lora=none, or engine=tensorrt_llm.",
         source=LLM_MODEL,
     ),
@@ -153,9 +156,9 @@ RULES = (
         topic=TOPIC,
         engines=LLM_API,
         when=lambda d: d.triton.lora_prefetch_dir is not None,
-        failed="engine=tensorrt_llm_llmapi has no triton.lora_prefetch_dir='{d.triton.lora_prefetch_dir}':"
-        " PeftCacheConfig refuses it as not supported.",
-        todo="Leave it out.",
+        failed="engine=tensorrt_llm_llmapi does not support triton.lora_prefetch_dir='{d.triton.lora_prefetch_dir}':"
+        " PeftCacheConfig rejects it.",
+        todo="Remove it.",
         source=LLM_ARGS,
     ),
     Rule(
@@ -164,8 +167,8 @@ RULES = (
         engines=LLM_API,
         needs=("images",),
         when=lambda d: d.images is not None,
-        failed="engine=tensorrt_llm_llmapi has no multimodal={d.images.model_type}: its Triton model has no image"
-        " inputs.",
+        failed="engine=tensorrt_llm_llmapi does not support multimodal={d.images.model_type}: its Triton model has no"
+        " image inputs.",
         todo="Set multimodal=none, or engine=tensorrt_llm.",
         source=LLM_MODEL,
     ),

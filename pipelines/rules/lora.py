@@ -1,4 +1,4 @@
-"""LoRA: adapters against the engine's limits, the model and the format."""
+"""LoRA adapters against the engine's limits, the model and the format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANAGER = "tensorrt_llm/lora_manager.py"
 
 
 def _each(d: DeploymentFacts) -> Iterator[tuple[dict[str, object], Adapter]]:
-    """Words that name an adapter, and the adapter."""
+    """Yield the message words of each adapter, and the adapter."""
     for task, adapter in d.adapters.items():
         yield {"task": task, "place": adapter.place, "adapter": adapter}, adapter
 
@@ -40,7 +40,7 @@ def _unknown(d: DeploymentFacts) -> Cases:
 
 
 def _widths(d: DeploymentFacts) -> Cases:
-    """Adapters with linears of other sizes than the model's; each is told by its first."""
+    """Return adapters whose linears differ in size from the model's, each with the first such linear."""
     ours, cases = linear_widths(shape(d)), []
     for words, adapter in _each(d):
         wrong = [name for name, given in adapter.widths.items() if name in ours and given != ours[name]]
@@ -59,7 +59,7 @@ RULES = (
         when=_half,
         failed="build.lora_plugin={d.build.lora_plugin} and build.lora_target_modules={d.build.lora_target_modules} go"
         " together only.",
-        todo="Take lora=adapters, which sets both, or set neither.",
+        todo="Use lora=adapters, which sets both, or set neither.",
         source=f"{COMMAND}; {LORA}",
     ),
     Rule(
@@ -76,8 +76,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: bool(d.adapters) and d.build.lora_plugin == "disable" and [{"tasks": listed(d.adapters)}],
-        failed="lora.adapters has {tasks}, and the engine is built with lora_plugin={d.build.lora_plugin}.",
-        todo="Take lora=adapters, which sets build.lora_plugin=auto.",
+        failed="lora.adapters has {tasks}, but the engine is built with lora_plugin={d.build.lora_plugin}.",
+        todo="Use lora=adapters, which sets build.lora_plugin=auto.",
         source=LORA,
     ),
     Rule(
@@ -85,8 +85,8 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         when=lambda d: [words for words, adapter in _each(d) if adapter.kind != "LORA"],
-        failed="lora.adapters.{task}='{place}' is of the kind {adapter.kind}.",
-        allowed="peft's LORA is served.",
+        failed="lora.adapters.{task}='{place}' is of type {adapter.kind}.",
+        allowed="Only peft's type LORA is supported.",
         source=MANAGER,
     ),
     Rule(
@@ -113,8 +113,8 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         when=_unknown,
-        failed="lora.adapters.{task}='{place}' changes {unknown}.",
-        allowed="Served are adapters of {known}.",
+        failed="lora.adapters.{task}='{place}' adapts {unknown}.",
+        allowed="Adapters may target {known}.",
         source=MANAGER,
     ),
     Rule(
@@ -122,7 +122,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _missing(d) if d.build.lora_plugin != "disable" else (),
-        failed="lora.adapters.{task}='{place}' changes {missing}, and the engine is built for {served}.",
+        failed="lora.adapters.{task}='{place}' adapts {missing}, but the engine is built for {served}.",
         todo="Add them to lora.target_modules.",
         source=LORA,
     ),
@@ -134,7 +134,7 @@ RULES = (
         when=_widths,
         failed="lora.adapters.{task}='{place}' was trained for another model: its {name} has {given[0]} inputs and"
         " {given[1]} outputs, {d.label}'s has {ours[0]} and {ours[1]}{more}.",
-        todo="Give an adapter of this model.",
+        todo="Use an adapter for this model.",
         source=MANAGER,
     ),
     Rule(

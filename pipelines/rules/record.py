@@ -1,4 +1,4 @@
-"""The words of the rulebook: what is judged, what a rule is, and what it finds."""
+"""Terms of the rulebook: what is judged, what a rule is, and what it finds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipelines.settings.triton import TritonSettings
 
 
 class HasCapabilities(Protocol):
-    """What rules know about an engine: a deployment has it, and so has an engine's description."""
+    """Engine properties that rules use; both a deployment and an engine's description have them."""
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it computes on GPUs."""
+        """Whether the engine computes on GPUs."""
         ...
 
     @property
@@ -32,13 +32,13 @@ class HasCapabilities(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines with certain capabilities; None is either."""
+    """Set of the engines with certain capabilities; None matches either value."""
 
     needs_gpu: bool | None = None
     writes_engine: bool | None = None
 
     def __contains__(self, engine: HasCapabilities) -> bool:
-        """Whether an engine is one of them."""
+        """Whether an engine belongs to the set."""
         wanted = ((self.needs_gpu, engine.needs_gpu), (self.writes_engine, engine.writes_engine))
         return all(value is None or value == found for value, found in wanted)
 
@@ -51,12 +51,12 @@ BUILT = Engines(writes_engine=True)
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What a vision encoder adds to a prompt.
+    """Contribution of a vision encoder to a prompt.
 
     Attributes:
-        model_type: of the encoder, e.g. "llava".
-        visual_tokens: positions of the prompt that one image takes.
-        images_per_request: at most.
+        model_type: type of the encoder, e.g. "llava".
+        visual_tokens: positions in the prompt that one image takes.
+        images_per_request: upper bound per request.
     """
 
     model_type: str
@@ -66,30 +66,30 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentFacts:
-    """Everything that rules look at. What is not known yet is None, and rules that need it wait.
+    """All facts that rules look at. A fact not known yet is None, and rules that need it are skipped.
 
     Attributes:
-        needs_gpu: the engine computes on GPUs.
-        writes_engine: it is built from a TensorRT-LLM checkpoint; otherwise the runtime reads a Hugging Face one.
+        needs_gpu: whether the engine computes on GPUs.
+        writes_engine: whether it is built from a TensorRT-LLM checkpoint; if not, the runtime reads a Hugging Face one.
         label: name of the model, for messages.
-        shape: sizes of the model.
-        qformat: of weights and activations.
-        dtype: of what is not quantized; "auto" is the model's own.
-        kv_format: of the KV cache.
+        shape: dimensions of the model.
+        qformat: format of weights and activations.
+        dtype: type of everything that is not quantized; "auto" means the model's own.
+        kv_format: format of the KV cache.
         group_size: input channels per scale.
         sparsity: "none", "magnitude" or "sparsegpt".
-        sm: compute capability of the GPU it is meant for, e.g. 8.9.
+        sm: compute capability of the target GPU, e.g. 8.9.
         gpus_per_server: GPUs in one machine of that kind.
-        kv_reuse: blocks of a shared prompt prefix are to be reused.
-        chunked_context: long prompts are to be processed in pieces.
+        kv_reuse: whether blocks of a shared prompt prefix are to be reused.
+        chunked_context: whether long prompts are to be processed in chunks.
         build: options of trtllm-build.
         triton: parameters of the served model.
-        speculation: how tokens are guessed ahead.
-        draft: sizes of the draft model.
-        same_vocabulary: draft and target have the same tokens.
+        speculation: kind of speculative decoding.
+        draft: dimensions of the draft model.
+        same_vocabulary: whether draft and target have the same tokens.
         pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
-        images: vision, where there is one.
+        images: vision, if there is any.
     """
 
     needs_gpu: bool = True
@@ -116,65 +116,65 @@ class DeploymentFacts:
 
     @property
     def activation(self) -> str:
-        """What the matrix products are fed: "16bit", "fp8", "int8" or "fp4"."""
+        """Input type of the matrix products: "16bit", "fp8", "int8" or "fp4"."""
         return FORMATS[self.qformat].activation
 
     @property
     def world_size(self) -> int:
-        """Ranks, each with a GPU of its own."""
+        """Number of ranks, each with its own GPU."""
         return self.build.tp_size * self.build.pp_size
 
 
 def sm(deployment: DeploymentFacts) -> float:
-    """The compute capability, for rules that list "sm" among their needs."""
+    """Compute capability, for rules that list "sm" among their needs."""
     assert deployment.sm is not None
     return deployment.sm
 
 
 def shape(deployment: DeploymentFacts) -> ModelShape:
-    """The model's sizes, for rules that list "shape" among their needs."""
+    """Dimensions of the model, for rules that list "shape" among their needs."""
     assert deployment.shape is not None
     return deployment.shape
 
 
 def draft(deployment: DeploymentFacts) -> ModelShape:
-    """The draft model's sizes, for rules that list "draft" among their needs."""
+    """Dimensions of the draft model, for rules that list "draft" among their needs."""
     assert deployment.draft is not None
     return deployment.draft
 
 
 def images(deployment: DeploymentFacts) -> Images:
-    """What images add, for rules that list "images" among their needs."""
+    """Contribution of images, for rules that list "images" among their needs."""
     assert deployment.images is not None
     return deployment.images
 
 
 class Severity(StrEnum):
-    """What a finding means: the run is refused, or goes on and says so."""
+    """Consequence of a finding: the run is refused, or goes on with a warning."""
 
     REFUSE = "refuse"
     WARN = "warn"
 
 
 Cases = Sequence[Mapping[str, Any]]
-"""One finding each; the words are for the message."""
+"""Result of a rule's test: one mapping of message words per finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that does not go together.
+    """A rule on settings that cannot be combined.
 
     Attributes:
-        name: unique, in words.
+        name: unique name, in words.
         topic: heading in the docs.
         severity: whether the run is refused.
-        engines: those it is about; None is all.
+        engines: engines it applies to; None means all.
         needs: fields of the deployment that must be known.
-        when: true, or one mapping of words per finding, where the rule is broken.
+        when: true, or one mapping of words per finding, if the rule is broken.
         failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`.
-        allowed: what would be accepted.
+        allowed: values that would be accepted.
         todo: the change that makes it work.
-        source: where this is known from, for everybody to look up.
+        source: public source of the rule, for anyone to check.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Rule:
     source: str
 
     def findings(self, deployment: DeploymentFacts) -> list[BrokenRule]:
-        """What this rule has against a deployment."""
+        """Return what this rule finds in a deployment."""
         if self.engines is not None and deployment not in self.engines:
             return []
         if any(getattr(deployment, need) is None for need in self.needs):
@@ -211,16 +211,16 @@ class BrokenRule:
 
 
 def judge(rules: Iterable[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
-    """Apply rules, all of them: every fault at once."""
+    """Apply all rules and return every finding at once."""
     return [finding for rule in rules for finding in rule.findings(deployment)]
 
 
 def either(names: Iterable[object], word: str = "or") -> str:
-    """Names for a sentence: "a, b or c"."""
+    """Join names for a sentence: "a, b or c"."""
     *first, last = (str(name) for name in names)
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message: "a, b"."""
+    """Join names for a message: "a, b"."""
     return ", ".join(str(name) for name in names)

@@ -12,7 +12,7 @@ IMAGES = "Images"
 
 
 def visual_positions(batch: int, visual_tokens: int, images_per_request: int) -> int:
-    """`max_multimodal_len`: rows of the prompt table; 8 x 576 x 1 -> 4608 (LLaVA 1.5).
+    """Return `max_multimodal_len`, the rows of the prompt table; 8 x 576 x 1 -> 4608 (LLaVA 1.5).
 
     Source: examples/models/core/multimodal/README.md@89fd9b7.
     """
@@ -38,7 +38,7 @@ RULES = (
         when=lambda d: (d.triton.triton_max_batch_size or 0) > d.build.max_batch_size,
         failed="triton.triton_max_batch_size={d.triton.triton_max_batch_size} is more than the engine's"
         " max_batch_size={d.build.max_batch_size}.",
-        todo="Leave it out, or raise build.max_batch_size.",
+        todo="Remove it, or raise build.max_batch_size.",
         source=f"{MODEL_CONFIG}; issue #2303",
     ),
     Rule(
@@ -48,7 +48,7 @@ RULES = (
         when=lambda d: (d.triton.max_beam_width or 0) > d.build.max_beam_width,
         failed="triton.max_beam_width={d.triton.max_beam_width} is more than the engine's"
         " max_beam_width={d.build.max_beam_width}.",
-        todo="Leave it out, or raise build.max_beam_width.",
+        todo="Remove it, or raise build.max_beam_width.",
         source=TEMPLATES,
     ),
     Rule(
@@ -58,7 +58,7 @@ RULES = (
         when=lambda d: d.triton.batching_strategy in ("V1", "v1") and (d.chunked_context or d.speculation != "none"),
         failed="triton.batching_strategy={d.triton.batching_strategy} is static batching; chunked context and"
         " speculative"
-        " decoding belong to in-flight batching.",
+        " decoding need in-flight batching.",
         todo="Set triton.batching_strategy=inflight_fused_batching.",
         source=TEMPLATES,
     ),
@@ -79,7 +79,7 @@ RULES = (
         needs=("gpus_per_server",),
         when=_crowded,
         failed="tp_size={d.build.tp_size} and pp_size={d.build.pp_size} on triton.num_nodes={d.triton.num_nodes} need"
-        " {per_node} GPUs in one server; {d.gpus_per_server} is what one has.",
+        " {per_node} GPUs in one server, which has {d.gpus_per_server}.",
         todo="Raise triton.num_nodes, or lower the ranks.",
         source="data sheets of conf/hardware",
     ),
@@ -92,7 +92,7 @@ RULES = (
         failed="build.max_prompt_embedding_table_size={d.build.max_prompt_embedding_table_size} is less than"
         " max_batch_size * visual_tokens * images_per_request = {d.build.max_batch_size} * {d.images.visual_tokens} *"
         " {d.images.images_per_request} = {needed}.",
-        todo="Leave it to the group `multimodal`, or set {needed}.",
+        todo="Let the group `multimodal` set it, or set {needed}.",
         source=MULTIMODAL,
     ),
     Rule(
@@ -103,7 +103,7 @@ RULES = (
         when=lambda d: images(d).model_type == "llava" and "llava" not in shape(d).family.features,
         failed=f"multimodal=llava has a {either(titles('llava'))} behind its encoder;"
         " given is {d.shape.architecture}.",
-        todo="Give LLaVA's own language model.",
+        todo="Use LLaVA's own language model.",
         source=MULTIMODAL,
     ),
     Rule(
@@ -113,8 +113,8 @@ RULES = (
         engines=GPU,
         needs=("images",),
         when=lambda d: d.kv_reuse,
-        failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or the"
-        " blocks of one image are taken for another's.",
+        failed="kv_cache.enable_block_reuse={d.kv_reuse} with images: requests must send prompt_table_extra_id, or"
+        " blocks of one image are mistaken for another's.",
         todo="Send it, or set kv_cache.enable_block_reuse=false.",
         source=REUSE,
     ),
@@ -126,8 +126,8 @@ RULES = (
         needs=("images",),
         when=lambda d: d.images is not None,
         failed="multimodal={d.images.model_type}: the code of multimodal_encoders, preprocessing and"
-        " tensorrt_llm_bls is NVIDIA's where there are images, and deprecated in TensorRT-LLM 1.x.",
-        todo="Copy it in their container, as repository.json says.",
+        " tensorrt_llm_bls for images is NVIDIA's, and deprecated in TensorRT-LLM 1.x.",
+        todo="Copy it in NVIDIA's container, as repository.json describes.",
         source="triton_backend/all_models/multimodal (1.x release notes)",
     ),
 )

@@ -1,4 +1,4 @@
-"""Where rules are known from: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless named."""
+"""Sources of the rules: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless noted."""
 
 BUILDER = "tensorrt_llm/builder.py@008b2b8"
 PLUGIN = "tensorrt_llm/plugin/plugin.py@c20322f"

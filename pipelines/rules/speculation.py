@@ -1,4 +1,4 @@
-"""Speculative decoding: what each kind needs of the engine, of the server and of the model."""
+"""Speculative decoding: requirements of each kind on the engine, the server and the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECODING = {
     "eagle": "eagle",
     "lookahead_decoding": "lookahead",
 }
-"""build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need none."""
+"""build.speculative_decoding_mode -> triton.decoding_mode; draft tokens from elsewhere need no mode."""
 HEADS = ("medusa", "redrafter", "eagle")
 MANY_TOKENS = 0.5
 
@@ -40,7 +40,7 @@ def _tokens(d: DeploymentFacts) -> Cases:
 
 
 def _wrong_decoding(d: DeploymentFacts) -> Cases:
-    """The server's mode against the engine's."""
+    """Return the words if the server's mode does not match the engine's."""
     wanted = DECODING.get(d.build.speculative_decoding_mode or "")
     given = d.triton.decoding_mode
     if given == wanted or (wanted is None and given not in DECODING.values()):
@@ -78,8 +78,8 @@ RULES = (
         engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode is not None and d.build.max_draft_len == 0,
         failed="build.speculative_decoding_mode={d.build.speculative_decoding_mode} with"
-        " max_draft_len={d.build.max_draft_len} checks no token ahead.",
-        todo="Set build.max_draft_len, or take a file of the group `speculative`, which does.",
+        " max_draft_len={d.build.max_draft_len} verifies no draft tokens.",
+        todo="Set build.max_draft_len, or use a file of the group `speculative`, which does.",
         source=SPECULATIVE,
     ),
     Rule(
@@ -87,8 +87,8 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: d.build.speculative_decoding_mode is None and d.build.max_draft_len > 0,
-        failed="build.max_draft_len={d.build.max_draft_len} was given without build.speculative_decoding_mode.",
-        todo="Take a file of the group `speculative`, or set build.max_draft_len=0.",
+        failed="build.max_draft_len={d.build.max_draft_len} is set without build.speculative_decoding_mode.",
+        todo="Use a file of the group `speculative`, or set build.max_draft_len=0.",
         source=SPECULATIVE,
     ),
     Rule(
@@ -96,9 +96,10 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=_wrong_decoding,
-        failed="triton.decoding_mode={d.triton.decoding_mode} does not go with an engine of speculative_decoding_mode="
+        failed="triton.decoding_mode={d.triton.decoding_mode} cannot be combined with an engine of"
+        " speculative_decoding_mode="
         "{d.build.speculative_decoding_mode}.",
-        allowed="For it: triton.decoding_mode={wanted}.",
+        allowed="For this engine: triton.decoding_mode={wanted}.",
         source=f"{SPECULATIVE}; {BACKEND}",
     ),
     Rule(
@@ -106,7 +107,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         when=lambda d: _speculates(d) and max(d.build.max_beam_width, d.triton.max_beam_width or 1) > 1,
-        failed="build.max_beam_width={d.build.max_beam_width} does not go with speculative={d.speculation}.",
+        failed="build.max_beam_width={d.build.max_beam_width} cannot be combined with speculative={d.speculation}.",
         todo="Set build.max_beam_width=1 and triton.max_beam_width=null.",
         source=SPECULATIVE,
     ),
@@ -115,7 +116,7 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=lambda d: _speculates(d) and d.build.pp_size > 1,
-        failed="build.pp_size={d.build.pp_size} does not go with speculative={d.speculation}.",
+        failed="build.pp_size={d.build.pp_size} cannot be combined with speculative={d.speculation}.",
         todo="Set build.pp_size=1 and split with build.tp_size.",
         source=f"{COMBINATIONS}; {EAGLE}",
     ),
@@ -126,7 +127,7 @@ RULES = (
         when=lambda d: d.speculation == "draft_target" and not d.kv_reuse,
         failed="speculative=draft_target needs KV-cache reuse in both engines; kv_cache.enable_block_reuse is"
         " {d.kv_reuse}.",
-        todo="Set kv_cache.enable_block_reuse=true, with a KV format that keeps it.",
+        todo="Set kv_cache.enable_block_reuse=true, with a KV format that supports it.",
         source=f"{DRAFT_TARGET}; {SPECULATIVE}",
     ),
     Rule(
@@ -134,7 +135,7 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         when=lambda d: d.same_vocabulary is False,
-        failed="speculative.draft has not the vocabulary of {d.label}: a token would mean something else to it.",
+        failed="speculative.draft has a different vocabulary from {d.label}: tokens would not mean the same.",
         todo="Choose a draft model of the same family and tokenizer: model@speculative.draft=...",
         source=DRAFT_TARGET,
     ),
@@ -154,8 +155,7 @@ RULES = (
         engines=BUILT,
         needs=("draft", "shape"),
         when=lambda d: (longest(d) or 0) > draft(d).max_position_embeddings and [{"longest": longest(d)}],
-        failed="speculative.draft was made for {d.draft.max_position_embeddings} tokens; {d.label} is built for"
-        " {longest}.",
+        failed="speculative.draft supports {d.draft.max_position_embeddings} tokens; {d.label} is built for {longest}.",
         todo="Set build.max_seq_len={d.draft.max_position_embeddings} or less.",
         source=DRAFT_TARGET,
     ),
@@ -166,7 +166,7 @@ RULES = (
         engines=BUILT,
         needs=("draft", "shape"),
         when=lambda d: draft(d).num_params >= shape(d).num_params,
-        failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: guessing"
+        failed="speculative.draft has {d.draft.num_params:,} parameters, {d.label} has {d.shape.num_params:,}: drafting"
         " costs more than it saves.",
         todo="Choose a smaller draft model.",
         source=SPECULATIVE,
@@ -188,10 +188,10 @@ RULES = (
         engines=GPU,
         needs=("shape",),
         when=lambda d: d.speculation in HEADS and "decoding_heads" not in shape(d).family.features,
-        failed="speculative={d.speculation} is made for"
-        f" {either(titles('decoding_heads'))} by TensorRT-LLM's conversion; given is"
+        failed="speculative={d.speculation} is available only for"
+        f" {either(titles('decoding_heads'))} in TensorRT-LLM's conversion; given is"
         " {d.shape.architecture}.",
-        todo=f"Take speculative=draft_target or lookahead, or a {either(titles('decoding_heads'))} model.",
+        todo=f"Use speculative=draft_target or lookahead, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(
@@ -201,7 +201,7 @@ RULES = (
         when=lambda d: d.speculation in HEADS and (d.qformat is not QFormat.NONE or d.sparsity != "none"),
         failed="speculative={d.speculation} is converted by TensorRT-LLM's own script in 16 bit; given are"
         " quant={d.qformat} and sparsity={d.sparsity}.",
-        todo="Take quant=none sparsity=none, or speculative=draft_target.",
+        todo="Use quant=none sparsity=none, or speculative=draft_target.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(
@@ -211,7 +211,7 @@ RULES = (
         when=lambda d: d.speculation in HEADS and d.kv_format != "auto",
         failed="speculative={d.speculation} is converted by TensorRT-LLM's own script without KV-cache scales; given is"
         " kv_cache={d.kv_format}.",
-        todo="Take kv_cache=auto.",
+        todo="Use kv_cache=auto.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(
@@ -233,7 +233,7 @@ RULES = (
         failed="speculative.heads_path has pickled weights ({names}), which can run code when TensorRT-LLM's script"
         " loads"
         " them.",
-        todo="Give heads that you trust.",
+        todo="Use only heads that you trust.",
         source=f"{MEDUSA}; pickle module of Python: security",
     ),
     Rule(
@@ -244,9 +244,9 @@ RULES = (
             d.build.speculative_decoding_mode == "eagle"
             and (d.build.max_batch_size > 512 or d.build.max_draft_len > 256)
         ),
-        failed="EAGLE takes at most 512 requests and 256 draft tokens; given are build.max_batch_size="
+        failed="EAGLE supports at most 512 requests and 256 draft tokens; given are build.max_batch_size="
         "{d.build.max_batch_size} and build.max_draft_len={d.build.max_draft_len}.",
-        todo="Lower what is too large.",
+        todo="Lower the value that is too large.",
         source=BUILDER,
     ),
     Rule(
@@ -285,9 +285,9 @@ RULES = (
         topic=TOPIC,
         engines=GPU,
         when=_lookahead,
-        failed="build.max_draft_len={d.build.max_draft_len} is not what the lookahead sizes {sizes} (window, n-gram,"
+        failed="build.max_draft_len={d.build.max_draft_len} does not match the lookahead sizes {sizes} (window, n-gram,"
         " verification) need: {needed}.",
-        todo="Set build.max_draft_len={needed}, or leave it to speculative=lookahead.",
+        todo="Set build.max_draft_len={needed}, or let speculative=lookahead set it.",
         source=LOOKAHEAD,
     ),
 )

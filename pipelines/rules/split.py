@@ -1,4 +1,4 @@
-"""The model's sizes against groups of inputs, ranks and sparsity."""
+"""Dimensions of the model against quantization groups, ranks and sparsity."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
 
 TOPIC = "Sizes and ranks"
 INPUT_SPLIT = ("attention.dense", "mlp.proj")
-"""Linears that tensor parallelism divides along their input."""
+"""Linears that tensor parallelism splits along their input."""
 SHARDS = "tensorrt_llm/models/modeling_utils.py: ranks hold whole heads and equal slices of the MLP"
 
 
 def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
-    """Yield (linear, inputs of one rank); a split that does not come out even is reported by its own rule."""
+    """Yield (linear, inputs of one rank); a split that does not divide evenly is reported by its own rule."""
     ranks = d.build.tp_size
     for name, (_, width) in shape(d).linear_shapes.items():
         yield name, width // ranks if name in INPUT_SPLIT and width % ranks == 0 else width
@@ -54,7 +54,7 @@ def _stages_uneven(d: DeploymentFacts) -> Cases:
 
 
 def _groups(d: DeploymentFacts) -> Cases:
-    """Linears whose inputs are no whole groups. Source: ModelOpt `postprocess.check_weight_shape_valid`."""
+    """Return linears whose inputs are not whole groups. Source: ModelOpt `postprocess.check_weight_shape_valid`."""
     group = FORMATS[d.qformat].weights.group_size(d.group_size)
     if not group:
         return ()
@@ -68,7 +68,7 @@ def _groups(d: DeploymentFacts) -> Cases:
 def _working_groups(d: DeploymentFacts) -> str:
     weights = FORMATS[d.qformat].weights
     if weights.group_is_fixed:
-        return f"{d.qformat.upper()} always has groups of {weights.group}."
+        return f"{d.qformat.upper()} always uses groups of {weights.group}."
     widths = [width for _, width in _rank_inputs(d)]
     works = [group for group in (128, 64, 32, 16) if not any(width % group for width in widths)]
     return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
@@ -82,7 +82,7 @@ def _odd_rows(d: DeploymentFacts) -> Cases:
 
 
 def _sparse_inputs(d: DeploymentFacts) -> Cases:
-    """Inputs of a rank that are no whole groups of 4, or that ModelOpt's magnitude mode would leave dense."""
+    """Return inputs of a rank that are not whole groups of 4, or that ModelOpt's magnitude mode would leave dense."""
     if d.sparsity == "none":
         return ()
     multiple = 16 if d.sparsity == "magnitude" else 4
@@ -149,7 +149,7 @@ RULES = (
         needs=("shape",),
         when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
-        " head(s), which ModelOpt cannot make of weights with one scale per channel.",
+        " head(s), which ModelOpt cannot create for weights with one scale per channel.",
         allowed="tp_size up to {d.shape.num_key_value_heads} works, and so do other formats.",
         todo="Lower tp_size or choose another format.",
         source=f"{MODELOPT}: layer_utils.build_qkv raises",
@@ -183,7 +183,7 @@ RULES = (
         engines=BUILT,
         needs=("shape",),
         when=_odd_rows,
-        failed="quant={d.qformat} packs two output channels into a byte; odd: {odd}.",
+        failed="quant={d.qformat} packs two output channels into a byte, but some linears have an odd number: {odd}.",
         todo="Choose another format or tp_size.",
         source=f"{MODELOPT}: INT4 weights are int8 [out/2, in] (measured exports of 0.37 and 0.47)",
     ),
@@ -194,7 +194,7 @@ RULES = (
         needs=("shape",),
         when=_sparse_inputs,
         failed="2:4 sparsity by {d.sparsity} needs inputs in multiples of {multiple}; {name} has {width}{where}.",
-        todo="Leave sparsity off, or choose another tp_size.",
+        todo="Set sparsity=none, or choose another tp_size.",
         source="NVIDIA A100 whitepaper, structured sparsity; NVIDIA/Model-Optimizer weight_sparsity/magnitude.py leaves"
         " other widths dense",
     ),
@@ -205,7 +205,7 @@ RULES = (
         needs=("shape",),
         when=_sparse_outputs,
         failed="2:4 sparsity by {d.sparsity} needs outputs in multiples of 8; {what} is {count}.",
-        todo="Leave sparsity off, or take sparsity=sparsegpt_2_4.",
+        todo="Set sparsity=none, or use sparsity=sparsegpt_2_4.",
         source="NVIDIA/Model-Optimizer weight_sparsity/magnitude.py leaves other shapes dense, with a warning",
     ),
 )

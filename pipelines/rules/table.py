@@ -1,4 +1,4 @@
-"""The table: every rule there is, and how it is asked."""
+"""The table of all rules, and functions to apply them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ RULES: tuple[Rule, ...] = (
 
 
 def check(deployment: DeploymentFacts) -> list[BrokenRule]:
-    """Everything that does not go together, all at once."""
+    """Return every finding, all at once."""
     return judge(RULES, deployment)
 
 
 def refused(findings: list[BrokenRule]) -> list[Fault]:
-    """Those that stop a run."""
+    """Return the findings that stop a run."""
     return [finding.fault for finding in findings if finding.rule.severity is Severity.REFUSE]
 
 
 def warned(findings: list[BrokenRule]) -> list[Fault]:
-    """Those that are said and let through."""
+    """Return the findings that are reported as warnings."""
     return [finding.fault for finding in findings if finding.rule.severity is Severity.WARN]
 
 
@@ -46,9 +46,9 @@ def check_checkpoint(
     tp_size: int = 1,
     pp_size: int = 1,
 ) -> list[Fault]:
-    """What stops a model from being exported in a format and a split; for those who have no configuration."""
+    """Return what stops a model from being exported in a format and a split, for callers without a configuration."""
     if tp_size < 1 or pp_size < 1:
-        return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is no split.", "Both are at least 1.")]
+        return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is not a valid split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
     asked = DeploymentFacts(shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build)
     return refused(judge((*gpu.RULES, *split.RULES), asked))

@@ -8,15 +8,15 @@ from tests.support.rule_cases.words import AWQ, FP8, Case, kv
 CASES = {
     "kv-format-takes-reuse-and-chunks": Case(
         kv(chunked_context=True, qformat=AWQ, kv_format=KvFormat.FP8),
-        "kv_cache=fp8 with quant=int4_awq takes away KV-cache reuse and chunked context",
+        "kv_cache=fp8 with quant=int4_awq rules out KV-cache reuse and chunked context",
         {"qformat": FP8},
     ),
     "no-context-fmha-no-reuse": Case(
-        kv(build={"context_fmha": "disable"}), "context_fmha=disable takes away KV-cache reuse", {"kv_reuse": False}
+        kv(build={"context_fmha": "disable"}), "context_fmha=disable rules out KV-cache reuse", {"kv_reuse": False}
     ),
     "no-paged-context-no-reuse": Case(
         {"chunked_context": True, "build": {"use_paged_context_fmha": "disable"}},
-        "use_paged_context_fmha=disable takes away chunked context",
+        "use_paged_context_fmha=disable rules out chunked context",
         {"chunked_context": False},
     ),
     "without-context-fmha": Case(
@@ -36,7 +36,7 @@ CASES = {
     ),
     "in-flight-batching-packs-its-input": Case(
         {"build": {"remove_input_padding": "disable"}},
-        "remove_input_padding=disable does not go with .*inflight_fused_batching",
+        "remove_input_padding=disable cannot be combined with .*inflight_fused_batching",
         {"triton": {"batching_strategy": "V1"}},
     ),
     "streamingllm-cannot-be-built": Case(
@@ -49,7 +49,7 @@ CASES = {
     ),
     "sinks-need-a-window": Case(
         {"engine": "openvino", "triton": {"sink_token_length": 32}},
-        "sink_token_length=32 was given without a window",
+        "sink_token_length=32 is set without a window",
         {"triton": {"max_attention_window_size": (64,)}},
     ),
     "sinks-fit-their-window": Case(

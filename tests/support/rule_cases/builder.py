@@ -20,12 +20,12 @@ CASES = {
     ),
     "profiles-or-a-tuning-point": Case(
         {"build": {"multiple_profiles": "enable", "opt_num_tokens": 77}},
-        "opt_num_tokens=77 does not go with multiple_profiles",
+        "opt_num_tokens=77 cannot be combined with multiple_profiles",
         {"build": {"opt_num_tokens": None}},
     ),
     "context-logits-without-drafts": Case(
         {"build": {"gather_context_logits": True, "max_draft_len": 5}},
-        "gather_context_logits=true does not go with max_draft_len=5",
+        "gather_context_logits=true cannot be combined with max_draft_len=5",
         {"build": {"max_draft_len": 0}},
     ),
     "generation-logits-need-no-flag": Case(
@@ -105,7 +105,7 @@ CASES = {
     ),
     "sparsity-may-not-be-faster": Case(
         {"sparsity": "magnitude", "build": {"weight_sparsity": True}},
-        "sparsity=magnitude: users measured 0 to 5 %",
+        "sparsity=magnitude: users measured a speed-up of 0 to 5 %",
         {"sparsity": "none"},
     ),
 }

@@ -14,12 +14,12 @@ CASES = {
     ),
     "cpu-layers-share-a-window": Case(
         {"engine": "openvino", "triton": {"max_attention_window_size": (128, 256)}},
-        r"size=\[128, 256\] cannot be had",
+        r"size=\[128, 256\] is not supported",
         {"triton": {"max_attention_window_size": (256, 256)}},
     ),
     "cpu-windows-exclude-reuse": Case(
         kv(engine="openvino", triton={"max_attention_window_size": (128,)}),
-        r"size=\[128\] with KV-cache reuse cannot",
+        r"size=\[128\] with KV-cache reuse is not",
         {"kv_reuse": False},
     ),
     "cpu-windows-exclude-drafts": Case(
@@ -29,25 +29,27 @@ CASES = {
     ),
     "cpu-blocks-have-32-tokens": Case(
         {"engine": "openvino", "build": {"tokens_per_block": 64}},
-        "tokens_per_block=64 cannot be had",
+        "tokens_per_block=64 is not supported",
         {"engine": "tensorrt_llm"},
     ),
     "the-cpu-engine-drafts-with-a-model": Case(
         {"engine": "openvino", "speculation": "medusa"},
-        "speculative=medusa cannot be had with engine=openvino",
+        "speculative=medusa is not supported by engine=openvino",
         {"speculation": "draft_target"},
     ),
     "cpu-adapters-see-scaled-activations": Case(
         {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
-        "quant=int4_awq cannot be had",
+        "quant=int4_awq is not supported",
         {"qformat": QFormat.INT8_WO},
     ),
     "the-cpu-engine-sees-no-images": Case(
-        {"engine": "openvino", "images": LLAVA}, "multimodal=llava cannot be had with engine=openvino", {"images": None}
+        {"engine": "openvino", "images": LLAVA},
+        "multimodal=llava is not supported by engine=openvino",
+        {"images": None},
     ),
     "the-cpu-engine-keeps-its-weights": Case(
         {"engine": "openvino", "build": {"weight_streaming": True}},
-        "weight_streaming=True cannot be had",
+        "weight_streaming=True is not supported",
         {"build": {"weight_streaming": False}},
     ),
 }

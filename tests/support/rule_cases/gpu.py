@@ -32,7 +32,7 @@ CASES = {
         {"qformat": NVFP4, "shape": GEMMA}, "nvfp4 is not supported for GemmaForCausalLM", {"shape": LLAMA}
     ),
     "w4a8-of-gemma-was-listed-no": Case(
-        {"qformat": W4A8, "shape": GEMMA}, "w4a8_awq of GemmaForCausalLM was listed", {"shape": LLAMA}
+        {"qformat": W4A8, "shape": GEMMA}, "lists quant=w4a8_awq of GemmaForCausalLM as not supported", {"shape": LLAMA}
     ),
     "gemma2-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
     "gemma-prefers-bfloat16": Case(

@@ -15,26 +15,30 @@ def llm(**given: Any) -> dict[str, Any]:
 LOOKS_AHEAD = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}
 CASES = {
     "llm-api-formats": Case(
-        llm(qformat=SQ), r"has no quant=int8_sq: .*It takes none, fp8, int4_awq, w4a8_awq, nvfp4\.", {"qformat": FP8}
+        llm(qformat=SQ),
+        r"does not support quant=int8_sq: .*It supports none, fp8, int4_awq, w4a8_awq, nvfp4\.",
+        {"qformat": FP8},
     ),
     "llm-api-awq-is-for-hopper": Case(
-        llm(qformat=AWQ, sm=10.0), r"has no quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}
+        llm(qformat=AWQ, sm=10.0), r"does not support quant=int4_awq on compute capability 10\.0", {"qformat": NVFP4}
     ),
     "llm-api-has-no-int8-kv": Case(
-        llm(kv_format=KvFormat.INT8), "has no kv_cache=int8: ModelOpt exports no", {"kv_format": KvFormat.FP8}
+        llm(kv_format=KvFormat.INT8), "does not support kv_cache=int8: ModelOpt exports no", {"kv_format": KvFormat.FP8}
     ),
-    "llm-api-has-no-sparsity": Case(llm(sparsity="magnitude"), "has no sparsity=magnitude", {"sparsity": "none"}),
+    "llm-api-has-no-sparsity": Case(
+        llm(sparsity="magnitude"), "does not support sparsity=magnitude", {"sparsity": "none"}
+    ),
     "llm-api-has-gemma-3-only": Case(
         llm(shape=GEMMA), "cannot serve GemmaForCausalLM: .* only Gemma 3", {"shape": LLAMA}
     ),
     "llm-api-builds-nothing": Case(
         llm(build={"gemm_plugin": "auto", "workers": 8, "tp_size": 8}),
-        r"has no build\.gemm_plugin=auto: .*It reads max_batch_size,",
+        r"does not support build\.gemm_plugin=auto: .*It reads max_batch_size,",
         {"build": {"gemm_plugin": None}},
     ),
     "llm-api-drafts-with-a-model": Case(
         llm(speculation="lookahead", build=LOOKS_AHEAD, triton={"decoding_mode": "lookahead", **LOOKAHEAD}),
-        "speculative=lookahead cannot be had with engine=tensorrt_llm_llmapi",
+        "speculative=lookahead is not supported by engine=tensorrt_llm_llmapi",
         {
             "speculation": "draft_target",
             "build": {"speculative_decoding_mode": "draft_tokens_external"},
@@ -43,7 +47,7 @@ CASES = {
     ),
     "llm-api-has-no-decoding-mode": Case(
         llm(triton={"decoding_mode": "medusa"}),
-        r"has no triton\.decoding_mode=medusa",
+        r"does not support triton\.decoding_mode=medusa",
         {"triton": {"decoding_mode": None}},
     ),
     "llm-api-serves-no-adapters": Case(
@@ -51,12 +55,12 @@ CASES = {
     ),
     "llm-api-prefetches-no-adapters": Case(
         llm(triton={"lora_prefetch_dir": "/adapters"}),
-        r"has no triton\.lora_prefetch_dir='/adapters'",
+        r"does not support triton\.lora_prefetch_dir='/adapters'",
         {"triton": {"lora_prefetch_dir": None}},
     ),
     "llm-api-sees-no-images": Case(
         llm(images=LLAVA, build={"max_prompt_embedding_table_size": 4608}),
-        "has no multimodal=llava: its Triton model has no image",
+        "does not support multimodal=llava: its Triton model has no image",
         {"images": None},
     ),
 }

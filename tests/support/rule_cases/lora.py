@@ -18,7 +18,7 @@ CASES = {
     ),
     "only-lora-is-served": Case(
         {"adapters": {7: replace(ADAPTER, kind="IA3")}},
-        r"adapters\.7='/a' is of the kind IA3",
+        r"adapters\.7='/a' is of type IA3",
         {"adapters": {7: ADAPTER}},
     ),
     "dora-needs-its-plugin": Case(
@@ -32,11 +32,11 @@ CASES = {
         {"build": {"max_lora_rank": 65}},
     ),
     "adapter-modules-are-known": Case(
-        {"adapters": {7: replace(ADAPTER, modules=("lm_head",))}}, "changes lm_head.*q_proj", {"adapters": {7: ADAPTER}}
+        {"adapters": {7: replace(ADAPTER, modules=("lm_head",))}}, "adapts lm_head.*q_proj", {"adapters": {7: ADAPTER}}
     ),
     "adapter-modules-are-built-in": Case(
         {"adapters": {7: replace(ADAPTER, modules=("q_proj", "v_proj"))}, "build": SERVED},
-        "changes attn_v, and the engine is built for attn_q",
+        "adapts attn_v, but the engine is built for attn_q",
         {"build": {"lora_target_modules": ("attn_q", "attn_v")}},
     ),
     "adapter-fits-the-model": Case(

@@ -27,7 +27,7 @@ CASES = {
     ),
     "ranks-fit-a-server": Case(
         {"gpus_per_server": 8, "build": {"tp_size": 8, "pp_size": 2}},
-        "need 16 GPUs in one server; 8 is",
+        "need 16 GPUs in one server, which has 8",
         {"triton": {"num_nodes": 2}},
     ),
     # 8 requests of 576 positions are 4608

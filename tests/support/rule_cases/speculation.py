@@ -20,12 +20,12 @@ CASES = {
     ),
     "a-draft-length-needs-a-mode": Case(
         {"build": {"max_draft_len": 4}},
-        "max_draft_len=4 was given without",
+        "max_draft_len=4 is set without",
         {"build": {"speculative_decoding_mode": "medusa"}},
     ),
     "server-and-engine-speculate-alike": Case(
         {"triton": {"decoding_mode": "medusa"}},
-        "decoding_mode=medusa does not go with .*mode=None.*decoding_mode=null",
+        "decoding_mode=medusa cannot be combined with .*mode=None.*decoding_mode=null",
         {"build": {"speculative_decoding_mode": "medusa", "max_draft_len": 63}},
     ),
     "speculation-has-no-beams": Case(
@@ -40,14 +40,16 @@ CASES = {
         {"speculation": "draft_target"}, "enable_block_reuse is False", {"kv_reuse": True}
     ),
     "draft-and-target-share-a-vocabulary": Case(
-        {"same_vocabulary": False, "label": "gemma_2b"}, "has not the vocabulary of gemma_2b", {"same_vocabulary": True}
+        {"same_vocabulary": False, "label": "gemma_2b"},
+        "has a different vocabulary from gemma_2b",
+        {"same_vocabulary": True},
     ),
     "draft-and-target-have-as-many-tokens": Case(
         {"shape": LLAMA, "draft": GEMMA}, "draft has 256000 tokens, the model has 128256", {"draft": SMALL_LLAMA}
     ),
     "a-draft-reaches-as-far": Case(
         {"shape": LLAMA, "draft": replace(SMALL_LLAMA, max_position_embeddings=8192)},
-        "made for 8192 tokens; the model is built for 131072",
+        "supports 8192 tokens; the model is built for 131072",
         {"build": {"max_seq_len": 8192}},
     ),
     "a-draft-is-smaller": Case(
@@ -58,7 +60,7 @@ CASES = {
     ),
     "heads-are-for-llama": Case(
         {"shape": GEMMA, "speculation": "medusa"},
-        "speculative=medusa is made for Llama.*GemmaForCausalLM",
+        "speculative=medusa is available only for Llama.*GemmaForCausalLM",
         {"shape": LLAMA},
     ),
     "heads-are-converted-in-16-bit": Case(

@@ -150,7 +150,7 @@ def test_the_llm_api_takes_a_draft_checkpoint(tmp_path, model):
         (["sparsity=magnitude_2_4"], "build", r"has no sparsity=magnitude"),
         (["quant=int4_awq", "hardware=b200_sxm"], "build", r"has no quant=int4_awq on compute capability 10\.0"),
         (["triton.decoding_mode=medusa"], "build", r"has no triton\.decoding_mode=medusa"),
-        (["speculative=lookahead"], "build", r"speculative=lookahead cannot be had with engine=tensorrt_llm_llmapi"),
+        (["speculative=lookahead"], "build", r"speculative=lookahead is not supported by engine=tensorrt_llm_llmapi"),
         (["build.gemm_plugin=auto"], "build", r"has no build\.gemm_plugin=auto"),
         (["triton.lora_prefetch_dir=/adapters"], "build", r"lora_prefetch_dir='/adapters'"),
         ([], "evaluate", r"cannot evaluate: .* with engine=openvino"),
@@ -182,7 +182,7 @@ def test_what_guesses_ahead_is_refused_once(tmp_path, model, mode, engine, targe
     (tmp_path / "heads").mkdir()
     (tmp_path / "heads" / "config.json").write_text("{}")
     heads = [] if mode == "lookahead" else [f"speculative.heads_path={tmp_path / 'heads'}"]
-    with pytest.raises(UserError, match=rf"^speculative={mode} cannot be had with engine={engine}") as refused:
+    with pytest.raises(UserError, match=rf"^speculative={mode} is not supported by engine={engine}") as refused:
         plan(tmp_path, [f"model.path={model}", f"engine={engine}", "quant=fp8", f"speculative={mode}", *heads], target)
     assert len(refused.value.faults) == 1
 
@@ -239,15 +239,15 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         ),
         (["quant=nvfp4", "hardware=h100_sxm"], r"nvfp4 needs FP4 arithmetic .*this GPU has 9\.0"),
         (["quant=int8_sq", "hardware=b200_sxm"], r"int8_sq is refused by TensorRT-LLM's builder .*10\.0"),
-        (["kv_cache=int8", "kv_cache.enable_block_reuse=true"], r"kv_cache=int8 .* takes away KV-cache reuse"),
-        (["kv_cache=int8", "runtime.enable_chunked_context=true"], r"takes away chunked context"),
+        (["kv_cache=int8", "kv_cache.enable_block_reuse=true"], r"kv_cache=int8 .* rules out KV-cache reuse"),
+        (["kv_cache=int8", "runtime.enable_chunked_context=true"], r"rules out chunked context"),
         (["build.tp_size=3"], r"tp_size=3 does not divide num_attention_heads=4"),
         (["build.pp_size=4"], r"pp_size=4 does not divide num_hidden_layers=2"),
         (["build.max_num_tokens=512"], r"max_num_tokens=512 is less than max_input_len=1024"),
         (["build.max_seq_len=4096"], r"max_seq_len=4096 is more than my_llama was made for.*2048 tokens"),
         (["build.max_input_len=2000", "build.max_seq_len=1500"], r"max_input_len=2000 is more than max_seq_len=1500"),
         (["build.tokens_per_block=48"], r"tokens_per_block=48 is not a power of two"),
-        (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 cannot be had with engine=openvino"),
+        (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 is not supported by engine=openvino"),
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
         (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),

@@ -66,7 +66,7 @@ def test_gemma_2b_takes_every_format_but_nvfp4(qformat: QFormat) -> None:
 @pytest.mark.parametrize(
     ("shape", "qformat", "options", "messages"),
     [
-        (LLAMA, QFormat.FP8, {"tp_size": 0}, ["tp_size=0, pp_size=1 is no split"]),
+        (LLAMA, QFormat.FP8, {"tp_size": 0}, ["tp_size=0, pp_size=1 is not a valid split"]),
         (
             LLAMA,
             QFormat.FP8,

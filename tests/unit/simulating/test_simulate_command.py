@@ -136,7 +136,7 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
         (["workload=poisson", "benchmark.concurrency=4", "benchmark.request_rate=1"], r"concurrency=\[4\] does not go"),
         (
             ["workload=poisson", "benchmark.request_rate=1", "simulator.client_delay=2"],
-            "client_delay=2 does not go with",
+            "client_delay=2 does not apply to",
         ),
         (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; the cache has 2"),
         (
