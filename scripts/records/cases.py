@@ -66,7 +66,7 @@ def _builds() -> list[Case]:
         _build("tiny_llama fp8, magnitude 2:4", "tiny_llama", "fp8", "sparsity=magnitude_2_4"),
         _build("tiny_gemma int8_sq, SparseGPT 2:4", "tiny_gemma", "int8_sq", "sparsity=sparsegpt_2_4"),
         _build("tiny_llama fp8, TP 2", "tiny_llama", "fp8", "build.tp_size=2"),
-        _build("tiny_gemma int4_wo, PP 2", "tiny_gemma", "int4_wo", "build.pp_size=2"),
+        _build("tiny_llama int4_wo, PP 2", "tiny_llama", "int4_wo", "build.pp_size=2"),
         _build("tiny_gemma fp8, draft model", "tiny_gemma", "fp8", "speculative=draft_target"),
         _build("tiny_llama fp8, LLM API", "tiny_llama", "fp8", "engine=tensorrt_llm_llmapi"),
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from scripts.records.cases import REPOSITORY, Case, chosen
 from scripts.records.checkout import Checkout, RecordingError, checked_out, full_commit
+from scripts.records.outputs import Found
 
 FORMAT = 1
 
@@ -63,7 +64,7 @@ class Recording:
         found = [self.cases.get(f"{group}/{case.name}") for group in case.groups]
         return all(one is not None and one["words"] == _words(case) for one in found)
 
-    def add(self, case: Case, seconds: float, found: dict[str, dict[str, Any]]) -> None:
+    def add(self, case: Case, seconds: float, found: Found) -> None:
         """Put in the documents of a case, by group."""
         for group, documents in found.items():
             self.cases[f"{group}/{case.name}"] = {
@@ -106,26 +107,26 @@ def record(revision: str, out: Path, python: Path, groups: Sequence[str]) -> int
         failed, started = 0, time.monotonic()
         for number, case in enumerate(todo, 1):
             _say(f"[{number:>2}/{len(todo)}] {' and '.join(case.groups)}: {case.name} ... ")
-            failed += not _record_case(checkout, recording, case, out)
+            try:
+                seconds = _record_case(checkout, recording, case)
+            except RecordingError as error:
+                failed += 1
+                _say(f"failed\n{error}\n")
+                continue
+            recording.save(out)
             left = (time.monotonic() - started) / number * (len(todo) - number)
-            _say(f", about {left / 60:.0f} min left\n" if left > 60 else "\n")
-    _say(f"written: {out}\n")
+            _say(f"{seconds:.0f} s{f', about {left / 60:.0f} min left' if left > 60 else ''}\n")
+    _say(f"written: {out}{f'; cases that failed and are not in it: {failed}' if failed else ''}\n")
     return failed
 
 
-def _record_case(checkout: Checkout, recording: Recording, case: Case, out: Path) -> bool:
-    """Run one case and save it; False when it failed."""
+def _record_case(checkout: Checkout, recording: Recording, case: Case) -> float:
+    """Run one case and add what it left; seconds that it took."""
     started = time.monotonic()
-    try:
-        found = checkout.run(case)
-    except RecordingError as error:
-        _say(f"failed\n{error}")
-        return False
+    found = checkout.run(case)
     seconds = time.monotonic() - started
     recording.add(case, seconds, found)
-    recording.save(out)
-    _say(f"{seconds:.0f} s")
-    return True
+    return seconds
 
 
 def _recorded(commit: str, out: Path) -> Recording | None:
