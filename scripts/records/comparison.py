@@ -33,14 +33,14 @@ class CaseResult:
         rows: how many were compared.
         different: those that are not the same.
         renamed: rows with another name and the same values, before and after.
-        code: Python files that are not the same.
+        shown: Python files and prose that are not the same.
         whole: whole files that are not the same, where those are not judged.
     """
 
     rows: int = 0
     different: list[Difference] = field(default_factory=list)
     renamed: tuple[list[Row], list[Row]] | None = None
-    code: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     whole: list[str] = field(default_factory=list)
 
 
@@ -93,8 +93,8 @@ def _compare_case(before: Any, after: Any, judge_whole: bool) -> CaseResult:
             for row in {**old, **new}
             if row not in old or row not in new or old[row] != new[row]
         ]
-        if kind == Kind.CODE:
-            result.code += [each.row[0] for each in found]
+        if kind == Kind.SHOWN:
+            result.shown += [each.row[0] for each in found]
         elif kind == Kind.WHOLE and not judge_whole:
             result.whole += [each.row[0] for each in found]
         else:

@@ -21,7 +21,7 @@ class Kind(StrEnum):
     EXACT = "exact"  # every row
     NUMBERS = "numbers"  # every row, but keys may be renamed where all values stay
     WHOLE = "whole"  # digest of a whole file whose content is compared row by row as well: on request
-    CODE = "code"  # digest of a Python file, whose imports follow the modules: shown, never a difference
+    SHOWN = "shown"  # digest of Python code, whose imports follow the modules, or of prose: never a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def file_documents(path: Path, name: str, neutral: Neutral) -> dict[str, Documen
         }
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         return {}  # read with its .xml
-    if path.suffix == ".py":
-        return {name: _whole(path, Kind.CODE)}
+    if path.suffix in (".py", ".md"):
+        return {name: _whole(path, Kind.SHOWN)}
     if path.suffix == ".json" and path.stat().st_size <= LARGEST_TEXT:
         return {name: Document(Kind.EXACT, json_rows(_load(path), neutral))}
     return {name: Document(Kind.EXACT, text_rows(path, neutral))}

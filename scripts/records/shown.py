@@ -81,8 +81,8 @@ def _allowed(found: Comparison) -> Iterator[str]:
         kinds = Counter(document.removesuffix(" (whole)").rsplit(".", 1)[-1] for document in whole)
         text = ", ".join(f"{count} .{ending}" for ending, count in kinds.items())
         yield f"\nwhole files that differ though their content is equal or shown above: {text} (--xml judges them)"
-    if code := {document.split("/", 1)[-1] for result in found.cases.values() for document in result.code}:
-        yield f"\nPython files of the repositories that differ (not judged): {', '.join(sorted(code))}"
+    if shown := {document.split("/", 1)[-1] for result in found.cases.values() for document in result.shown}:
+        yield f"\nPython files and prose that differ (not judged): {', '.join(sorted(shown))}"
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:

@@ -87,6 +87,17 @@ def test_whole_files_are_judged_on_request(write, capsys, words, code):
     assert "rank0 (whole)" in capsys.readouterr().out or not words
 
 
+def test_python_files_follow_the_modules_and_are_no_difference(write, tmp_path, capsys):
+    names = ["a", "b"]
+    for name in names:
+        (tmp_path / "model.py").write_text(f"import {name}\n")
+        found = file_documents(tmp_path / "model.py", "repository/model.py", NEUTRAL)
+        documents = {file: document.to_json() for file, document in found.items()}
+        write(name, **{"repositories/default": {"words": [], "seconds": 1.0, "documents": documents}})
+    assert main(["compare", *(str(tmp_path / f"{name}.json") for name in names)]) == 0
+    assert "Python files and prose that differ (not judged): model.py" in capsys.readouterr().out
+
+
 def test_a_case_that_was_not_recorded_is_a_difference(write, capsys):
     alone = {"numbers/size": json.loads(Path(write("a")).read_text())["cases"]["numbers/size"]}
     assert main(["compare", write("a"), write("b", **alone)]) == 1
