@@ -200,7 +200,7 @@ COMMANDS = {
     "simulate": Command(
         "pipelines.predict.simulate.command:simulate",
         "static against in-flight batching, in ticks or in seconds",
-        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a calibration "
+        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a fit "
         "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",
         ("simulator", *LOAD, *MODEL, "engine", "build", "triton", "hardware", "sizing", "paths"),
         (

@@ -129,7 +129,7 @@ class AutoscalingSettings(Group):
                 "has no cold_start_s: seconds until a new instance takes requests, as your cluster shows them"
             )
         if self.down_at >= self.up_at:
-            raise ValueError(f"has down_at={self.down_at:g}, not below up_at={self.up_at:g}: it would swing")
+            raise ValueError(f"has down_at={self.down_at:g}, not below up_at={self.up_at:g}: the fleet would oscillate")
         return self
 
     @property
