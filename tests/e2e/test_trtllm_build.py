@@ -203,7 +203,7 @@ def test_a_gpu_that_lacks_the_format_is_refused_before_anything_runs(cli):
 
 def test_fewer_gpus_than_ranks_are_named(cli, made):
     text = on(cli, gpus=(H100,)).run("evaluate", *WORDS, code=2)
-    assert "need 2 GPUs in one server; 1 is what one has" in flat(text)
+    assert "need 2 GPUs in one server, which has 1" in flat(text)
 
 
 def test_a_draft_model_is_built_and_laid_out_beside_its_target(cli, made):

@@ -150,7 +150,7 @@ def test_every_fault_of_every_adapter_is_told_at_once(tmp_path: Path) -> None:
         plan(tmp_path, ["quant=none", "lora=adapters", adapters, "lora.max_rank=3"])
     text = "\n".join(str(fault) for fault in caught.value.faults)
     assert "its q_proj has 77 inputs" in text
-    assert "is of the kind IA3" in text
+    assert "is of type IA3" in text
     assert text.count("has rank 4, more than lora.max_rank=3") == 2
 
 
