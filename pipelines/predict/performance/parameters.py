@@ -123,12 +123,12 @@ PRIORS: dict[str, Prior] = {
     "kv_share": Prior(
         0.9, 0.1, 0.3, 1.3,
         {"family": 0.15, "version": 0.08, "offline": 0.1},
-        "of the KV pool that the memory model predicts",
+        "of the KV pool that memory predicts",
     ),
     "slots": Prior(
         1024.0, 0.5, 32.0, 8192.0,
         {"family": 0.5, "version": 0.3},
-        "most requests together, at full load",
+        "requests together at most, at full load",
     ),
     "overhead_s": Prior(
         0.008, 1.0, 0.0001, 0.5,
