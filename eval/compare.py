@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.paired import ALPHA, above_chance, compare_pair
 from eval.results import EvalResult, Score
-from pipelines.host.screen import width
+from pipelines.host.text import table, wrapped
 
 Row = dict[str, Any]
 
-_LOSS_WIDTHS = (14, 24, 6, 6, 6, 18)
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
-_PAIRED_WIDTHS = (24, 6, 5, 6, 6, 16, 8)
-_LEAST_TEXT = 8
 _PAIRED_HEADER = ("format", "asked", "lost", "gained", "change", "95 % interval", "p")
 _FORMATS_PER_BLOCK = 6
 
@@ -66,20 +62,20 @@ def loss_table(rows: Sequence[Row]) -> str:
     """
     if not rows:
         return "No compressed result to compare."
-    lines = [_line(_LOSS_HEADER, _LOSS_WIDTHS, text_columns=(0, 1, 5))]
-    for row in rows:
-        cells = (
-            row["model"],
-            row["format"],
-            _percent(row["baseline_accuracy"]),
-            _percent(row["accuracy"]),
-            "-" if row["loss_percent"] is None else f"{row['loss_percent']:.2f}",
-            row["verdict"],
-        )
-        lines.append(_line(cells, _LOSS_WIDTHS, text_columns=(0, 1, 5)))
-    lines += ["", _line(_PAIRED_HEADER, _PAIRED_WIDTHS, text_columns=(0,))]
-    lines += [_line(_paired_cells(row), _PAIRED_WIDTHS, text_columns=(0,)) for row in rows]
-    return "\n".join([*lines, "", *_footnotes(rows)])
+    losses = table([_LOSS_HEADER, *map(_loss_cells, rows)], left=2, words=(5,))
+    paired = table([_PAIRED_HEADER, *map(_paired_cells, rows)])
+    return "\n".join([*losses, "", *paired, "", *_footnotes(rows)])
+
+
+def _loss_cells(row: Row) -> tuple[str, ...]:
+    return (
+        row["model"],
+        row["format"],
+        _percent(row["baseline_accuracy"]),
+        _percent(row["accuracy"]),
+        "-" if row["loss_percent"] is None else f"{row['loss_percent']:.2f}",
+        row["verdict"],
+    )
 
 
 def _paired_cells(row: Row) -> tuple[str, ...]:
@@ -102,8 +98,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         f"a verdict other than 'no measurable loss' needs p < {ALPHA}.",
     ]
     if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
-        notes += textwrap.wrap(
-            f"The baseline of {', '.join(guessing)} does not beat guessing: a loss could not show.", width() + 1
+        notes.append(
+            wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing: a loss could not show.", 0)
         )
     return notes
 
@@ -144,45 +140,17 @@ def subject_table(baseline: EvalResult, others: Sequence[EvalResult]) -> str:
     for start in range(0, max(len(others), 1), _FORMATS_PER_BLOCK):
         shown = [0, *range(start + 1, min(start + _FORMATS_PER_BLOCK, len(others)) + 1)]
         names = [f"({i})\xa0{(baseline, *others)[i].qformat}" for i in shown]  # a number stays with its name
-        widths, text_columns = (30, 6, *(5 for _ in shown)), (0,)
         legend = f"{baseline.model}, accuracy in percent: {', '.join(names)}"
-        lines = [line.replace("\xa0", " ") for line in textwrap.wrap(legend, width() + 1, break_on_hyphens=False)]
-        lines.append(_line(("", "asked", *(f"({i})" for i in shown)), widths, text_columns))
+        lines: list[Sequence[str] | str] = [("", "asked", *(f"({i})" for i in shown))]
         kind = "overall"
         for row in rows:
             if row["kind"] != kind:
                 kind = row["kind"]
                 lines.append(kind)
-            cells = (row["name"], str(row["questions"]), *(_percent(row["accuracy"][i], 1) for i in shown))
-            lines.append(_line(cells, widths, text_columns))
-        blocks.append("\n".join(lines))
+            lines.append((row["name"], str(row["questions"]), *(_percent(row["accuracy"][i], 1) for i in shown)))
+        blocks.append("\n".join([wrapped(legend, 0).replace("\xa0", " "), *table(lines)]))
     return "\n\n".join(blocks)
 
 
 def _percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], text_columns: Sequence[int]) -> str:
-    """One row of a table; a text too long for its column goes on in the next line.
-
-    On a narrow screen the columns of text give way.
-    """
-    over = sum(widths) + len(widths) - 1 - width()
-    if over > 0:
-        share = -(-over // len(text_columns))
-        widths = [max(_LEAST_TEXT, size - share) if i in text_columns else size for i, size in enumerate(widths)]
-    wrapped = [
-        textwrap.wrap(cell, width) or [""] if i in text_columns else [cell]
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    lines = []
-    for n in range(max(len(parts) for parts in wrapped)):
-        parts = [parts[n] if n < len(parts) else "" for parts in wrapped]
-        lines.append(
-            " ".join(
-                part.ljust(width) if i in text_columns else part.rjust(width)
-                for i, (part, width) in enumerate(zip(parts, widths, strict=True))
-            ).rstrip()
-        )
-    return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
+from pipelines.host.text import table, wrapped
 
 _16BIT = frozenset({"BF16", "F16", "F32"})
 _LINEAR_WEIGHTS = (
@@ -100,8 +100,8 @@ def _part(name: str) -> str:
     return "linears"
 
 
-def render(facts: dict[str, Any], width: int = 80) -> str:
-    """Return the facts of `describe` as plain lines of at most `width` columns."""
+def render(facts: dict[str, Any]) -> str:
+    """Return the facts of `describe` as plain lines."""
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
     group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
     split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"
@@ -109,8 +109,8 @@ def render(facts: dict[str, Any], width: int = 80) -> str:
         f"{facts['architecture']}, {facts['num_hidden_layers']} layers, {facts['qformat']}{group}{kv}",
         f"  {show_bytes(facts['total_bytes'])} in {len(facts['files'])} rank file(s), {split}",
         f"  {facts['bits_per_weight']:.2f} bits per weight of the layers' linears, scales included",
-        *(f"    {part:20} {show_bytes(size):>10}" for part, size in facts["bytes_by_part"].items()),
+        *table([(part, show_bytes(size)) for part, size in facts["bytes_by_part"].items()], indent=4),
     ]
     plain = ", ".join(facts["linears_16bit"]) or "none"
-    lines += textwrap.wrap(f"left in 16 bit: {plain}", width, initial_indent="  ", subsequent_indent="    ")
+    lines.append(wrapped(f"  left in 16 bit: {plain}", 4))
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.cli.commands import COMMANDS, EXITS, PROGRAM, SECTIONS, Command
-from pipelines.host.screen import width, wrapped
+from pipelines.host.text import width, wrapped
 from pipelines.settings.groups import choices, groups
 
 

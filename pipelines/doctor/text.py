@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from itertools import groupby
 from string import ascii_lowercase
 
 from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
 from pipelines.domain.formats import FORMATS
 from pipelines.host import screen
+from pipelines.host.text import table, wrapped
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
@@ -21,45 +21,39 @@ WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
 
 def render(diagnosis: Diagnosis) -> str:
     """Render the whole page."""
-    width = min(100, screen.width())
     colour = screen.has_colour(sys.stdout)
     lines: list[str] = []
     for title, findings in diagnosis.sections.items():
-        lines += [title, *_findings(findings, width, colour=colour), ""]
+        lines += [title, *_findings(findings, colour=colour), ""]
     for engine, judged in groupby(diagnosis.verdicts, key=lambda verdict: verdict.engine):
-        lines += [f"engine={engine}", *_verdicts(list(judged), width), ""]
-    return "\n".join(lines + _end(diagnosis, width)) + "\n"
+        lines += [f"engine={engine}", *_verdicts(list(judged)), ""]
+    return "\n".join(lines + _end(diagnosis)) + "\n"
 
 
-def _findings(findings: list[ProbeResult], width: int, *, colour: bool) -> list[str]:
+def _findings(findings: list[ProbeResult], *, colour: bool) -> list[str]:
     column = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
         mark = MARKS[finding.status]
-        mark = f"{COLOURS[finding.status]}{mark}\033[0m" if colour else mark
-        indent = " " * (column + 7)
-        first = _wrap(finding.value, width, indent)
-        lines += [f"  {mark} {finding.name:<{column}}  {first[0].strip()}", *first[1:]]
-        lines += _wrap(f"-> {finding.todo}", width, indent) if finding.todo else []
+        line = wrapped(f"  {mark} {finding.name:<{column}}  {finding.value}", column + 7)
+        lines.append(line.replace(mark, f"{COLOURS[finding.status]}{mark}\033[0m", 1) if colour else line)
+        lines += [wrapped(" " * (column + 7) + f"-> {finding.todo}", column + 7)] if finding.todo else []
     return lines
 
 
-def _verdicts(verdicts: list[CombinationVerdict], width: int) -> list[str]:
+def _verdicts(verdicts: list[CombinationVerdict]) -> list[str]:
     """Render a table of models by formats, and below it each kind of reason once, with all its cases."""
     reasons: dict[tuple[str, ...], list[CombinationVerdict]] = {}
     if all(not verdict.works for verdict in verdicts) and len({verdict.reason for verdict in verdicts}) == 1:
-        return _wrap(f"none: {verdicts[0].reason}. {verdicts[0].todo}", width, "  ")
+        return [wrapped(f"  none: {verdicts[0].reason}. {verdicts[0].todo}")]
     quants = list(dict.fromkeys(verdict.quant for verdict in verdicts))
-    column = max(len(verdict.model) for verdict in verdicts)
-    lines = [
-        f"  {'':<{column}} " + " ".join(f"{HEADINGS.get(quant, (quant, ''))[line]:>4}" for quant in quants).rstrip()
-        for line in (0, 1)
-    ]
+    rows = [("", *(HEADINGS.get(quant, (quant, ""))[line] for quant in quants)) for line in (0, 1)]
     for model, judged in groupby(verdicts, key=lambda verdict: verdict.model):
         marks = [_mark(verdict, reasons) for verdict in judged]
-        lines.append(f"  {model:<{column}} " + " ".join(f"{mark:>4}" for mark in marks))
+        rows.append((model, *marks))
+    lines = table(rows, least=(0, *[4] * len(quants)), gap=1, indent=2)
     for letter, cases in zip(ascii_lowercase, reasons.values(), strict=False):
-        lines += _wrap(f"{letter}: {_together(cases)} {cases[0].todo}", width, "  ", hang=3)
+        lines.append(wrapped(f"  {letter}: {_together(cases)} {cases[0].todo}", 5))
     return lines
 
 
@@ -102,21 +96,10 @@ def _size(word: str) -> tuple[int, float, str]:
     return "KMGT".find(unit[:1]), float(number) if unit else 0.0, word
 
 
-def _end(diagnosis: Diagnosis, width: int) -> list[str]:
+def _end(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.broken:
-        return _wrap("The configured pipeline runs here: make all", width, "")
+        return ["The configured pipeline runs here: make all"]
     lines = ["The configured pipeline does not run here:"]
     for finding in diagnosis.broken:
-        lines += _wrap(f"!! {finding.name}: {finding.value} {finding.todo}", width, "  ", hang=3)
+        lines.append(wrapped(f"  !! {finding.name}: {finding.value} {finding.todo}", 5))
     return lines
-
-
-def _wrap(text: str, width: int, indent: str, *, hang: int = 0) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent + " " * hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

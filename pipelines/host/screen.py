@@ -5,63 +5,17 @@ from __future__ import annotations
 import io
 import logging
 import os
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
 from pipelines.domain.progress import Advance
+from pipelines.host.text import wrapped
 
 log = logging.getLogger("pipelines")
-NARROWEST, WIDEST = 60, 120
 STYLES = {"error": "1;31", "warning": "33"}
 """ANSI codes: bold red, yellow."""
-
-
-def width() -> int:
-    """Return the longest line to print: one less than the terminal's columns (or COLUMNS), within bounds.
-
-    Without a terminal it is 79.
-    """
-    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((80, 24)).columns)) - 1
-
-
-def wrapped(text: str, indent: int = 2) -> str:
-    """Break a paragraph into lines that fit; words are kept whole."""
-    return textwrap.fill(text, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-
-
-def table(rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] = (), gap: int = 2) -> list[str]:
-    """Align cells in columns, the first `left` of them to the left and numbers to the right.
-
-    A table that is too wide gets one blank between columns; one that is still too wide is cut into blocks, each with
-    the left columns and as many of the others as fit.
-
-    Args:
-        rows: the heading first, all of the same length.
-        left: columns that are aligned to the left and stand in every block.
-        least: least widths of the columns.
-        gap: blanks between columns where they fit.
-    """
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    widths = [max(pair) for pair in zip(widths, [*least, *[0] * len(widths)], strict=False)]
-    if sum(widths) + gap * (len(widths) - 1) > width():
-        gap = 1
-    fixed, blocks = list(range(left)), [list[int]()]
-    for at in range(left, len(widths)):
-        taken = [*fixed, *blocks[-1], at]
-        if blocks[-1] and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > width():
-            blocks.append([])
-        blocks[-1].append(at)
-    lines: list[str] = []
-    for block in blocks:
-        lines += [""] if lines else []
-        for row in rows:
-            cells = [row[i].ljust(widths[i]) if i < left else row[i].rjust(widths[i]) for i in (*fixed, *block)]
-            lines.append((" " * gap).join(cells).rstrip())
-    return lines
 
 
 def styled(word: str, stream: TextIO) -> str:

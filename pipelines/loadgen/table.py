@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
-from pipelines.host.screen import table, width, wrapped
+from pipelines.host.text import table, width, wrapped
 
 
 def benchmark_table(result: BenchmarkResult) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import say, wrapped
+from pipelines.host.screen import say
+from pipelines.host.text import wrapped
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.sentences import finding_text, headline

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
-from pipelines.host.screen import table, wrapped
+from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import processor

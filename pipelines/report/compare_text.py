@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.benchmark import Level
 from pipelines.domain.metrics import COMPARED, FOR_PROGRAMS
-from pipelines.host.screen import table, wrapped
+from pipelines.host.text import table, wrapped
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.six import load_label, six
 
@@ -87,14 +87,10 @@ def _text(item: Comparison) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Names that are longer than their column stand in lines of their own."""
-    names = ["", *(cells[0] if len(cells[0]) > _LEAST[0] else "" for cells in rows)]
-    short = [("" if name else cells[0], *cells[1:]) for name, cells in zip(names[1:], rows, strict=True)]
-    lines, at = [], 0
-    for line in table([_TITLES, *short], least=_LEAST, gap=1):
-        at = at if line else 0
-        lines += [names[at], line] if line and names[at] else [line]
-        at = (at + 1) % len(names) if line else 0
-    return lines
+    lines: list[Sequence[str] | str] = [_TITLES]
+    for name, *cells in rows:
+        lines += [name, ("", *cells)] if len(name) > _LEAST[0] else [(name, *cells)]
+    return table(lines, least=_LEAST, gap=1)
 
 
 def _cells(row: FormatRow) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.host import screen
 from pipelines.host.paths import relative_to_cwd
+from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
@@ -31,21 +31,21 @@ class ResultTable:
 
 def plan_text(plan: Plan) -> str:
     """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
-    lines = [_wrap(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")]
+    lines = [wrapped(f"engine: {plan.choice.engine.name} ({plan.choice.reason})", 8)]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
-    lines += [_wrap(note) for note in plan.notes]
+    lines += [wrapped(note, 8) for note in plan.notes]
     lines += [
-        _wrap(f"warning: {warning}", indent=9).replace("warning", screen.styled("warning", sys.stdout), 1)
+        wrapped(f"warning: {warning}", 9).replace("warning", screen.styled("warning", sys.stdout), 1)
         for warning in plan.warnings
     ]
     lines.append("")
     width = max(len(step.node.id) for step in plan.steps)
     for step in plan.steps:
         word = {"cached": "cached", "run": "run   ", "waits": "run   "}[step.state]
-        lines.append(_wrap(f"{word}  {step.node.id:<{width}}  {step.node.label}", indent=8))
+        lines.append(wrapped(f"{word}  {step.node.id:<{width}}  {step.node.label}", 8))
         if step.state != "cached":
-            lines.append(_wrap(f"{'':<8}why: {step.why}{_last(step)}", indent=13))
+            lines.append(wrapped(f"{'':<8}why: {step.why}{_last(step)}", 13))
     lines.append("")
     lines.append("Nothing to do." if plan.is_done else _cost(plan))
     lines += gpu_commands(plan)
@@ -64,7 +64,7 @@ def _cost(plan: Plan) -> str:
         unknown = len(todo) - len(known)
         text += f"; about {show_seconds(sum(known))} (measured last time)"
         text += f" and {unknown} not yet measured here" if unknown else ""
-    return _wrap(text + ".")
+    return wrapped(text + ".", 8)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def outcome_table(outcomes: Sequence[StepOutcome]) -> str:
         )
         for outcome in outcomes
     ]
-    return columns(rows)
+    return "\n".join(table(rows, words=(1, 2, 3)))
 
 
 def _telling(stage: str, facts: Mapping[str, Any]) -> str:
@@ -161,30 +161,3 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
     width = max(len(word) for word, _ in shown) + 1
     lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]
     return "\n" + "\n".join(lines)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Align texts in columns; the last column is wrapped where it does not fit."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
-    indent = sum(widths) + 2 * len(widths)
-    lines = []
-    for row in rows:
-        start = "".join(f"{cell.ljust(width)}  " for cell, width in zip(row, widths, strict=False))
-        lines.append(screen.wrapped(start + row[-1], min(indent, screen.width() // 2)).rstrip())
-    return "\n".join(lines)
-
-
-def _wrap(text: str, indent: int = 8) -> str:
-    return (
-        textwrap.fill(
-            text,
-            screen.width(),
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-            drop_whitespace=True,
-            replace_whitespace=False,
-        )
-        if len(text) > screen.width()
-        else text
-    )

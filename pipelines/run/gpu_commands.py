@@ -11,7 +11,7 @@ from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import width, wrapped
+from pipelines.host.text import width, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages.build import Build
 from pipelines.stages.repository import WriteRepository

@@ -8,7 +8,8 @@ from pathlib import Path
 from pipelines.host.files import write_json
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
-from pipelines.run.console import columns, comparison
+from pipelines.host.text import table
+from pipelines.run.console import comparison
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
@@ -62,7 +63,8 @@ def _close(folder: Path, cells: Sequence[SweepCell]) -> int:
     """Name the cells that failed, and where the results are."""
     failed = [cell for cell in cells if cell.state == "failed"]
     if failed:
-        say("\nfailed cells:\n" + columns([(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]))
+        rows = [(f"[{cell.number}] {cell.words}", _why(cell, folder)) for cell in failed]
+        say("\nfailed cells:\n" + "\n".join(table(rows, words=(1,))))
         say("Run the same command again to finish what is missing.")
     say(f"\nsweep: {relative_to_cwd(folder)}")
     return 1 if failed else 0

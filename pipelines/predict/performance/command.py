@@ -11,7 +11,7 @@ from pathlib import Path
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
-from pipelines.host.screen import table
+from pipelines.host.text import table
 from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
@@ -122,7 +122,7 @@ def place(settings: Settings, made: FittedModel) -> Path:
 def fit_text(measured: Measured, found: FitResult, words: str) -> str:
     """Describe what was measured, what the fit reproduces, and the fitted values."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
-    lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
+    coefficients = []
     for name, (title, unit) in SHOWN.items():
         if name not in found.intervals:
             continue
@@ -130,7 +130,9 @@ def fit_text(measured: Measured, found: FitResult, words: str) -> str:
         scale = _UNITS[unit[:2]]
         value = scale * (low * high) ** 0.5
         mark = " *" if name in found.undecided else ""
-        lines.append(f"  {title:<32} {value:>9.3g} {unit:<9} {scale * low:.3g} to {scale * high:.3g}{mark}")
+        coefficients.append((title, f"{value:.3g}", unit, f"{scale * low:.3g} to {scale * high:.3g}{mark}"))
+    lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
+    lines += table(coefficients, words=(2, 3), indent=2) if coefficients else []
     if found.undecided:
         lines.append("  * not determined by these loads: the assumed value is kept")
     if found.at_bound:

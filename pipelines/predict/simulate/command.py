@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import say, wrapped
+from pipelines.host.screen import say
+from pipelines.host.text import wrapped
 from pipelines.predict.simulate.case import SimulationCase, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all

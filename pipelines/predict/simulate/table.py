@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
-from pipelines.host.screen import table, wrapped
+from pipelines.host.text import table, wrapped
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
 from pipelines.settings.load import LengthSettings

@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.document.show import ms, number
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
+from pipelines.host.text import table
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
@@ -68,15 +69,16 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
         pair("measured", title),
         pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
         "",
-        f"  {'':<34} {'requests/s':>10}  {'TTFT ' + p:>9}  {'ITL ' + p:>8}  ms",
     ]
+    rows: list[tuple[str, ...] | str] = [("", "requests/s", f"TTFT {p}", f"ITL {p}", "ms")]
     for each in found.levels:
         level = each.level
         mark = "*" if level is found.best else " "
         ttft, itl = (ms(value(each, found.percentile)) for each in (level.ttft_s, level.itl_s))
-        lines.append(f"{mark} {level.load:<34} {number(level.requests_per_s):>10}  {ttft:>9}  {itl:>8}")
+        rows.append((f"{mark} {level.load}", number(level.requests_per_s), ttft, itl, ""))
         if each.missed:
-            lines.append(wrap(f"    misses: {each.missed}", 12))
+            rows.append(f"    misses: {each.missed}")
+    lines += table(rows, words=(4,))
     lines += ["", pair("fleet", fleet_text(found.fleet))]
     if not gpus_known:
         lines.append(pair("", "each instance counts as one server; set hardware=... for the GPUs per server"))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number
-from pipelines.host.screen import width, wrapped
+from pipelines.host.text import table, wrapped
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import PeakFleet
@@ -17,8 +17,6 @@ from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SHOWN_OPTIONS = 12
-NARROW = 79
-"""Columns that the table of options takes with its last column."""
 
 
 def words(result: Result) -> list[str]:
@@ -77,22 +75,15 @@ def limits_text(question: Question) -> str:
 
 
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
-    p = f"P{question.percentile:g}"
-    wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
-    narrow = width() < NARROW  # what limits an option stands in a line of its own
-    lines = [
-        f"  {'':<{wide}}  requests/s   {'ms at ' + p:^11}  {'fleet':^19}",
-        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers" + ("" if narrow else "  limit"),
-    ]
+    latency = f"ms at P{question.percentile:g}"
+    groups = ("", "requests/s", "requests/s", latency, latency, "fleet", "fleet", "fleet", "")
+    rows = [("", "each", "/GPU", "TTFT", "ITL", "inst.", "GPUs", "servers", "limit")]
     for place, option in enumerate(options[:SHOWN_OPTIONS]):
         seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
-        mark = "*" if place == 0 else " "
-        lines.append(
-            f"{mark} {option.label:<{wide}} {number(option.capacity.rate):>5} {number(option.per_gpu):>5} "
-            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}"
-            + ("" if narrow else f"  {binds(option)}")
-        )
-        lines += [f"    limit: {binds(option)}"] if narrow else []
+        speed = (number(option.capacity.rate), number(option.per_gpu), _ms(seen["ttft"]), _ms(seen["itl"]))
+        size = (str(fleet.instances), str(fleet.gpus), str(fleet.servers))
+        rows.append((f"{'*' if place == 0 else ' '} {option.label}", *speed, *size, binds(option)))
+    lines = table(rows, words=(8,), groups=groups)
     if len(options) > SHOWN_OPTIONS:
         lines.append(f"  and {len(options) - SHOWN_OPTIONS} more in the table file")
     return lines
@@ -216,15 +207,15 @@ def trial_text(question: Question, trial: PeakTrial) -> str:
 
 
 def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
-    lines = ["effect of one change            inst.  GPUs servers"]
+    rows: list[tuple[str, ...] | str] = [("effect of one change", "inst.", "GPUs", "servers", "")]
     for change in changes:
         if change.servers is None:
-            lines.append(wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
+            rows.append(f"  {change.what}: not possible: {change.why.rstrip('.')}")
             continue
         more = change.servers - fleet.servers
-        note = f"  {more:+d}" if more else ""
-        lines.append(f"  {change.what:<28} {change.instances:>6} {change.gpus:>5} {change.servers:>7}{note}")
-    return lines
+        size = (str(change.instances), str(change.gpus), str(change.servers))
+        rows.append((f"  {change.what}", *size, f"{more:+d}" if more else ""))
+    return table(rows, words=(4,))
 
 
 def day_lines(result: Result) -> list[str]:
