@@ -92,7 +92,7 @@ def test_what_the_configured_pipeline_needs_decides_the_exit_code(tmp_path, caps
     assert doctor([*words, f"paths.store={tmp_path}/file/store"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["schema"], said["works"]) == (1, False)
-    assert any("cannot be made" in each["value"] for each in said["broken"])
+    assert any("cannot be created" in each["value"] for each in said["broken"])
     assert {"name", "value", "status", "todo"} == set(said["sections"]["Places"][0])
 
 
