@@ -1,4 +1,4 @@
-"""Tables of what compression cost: as rows for JSON and as text for a terminal of 80 columns. Standard library only."""
+"""Tables of what compression cost: as rows for JSON and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from eval.paired import ALPHA, above_chance, compare_pair
 from eval.results import EvalResult, Score
+from pipelines.host.screen import width
 
 Row = dict[str, Any]
 
 _LOSS_WIDTHS = (14, 24, 6, 6, 6, 18)
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
 _PAIRED_WIDTHS = (24, 6, 5, 6, 6, 16, 8)
+_LEAST_TEXT = 8
 _PAIRED_HEADER = ("format", "asked", "lost", "gained", "change", "95 % interval", "p")
 _FORMATS_PER_BLOCK = 6
 
@@ -101,7 +103,7 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     ]
     if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
         notes += textwrap.wrap(
-            f"The baseline of {', '.join(guessing)} does not beat guessing: a loss could not show.", width=80
+            f"The baseline of {', '.join(guessing)} does not beat guessing: a loss could not show.", width() + 1
         )
     return notes
 
@@ -144,7 +146,7 @@ def subject_table(baseline: EvalResult, others: Sequence[EvalResult]) -> str:
         names = [f"({i})\xa0{(baseline, *others)[i].qformat}" for i in shown]  # a number stays with its name
         widths, text_columns = (30, 6, *(5 for _ in shown)), (0,)
         legend = f"{baseline.model}, accuracy in percent: {', '.join(names)}"
-        lines = [line.replace("\xa0", " ") for line in textwrap.wrap(legend, width=80, break_on_hyphens=False)]
+        lines = [line.replace("\xa0", " ") for line in textwrap.wrap(legend, width() + 1, break_on_hyphens=False)]
         lines.append(_line(("", "asked", *(f"({i})" for i in shown)), widths, text_columns))
         kind = "overall"
         for row in rows:
@@ -162,7 +164,14 @@ def _percent(share: float, digits: int = 2) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], text_columns: Sequence[int]) -> str:
-    """One row of a table; a text too long for its column goes on in the next line."""
+    """One row of a table; a text too long for its column goes on in the next line.
+
+    On a narrow screen the columns of text give way.
+    """
+    over = sum(widths) + len(widths) - 1 - width()
+    if over > 0:
+        share = -(-over // len(text_columns))
+        widths = [max(_LEAST_TEXT, size - share) if i in text_columns else size for i, size in enumerate(widths)]
     wrapped = [
         textwrap.wrap(cell, width) or [""] if i in text_columns else [cell]
         for i, (cell, width) in enumerate(zip(cells, widths, strict=True))

@@ -13,6 +13,7 @@ os.environ.update(
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "OMP_NUM_THREADS": "1",  # one process per core tests
+        "COLUMNS": "80",  # whatever the terminal is
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -12,7 +12,6 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import FORMATS
 from pipelines.domain.units import show_bytes
 
-_WIDTH = 80
 _16BIT = frozenset({"BF16", "F16", "F32"})
 _LINEAR_WEIGHTS = (
     "attention.qkv.weight",
@@ -101,8 +100,8 @@ def _part(name: str) -> str:
     return "linears"
 
 
-def render(facts: dict[str, Any]) -> str:
-    """Return the facts of `describe` as plain lines of at most 80 columns."""
+def render(facts: dict[str, Any], width: int = 80) -> str:
+    """Return the facts of `describe` as plain lines of at most `width` columns."""
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
     group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
     split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"
@@ -113,5 +112,5 @@ def render(facts: dict[str, Any]) -> str:
         *(f"    {part:20} {show_bytes(size):>10}" for part, size in facts["bytes_by_part"].items()),
     ]
     plain = ", ".join(facts["linears_16bit"]) or "none"
-    lines += textwrap.wrap(f"left in 16 bit: {plain}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    lines += textwrap.wrap(f"left in 16 bit: {plain}", width, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)

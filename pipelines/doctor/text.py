@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import textwrap
 from itertools import groupby
@@ -11,6 +10,7 @@ from string import ascii_lowercase
 
 from pipelines.doctor.record import CombinationVerdict, Diagnosis, ProbeResult
 from pipelines.domain.formats import FORMATS
+from pipelines.host import screen
 
 MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 COLOURS = {"ok": "\033[32m", "note": "\033[33m", "bad": "\033[31m"}
@@ -21,8 +21,8 @@ WORDS = re.compile(r"\d+(?:\.\d+)?(?: [KMGT]iB)?|\w+|\W")
 
 def render(diagnosis: Diagnosis) -> str:
     """Render the whole page."""
-    width = max(56, min(100, shutil.get_terminal_size((80, 24)).columns - 1))
-    colour = sys.stdout.isatty()
+    width = min(100, screen.width())
+    colour = screen.has_colour(sys.stdout)
     lines: list[str] = []
     for title, findings in diagnosis.sections.items():
         lines += [title, *_findings(findings, width, colour=colour), ""]

@@ -8,36 +8,83 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
 from pipelines.domain.progress import Advance
 
 log = logging.getLogger("pipelines")
-
-
 NARROWEST, WIDEST = 60, 120
 STYLES = {"error": "1;31", "warning": "33"}
 """ANSI codes: bold red, yellow."""
 
 
 def width() -> int:
-    """Return the width to fill: that of the terminal (or COLUMNS), within bounds; 80 without a terminal."""
-    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((80, 24)).columns))
+    """Return the longest line to print: one less than the terminal's columns (or COLUMNS), within bounds.
+
+    Without a terminal it is 79.
+    """
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((80, 24)).columns)) - 1
+
+
+def wrapped(text: str, indent: int = 2) -> str:
+    """Break a paragraph into lines that fit; words are kept whole."""
+    return textwrap.fill(text, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] = (), gap: int = 2) -> list[str]:
+    """Align cells in columns, the first `left` of them to the left and numbers to the right.
+
+    A table that is too wide gets one blank between columns; one that is still too wide is cut into blocks, each with
+    the left columns and as many of the others as fit.
+
+    Args:
+        rows: the heading first, all of the same length.
+        left: columns that are aligned to the left and stand in every block.
+        least: least widths of the columns.
+        gap: blanks between columns where they fit.
+    """
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths = [max(pair) for pair in zip(widths, [*least, *[0] * len(widths)], strict=False)]
+    if sum(widths) + gap * (len(widths) - 1) > width():
+        gap = 1
+    fixed, blocks = list(range(left)), [list[int]()]
+    for at in range(left, len(widths)):
+        taken = [*fixed, *blocks[-1], at]
+        if blocks[-1] and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > width():
+            blocks.append([])
+        blocks[-1].append(at)
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] if lines else []
+        for row in rows:
+            cells = [row[i].ljust(widths[i]) if i < left else row[i].rjust(widths[i]) for i in (*fixed, *block)]
+            lines.append((" " * gap).join(cells).rstrip())
+    return lines
 
 
 def styled(word: str, stream: TextIO) -> str:
-    """Colour a word of `STYLES` if the stream is a terminal and NO_COLOR is not set (no-color.org)."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
-    return word if plain else f"\x1b[{STYLES[word]}m{word}\x1b[0m"
+    """Colour a word of `STYLES` where the stream takes colours."""
+    return f"\x1b[{STYLES[word]}m{word}\x1b[0m" if has_colour(stream) else word
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Return whether to write colours: the stream is a terminal and NO_COLOR is not set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def complain(text: str, word: Literal["error", "warning"] = "error") -> None:
     """Print an error or a warning as its own paragraph on standard error."""
     indent = " " * len(f"{word}: ")
-    lines = textwrap.wrap(text, width() - len(indent), break_long_words=False, break_on_hyphens=False)
-    sys.stderr.write(f"{styled(word, sys.stderr)}: " + f"\n{indent}".join(lines) + "\n")
+    sys.stderr.write(wrapped(f"{word}: {text}", len(indent)).replace(word, styled(word, sys.stderr), 1) + "\n")
+
+
+def warn(text: str) -> None:
+    """Print a warning about the work that follows, and keep it in the run's log."""
+    sys.stdout.write(wrapped(f"warning: {text}", 9).replace("warning", styled("warning", sys.stdout), 1) + "\n")
+    sys.stdout.flush()
+    log.info("warning: %s", text)
 
 
 def say(text: str = "") -> None:

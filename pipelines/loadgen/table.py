@@ -1,14 +1,12 @@
-"""A benchmark as text for a terminal of 80 columns."""
+"""A benchmark as text for a terminal."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
-
-WIDTH = 79
+from pipelines.host.screen import table, width, wrapped
 
 
 def benchmark_table(result: BenchmarkResult) -> str:
@@ -17,12 +15,13 @@ def benchmark_table(result: BenchmarkResult) -> str:
     columns = [each for each in TERMINAL if not each.metric.optional or any(each.of(s) is not None for s in summaries)]
     marks: dict[str, str] = {}
     head = (_load_name(result), *_headings(columns), "err", "")
-    lines = [_heading(result), *_aligned([head, *(_row(level, columns, marks) for level in result.levels)])]
-    lines += [_wrap(f"{mark} {text}") for text, mark in marks.items()]
+    rows = [head, *(_row(level, columns, marks) for level in result.levels)]
+    lines = [_heading(result), *table(rows, left=0)]
+    lines += [wrapped(f"{mark} {text}") for text, mark in marks.items()]
     if result.slo.name != "none":
-        lines.append(_wrap(f"good/s: requests per second within {_limits(result)}."))
+        lines.append(wrapped(f"good/s: requests per second within {_limits(result)}."))
     if not result.complete:
-        lines.append(_wrap(f"Incomplete: {result.reason}."))
+        lines.append(wrapped(f"Incomplete: {result.reason}."))
     return "\n".join(lines)
 
 
@@ -36,14 +35,14 @@ def level_line(level: Level) -> str:
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
     if errors := sum(level.summary.errors.values()):
         parts.append(f"{errors} errors")
-    return ("  ".join(parts))[: WIDTH - 2]
+    return ("  ".join(parts))[: width() - 2]
 
 
 def _heading(result: BenchmarkResult) -> str:
     sizes = f"TP {result.tp_size}" + (f" of {result.world_size} GPUs" if result.world_size != result.tp_size else "")
     work = result.workload
     lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
-    return _wrap(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
+    return wrapped(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")
 
 
 def _load_name(result: BenchmarkResult) -> str:
@@ -82,15 +81,6 @@ def _mark(text: str, marks: dict[str, str]) -> str:
     return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Numbers on the right of their columns, marks on the left; one blank between where two do not fit."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
-    for row in table:
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)] + [row[-1]]
-        yield gap.join(cells).rstrip()
-
-
 def _limits(result: BenchmarkResult) -> str:
     slo = result.slo
     pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
@@ -113,7 +103,3 @@ def _length(length: object) -> str:
 def _number(value: float) -> str:
     """Format with three significant digits, without exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

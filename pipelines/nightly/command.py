@@ -5,17 +5,15 @@ Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import say
+from pipelines.host.screen import say, wrapped
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
 from pipelines.nightly.sentences import finding_text, headline
 from pipelines.nightly.verdict import NightVerdict, judge
-from pipelines.run.console import WIDTH
 from pipelines.settings.compose import load
 
 
@@ -56,4 +54,4 @@ def words(history: History, verdict: NightVerdict) -> list[str]:
     lines = [f"REGRESSION  {line}" for found in verdict.regressions for line in [finding_text(history, found)]]
     lines += [f"FAILED  {cell}: {reason}" for cell, reason in verdict.failures]
     lines.append(headline(verdict))
-    return [textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return [wrapped(line) for line in lines]

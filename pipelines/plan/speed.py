@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
+from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
-from pipelines.predict.performance.command import aligned
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import processor
 from pipelines.predict.performance.gpus import data_sheet
@@ -21,7 +20,6 @@ from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
-from pipelines.run.console import WIDTH
 
 MOST_REQUESTS = 4000
 """A plan must not take longer than two seconds; larger loads are left to `make simulate`."""
@@ -36,7 +34,7 @@ def modelled_text(plan: Plan) -> str:
     try:
         model = model_of(plan)
     except UserError as error:
-        return "\n" + textwrap.fill(f"not modelled: {error}", WIDTH, subsequent_indent="  ") + "\n"
+        return "\n" + wrapped(f"not modelled: {error}") + "\n"
     if model is None:
         return ""
     levels = _levels(plan, model.deployment)
@@ -44,11 +42,11 @@ def modelled_text(plan: Plan) -> str:
         return ""
     name = plan.settings.workload.name
     told = f"modelled under workload={name} ({origin(model.provenance, model.why)}):"
-    lines = ["", textwrap.fill(told, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
+    lines = ["", wrapped(told)]
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
         rows.append((level.load.text, *_cells(run_trial(_trial(level), model.deployment, backend="numpy"))))
-    lines += [f"  {line}" for line in aligned(rows)]
+    lines += [f"  {line}" for line in table(rows)]
     wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
     return "\n".join([*lines, f"  usually off by (one standard deviation): {wide}"]) + "\n"
 

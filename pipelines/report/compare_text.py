@@ -1,18 +1,17 @@
-"""The comparison of formats for a terminal of 80 columns and as rows for programs."""
+"""The comparison of formats for a terminal and as rows for programs."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.benchmark import Level
 from pipelines.domain.metrics import COMPARED, FOR_PROGRAMS
+from pipelines.host.screen import table, wrapped
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.six import load_label, six
 
-WIDTH = 79
 _RATE, *_TIMES = COMPARED
 _TITLES = (
     "format", "acc. %", "loss %", "MiB", _RATE.narrow, "load",
@@ -74,13 +73,7 @@ def comparison_text(compared: Sequence[Comparison]) -> str:
 
 def _text(item: Comparison) -> str:
     runs = [row.run for row in item.rows if row.run]
-    lines = [_line(_TITLES)]
-    for row in item.rows:
-        cells = _cells(row)
-        if len(cells[0]) > _LEAST[0]:
-            lines.append(cells[0])
-            cells = ("", *cells[1:])
-        lines.append(_line(cells))
+    lines = _table([_cells(row) for row in item.rows])
     lines += ["", *_wrap(item.reason)]
     lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
     lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
@@ -90,6 +83,18 @@ def _text(item: Comparison) -> str:
     if runs:
         lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
     return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names that are longer than their column stand in lines of their own."""
+    names = ["", *(cells[0] if len(cells[0]) > _LEAST[0] else "" for cells in rows)]
+    short = [("" if name else cells[0], *cells[1:]) for name, cells in zip(names[1:], rows, strict=True)]
+    lines, at = [], 0
+    for line in table([_TITLES, *short], least=_LEAST, gap=1):
+        at = at if line else 0
+        lines += [names[at], line] if line and names[at] else [line]
+        at = (at + 1) % len(names) if line else 0
+    return lines
 
 
 def _cells(row: FormatRow) -> tuple[str, ...]:
@@ -107,11 +112,5 @@ def _marked(level: Level) -> bool:
     return level.client.bottleneck or not level.complete
 
 
-def _line(cells: Sequence[str]) -> str:
-    first, *rest = cells
-    padded = [first.ljust(_LEAST[0]), *(cell.rjust(width) for cell, width in zip(rest, _LEAST[1:], strict=True))]
-    return " ".join(padded).rstrip()
-
-
 def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapped(text).splitlines()

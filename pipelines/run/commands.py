@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
-from pipelines.host.screen import complain
+from pipelines.host.screen import complain, width
 from pipelines.plan.targets import Target, farthest
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -146,7 +146,7 @@ def verify(overrides: Sequence[str]) -> int:
     folder = _checkpoint_folder(overrides)
     if faults := check(folder):
         raise UserError.of(faults)
-    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no faults found\n")
+    sys.stdout.write(f"{folder}\n{render(describe(folder), width())}\nverified: no faults found\n")
     return 0
 
 

@@ -1,10 +1,11 @@
-"""Plain text for a terminal of 80 columns: the plan, what was done, what it cost."""
+"""Plain text for a terminal: the plan, what was done, what it cost."""
 
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ from typing import Any
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
+from pipelines.host import screen
 from pipelines.host.paths import relative_to_cwd
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
 from pipelines.stages.evaluate import RESULT
-
-WIDTH = 79
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,10 @@ def plan_text(plan: Plan) -> str:
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
     lines += [_wrap(note) for note in plan.notes]
-    lines += [_wrap(f"warning: {warning}", indent=9) for warning in plan.warnings]
+    lines += [
+        _wrap(f"warning: {warning}", indent=9).replace("warning", screen.styled("warning", sys.stdout), 1)
+        for warning in plan.warnings
+    ]
     lines.append("")
     width = max(len(step.node.id) for step in plan.steps)
     for step in plan.steps:
@@ -160,26 +163,28 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
     return "\n" + "\n".join(lines)
 
 
-def columns(rows: Iterable[Sequence[str]]) -> str:
-    """Align cells in columns with two blanks between; no cell is cut."""
-    table = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    )
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Align texts in columns; the last column is wrapped where it does not fit."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    lines = []
+    for row in rows:
+        start = "".join(f"{cell.ljust(width)}  " for cell, width in zip(row, widths, strict=False))
+        lines.append(screen.wrapped(start + row[-1], min(indent, screen.width() // 2)).rstrip())
+    return "\n".join(lines)
 
 
 def _wrap(text: str, indent: int = 8) -> str:
     return (
         textwrap.fill(
             text,
-            WIDTH,
+            screen.width(),
             subsequent_indent=" " * indent,
             break_long_words=False,
             break_on_hyphens=False,
             drop_whitespace=True,
             replace_whitespace=False,
         )
-        if len(text) > WIDTH
+        if len(text) > screen.width()
         else text
     )

@@ -11,6 +11,7 @@ from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.host.paths import relative_to_cwd
+from pipelines.host.screen import width, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.stages.build import Build
 from pipelines.stages.repository import WriteRepository
@@ -19,7 +20,6 @@ from pipelines.store.store import KEY_LENGTH
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
 
-WIDTH = 79
 INDENT = " " * 4
 
 
@@ -36,7 +36,7 @@ def gpu_commands(plan: Plan) -> list[str]:
     head = "Commands"
     if plan.not_here:
         head += f" (not run here: {plan.not_here[0].message.partition(': ')[2].rstrip('.')})"
-    head = "\n".join(textwrap.wrap(head + ":", WIDTH, break_long_words=False, break_on_hyphens=False))
+    head = wrapped(head + ":", 0)
     return ["", head, *("\n".join(block) for block in blocks)]
 
 
@@ -106,7 +106,7 @@ def _serve(plan: Plan, stage: WriteRepository) -> list[str]:
     for number, piece in enumerate(pieces):
         first = INDENT + ("  " if number else "")
         wrapped = textwrap.wrap(
-            piece, WIDTH - 2, initial_indent=first, subsequent_indent=f"{INDENT}    ", break_long_words=False,
+            piece, width() - 2, initial_indent=first, subsequent_indent=f"{INDENT}    ", break_long_words=False,
             break_on_hyphens=False,
         )  # fmt: skip
         shown += wrapped

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
-from pipelines.host.screen import ScreenProgress, say
+from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
 from pipelines.plan.targets import EVALUATED
 from pipelines.run import console, runner
@@ -30,7 +30,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         for note in plan.notes:
             say(note)
         for warning in plan.warnings:
-            say(f"warning: {warning}")
+            warn(str(warning))
         write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()

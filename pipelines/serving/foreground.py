@@ -11,7 +11,7 @@ from types import FrameType
 
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
-from pipelines.host.screen import say
+from pipelines.host.screen import complain, say
 from pipelines.serving.command import CLOSED_TO_STRANGERS
 from pipelines.serving.examples import curl_generate, curl_openai, python_stream
 from pipelines.serving.failures import ServerFailedError
@@ -84,7 +84,7 @@ def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float
                 frontend.check()
             time.sleep(CHECK_S)
     except ServerFailedError as error:
-        say(f"error: {error}")
+        complain(str(error))
         return 1
     except KeyboardInterrupt:
         limit = show_seconds(server.settings.drain_timeout_s)

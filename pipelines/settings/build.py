@@ -1,7 +1,7 @@
 """Every option of trtllm-build under its own name, with its type, choices and default, and the ranks to split over.
 
-Source: `engines/tensorrt_llm/options.json`; a contract test holds this class against it. What two options mean together
-is the rules' business, here stands only what one value means alone.
+Source: `engines/tensorrt_llm/options.json`; a contract test compares this class with it. Single values are checked
+here, combinations of options by the rules.
 """
 
 from __future__ import annotations
@@ -41,21 +41,93 @@ DECIDED = {
     "lora_dir": ADAPTERS,
     "lora_ckpt_source": ADAPTERS,
 }
-"""Options that this tool decides, and how; their defaults are the only values they may have here."""
+"""Options that this tool sets itself, and how; only their defaults are accepted here."""
 
 NOT_SPECULATING: dict[str, Any] = {"speculative_decoding_mode": None, "max_draft_len": 0}
-"""Of an engine that checks no drafts."""
+"""Values for an engine without speculative decoding."""
 
 FACTS_ARE_LOGGED = ("info", "verbose", "debug")
-"""Log levels that tell sizes and seconds, which become the facts of an engine."""
+"""Log levels that report sizes and seconds, which become the facts of an engine."""
 
 
 class BuildSettings(Group):
     """Options of trtllm-build 1.2, grouped by what they are about.
 
     Attributes:
+        max_batch_size: requests that the engine schedules together, at most.
+        max_input_len: tokens of a prompt, at most; max_seq_len replaces it where padding is removed and attention
+            is fused.
+        max_seq_len: tokens of prompt and answer together, at most; null is the model's longest sequence.
+        max_num_tokens: tokens of all requests in one iteration, at most.
+        max_beam_width: beams of beam search, at most.
+        opt_num_tokens: tokens per iteration that kernels are tuned for; null is max_batch_size * max_beam_width.
+        max_encoder_input_len: tokens of an encoder's input, at most; encoder-decoder models only.
+        max_prompt_embedding_table_size: rows of prompt embeddings; above 0 turns on prompt tuning and multimodal
+            input.
         tp_size: tensor parallel ranks; trtllm-build reads them from the checkpoint.
         pp_size: pipeline parallel ranks; likewise.
+        kv_cache_type: layout of the KV cache.
+        paged_kv_cache: deprecated by trtllm-build in favour of kv_cache_type.
+        tokens_per_block: tokens of one block of the paged KV cache; smaller blocks are reused more often.
+        gpt_attention_plugin: attention plugin of decoder models, and its type.
+        bert_attention_plugin: attention plugin of encoder models, and its type.
+        context_fmha: fused attention over the prompt.
+        use_paged_context_fmha: attention over the prompt in the paged KV cache, which KV reuse and chunked prompts
+            need.
+        use_fp8_context_fmha: FP8 attention over the prompt, for FP8, W4A8_AWQ and NVFP4 from compute capability
+            8.9.
+        fuse_fp4_quant: FP4 quantization fused into attention.
+        bert_context_fmha_fp32_acc: 32-bit accumulation in the fused attention of encoder models.
+        remove_input_padding: pack the tokens of different requests without padding.
+        streamingllm: attention sinks; TensorRT-LLM 1.2 refuses to build with it.
+        gemm_plugin: cuBLASLt matrix products and their type; null is off, but nvfp4 for NVFP4.
+        gemm_swiglu_plugin: matrix product and SwiGLU in one FP8 kernel, on Hopper.
+        fp8_rowwise_gemm_plugin: FP8 matrix products with scales per token and channel; needs a checkpoint made for
+            it.
+        low_latency_gemm_plugin: FP8 matrix products for low latency.
+        low_latency_gemm_swiglu_plugin: FP8 matrix product and SwiGLU for low latency.
+        use_fused_mlp: gate and up of the MLP as one matrix product; off unless the weights are 16 bit or FP8.
+        norm_quant_fusion: norm and quantization in one kernel, for Llama in NVFP4.
+        weight_sparsity: let TensorRT choose 2:4 sparse kernels; needs gemm_plugin=disable.
+        weight_streaming: keep part of the weights on the host at run time; needs gemm_plugin=disable.
+        nccl_plugin: collectives over NCCL, and their type.
+        gemm_allreduce_plugin: matrix product and all-reduce in one kernel, and its type.
+        reduce_fusion: residual add and norm fused after the all-reduce; Llama and Gemma 2 with tp_size above 1.
+        user_buffer: no copies around the all-reduce; FP8 Llama with reduce_fusion.
+        pp_reduce_scatter: an optimization of pipeline parallelism, Mixtral only.
+        logits_dtype: type of the logits; null is the checkpoint's.
+        gather_context_logits: return the logits of the prompt; not with max_draft_len above 0.
+        gather_generation_logits: return the logits of the answer; deprecated, the run time decides.
+        gather_all_token_logits: return both kinds of logits.
+        lora_plugin: LoRA, and the type of its plugin.
+        dora_plugin: DoRA.
+        lora_target_modules: modules that adapters may change; needs lora_plugin.
+        max_lora_rank: rank of an adapter, at most.
+        lora_dir: decided by this tool: adapters are served beside the engine.
+        lora_ckpt_source: decided by this tool: adapters have Hugging Face's format.
+        speculative_decoding_mode: how the engine checks draft tokens; null turns speculative decoding off.
+        max_draft_len: draft tokens that are checked in a step, at most.
+        moe_plugin: kernels for mixtures of experts, and their type.
+        mamba_conv1d_plugin: kernels for Mamba's convolutions, and their type.
+        paged_state: recurrent state in pages, for Mamba and RecurrentGemma.
+        workers: ranks built at the same time, each on a GPU of its own.
+        multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens.
+        profiling_verbosity: what the engine reports about its layers to profilers.
+        fast_build: build faster, for a somewhat slower engine.
+        log_level: of trtllm-build.
+        monitor_memory: report memory during the build.
+        enable_debug_output: make debug tensors outputs of the engine.
+        checkpoint_dir: decided by this tool: what the quantize stage wrote.
+        model_config: decided by this tool: the checkpoint has its own.
+        build_config: decided by this tool: a file would replace the limits given here.
+        model_cls_file: decided by this tool: the class is the checkpoint's architecture.
+        model_cls_name: decided by this tool: the class is the checkpoint's architecture.
+        output_dir: decided by this tool: engines are kept under paths.store.
+        input_timing_cache: decided by this tool: one is kept for each GPU and version.
+        output_timing_cache: decided by this tool: one is kept for each GPU and version.
+        strip_plan: decided by this tool: an engine without weights answers nothing before it is refitted.
+        visualize_network: decided by this tool: add it to the command that `make plan` prints.
+        dry_run: decided by this tool: `make plan` shows what would run.
     """
 
     model_config = ConfigDict(protected_namespaces=())  # some options begin with "model_"

@@ -15,7 +15,12 @@ class QuantSettings(Group):
     """Weights and activations.
 
     Attributes:
+        qformat: format of weights and activations.
         dtype: of everything that is not quantized; `auto` is the model's own 16-bit type.
+        group_size: values of a weight's row that share one scale; for int4_awq and w4a8_awq.
+        smoothquant_alpha: int8_sq: how much of the activations' range moves into the weights; null is ModelOpt's
+            default.
+        awq_alpha_step: int4_awq, w4a8_awq: step of the search for scales; null is ModelOpt's default.
     """
 
     qformat: QFormat
@@ -26,20 +31,42 @@ class QuantSettings(Group):
 
 
 class SparsitySettings(Group):
-    """2:4 sparsity of the linears."""
+    """2:4 sparsity of the linears.
+
+    Attributes:
+        method: how two of each four weights are chosen to become zero; none keeps all weights.
+    """
 
     method: Literal["none", "magnitude", "sparsegpt"]
 
 
 class KvCacheSettings(Group):
-    """Element type and reuse of the KV cache."""
+    """Element type and reuse of the KV cache.
+
+    Attributes:
+        dtype: element type; auto is the model's 16-bit type.
+        enable_block_reuse: keep the blocks of prompts for later requests that begin alike.
+    """
 
     dtype: KvFormat
     enable_block_reuse: bool
 
 
 class CalibrationSettings(Group):
-    """Text that activations are observed on."""
+    """Text that activations are observed on.
+
+    Attributes:
+        source: where the text is from: shipped with the project, the Hub, or a local file.
+        path: local: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.
+        dataset: hub: the data set, org/name.
+        revision: hub: branch, tag or commit of the data set; null is its default branch.
+        split: hub: the split to read.
+        column: field of a row that holds the text.
+        size: sequences to observe; AWQ uses 32 at most.
+        seq_len: tokens of one sequence; longer ones are cut.
+        batch_size: sequences at once; more is faster and takes more memory.
+        seed: of the choice of sequences.
+    """
 
     source: Literal["bundled", "hub", "local"]
     path: Path | None

@@ -13,7 +13,7 @@ from pipelines.settings.base import Group, Positive
 class EngineOptions(Group):
     """Options of one engine.
 
-    `DECIDE_SCORES` names those that change what an evaluation finds; of all others its result is reused.
+    `DECIDE_SCORES` names the options that change the result of an evaluation; others let a stored result be reused.
     """
 
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ()
@@ -41,7 +41,13 @@ class OpenVinoSettings(EngineOptions):
 
 
 class EngineSettings(Group):
-    """Which engine flavour, and the options of each; `path` takes an engine that is already built."""
+    """Which engine runs the model.
+
+    Attributes:
+        name: the engine; auto is TensorRT-LLM where a GPU and tensorrt_llm are, else OpenVINO.
+        path: folder of an engine that is already built; nothing is quantized or built then.
+        openvino: options of the CPU engine.
+    """
 
     name: Literal["auto", "openvino", "tensorrt_llm", "tensorrt_llm_llmapi"]
     path: Path | None
@@ -49,7 +55,11 @@ class EngineSettings(Group):
 
 
 class RuntimeSettings(Group):
-    """How an engine is run."""
+    """How an engine is run.
+
+    Attributes:
+        enable_chunked_context: process long prompts in pieces, between which other requests go on.
+    """
 
     enable_chunked_context: bool
 
@@ -57,7 +67,24 @@ class RuntimeSettings(Group):
 class HardwareSettings(Group):
     """The GPU the engine is meant for, as data sheets give it; `auto` knows only its name.
 
-    `reported_gb` is its memory as the driver counts it; None derives it from the data sheet's `memory_gb`.
+    Attributes:
+        name: of the file under conf/hardware; auto is the GPU of this machine.
+        gpu: name of the product.
+        nvidia_smi: names that nvidia-smi gives it.
+        arch: architecture and chip.
+        sm: compute capability, e.g. 9.0.
+        memory_gb: memory, GB of 10^9 bytes.
+        reported_gb: memory as the driver counts it; null derives it from `memory_gb`.
+        mem_bw_gb_s: bandwidth of the memory, GB/s.
+        fp16_dense_tflops: 16-bit arithmetic without sparsity, TFLOP/s.
+        fp8_dense_tflops: 8-bit floating-point arithmetic without sparsity, TFLOP/s; null is none.
+        int8_dense_tops: 8-bit integer arithmetic without sparsity, TOP/s; null is none.
+        fp4_dense_tflops: 4-bit floating-point arithmetic without sparsity, TFLOP/s; null is none.
+        sparse_multiplier: speed of 2:4 sparse arithmetic over dense arithmetic; null is none.
+        nvlink_gb_s_bidir: NVLink, both directions together, GB/s; null is none.
+        pcie_gb_s_per_dir: PCIe, each direction, GB/s.
+        gpus_per_server: GPUs of one server.
+        tdp_w: power, W.
     """
 
     name: str
@@ -80,7 +107,16 @@ class HardwareSettings(Group):
 
 
 class EvalSettings(Group):
-    """What the accuracy is measured on."""
+    """What the accuracy is measured on.
+
+    Attributes:
+        task: the questions: mini_mmlu ships with the project, mmlu comes from the Hub.
+        num_fewshot: answered examples before each question.
+        limit: questions of each subject at most; null is all.
+        dataset: data set of the Hub, org/name; null for mini_mmlu.
+        revision: branch, tag or commit of that data set.
+        dataset_path: local copy of the data set's folder, instead of the Hub.
+    """
 
     task: Literal["mini_mmlu", "mmlu"]
     num_fewshot: Annotated[int, Field(ge=0, le=5)]

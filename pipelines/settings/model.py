@@ -15,7 +15,20 @@ BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 
 
 class ShapeSettings(Group):
-    """Sizes of a model before it is downloaded; checked against its config.json afterwards."""
+    """Sizes of a model before it is downloaded; checked against its config.json afterwards.
+
+    Attributes:
+        architecture: class of the model, as in config.json.
+        num_hidden_layers: layers.
+        hidden_size: width of the residual stream.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads.
+        head_dim: width of one head.
+        intermediate_size: width of the MLP.
+        vocab_size: tokens of the vocabulary.
+        max_position_embeddings: positions the model was trained for.
+        tie_word_embeddings: whether the output layer is the embedding.
+    """
 
     architecture: Architecture
     num_hidden_layers: Positive
@@ -29,12 +42,21 @@ class ShapeSettings(Group):
     tie_word_embeddings: bool
 
     def to_shape(self, name: str = "") -> ModelShape:
-        """The shape, with what its architecture implies; `name` is for people."""
+        """Return the shape, with what its architecture implies; `name` is for display."""
         return ModelShape(**self.model_dump(), **implied_sizes(self.architecture), name=name)
 
 
 class ModelSettings(Group):
-    """Where the model comes from: `path` before `bundled` before `hub_id`."""
+    """Source of the model: `path` takes precedence over `bundled`, and that over `hub_id`.
+
+    Attributes:
+        name: short name, for folders and tables.
+        hub_id: model on the Hub: org/name.
+        revision: branch, tag or commit on the Hub; the commit it resolves to is recorded.
+        bundled: one of the tiny models that ship with the project.
+        path: local Hugging Face folder; takes precedence over `bundled` and `hub_id`.
+        shape: sizes of the model, known before it is downloaded; null reads them from its config.json.
+    """
 
     name: str
     hub_id: str | None
@@ -51,7 +73,7 @@ class ModelSettings(Group):
 
     @property
     def folder(self) -> Path | None:
-        """The local Hugging Face folder, or None for a model of the Hub."""
+        """The local Hugging Face folder, or None for a model from the Hub."""
         if self.path:
             return self.path.expanduser().absolute()
         return BUNDLED / "models" / self.bundled if self.bundled else None

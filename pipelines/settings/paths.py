@@ -10,7 +10,13 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 class PathSettings(Group):
-    """Where things are kept, relative to the current folder, and where TensorRT-LLM's example scripts are."""
+    """Where things are kept, relative to the current folder, and where TensorRT-LLM's example scripts are.
+
+    Attributes:
+        store: folder of finished artifacts, which every run reuses.
+        runs: parent of one folder per run, with its log, configuration and results.
+        trtllm_examples: TensorRT-LLM's example scripts, of release 1.2, in NVIDIA's container.
+    """
 
     store: Path
     runs: Path
@@ -18,6 +24,10 @@ class PathSettings(Group):
 
 
 class VerifySettings(Group):
-    """What `verify` looks at."""
+    """Settings of the command `verify`.
+
+    Attributes:
+        path: folder of a TensorRT-LLM checkpoint; null is the one of this configuration.
+    """
 
     path: Path | None

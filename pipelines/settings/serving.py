@@ -17,11 +17,24 @@ USUAL_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "open
 class ServingSettings(Group):
     """How tritonserver is started.
 
-    A port that is None is the usual one (8000, 8001, 8002, OpenAI 9000) when `make serve` finds it free, and any
-    free one otherwise; a benchmark always takes any free one, so that it never stands in the way of a server.
+    A benchmark always uses free ports, so that it never conflicts with a running server.
 
-    `repository` is a Triton model repository that is already there, e.g. copied from another machine; `make serve` then
-    builds nothing. `show_log` prints the server's log as it comes, where standard output is what is collected.
+    Attributes:
+        repository: an existing Triton model repository, e.g. copied from another machine; then nothing is built.
+        host: IPv4 address to listen on: 127.0.0.1 is this machine only, 0.0.0.0 every network.
+        http_port: null is 8000 in `make serve` when free, else any free port.
+        grpc_port: null is 8001 in `make serve` when free, else any free port.
+        metrics_port: null is 8002 in `make serve` when free, else any free port.
+        openai: OpenAI-compatible access in front of the same server.
+        openai_port: null is 9000 in `make serve` when free, else any free port.
+        openai_target: the Triton model behind OpenAI-compatible access.
+        chat_template: Jinja file for a tokenizer without a chat template; null is the tokenizer's own.
+        tritonserver: path of the program; null is /opt/tritonserver, PATH, or the one inside nvidia-pytriton.
+        multi_gpu: leader starts a process per GPU under mpirun; orchestrator starts one that spawns the ranks.
+        startup_timeout_s: seconds until every model must be ready.
+        drain_timeout_s: seconds that running requests may take to finish after Ctrl-C.
+        log_verbose: level of tritonserver's verbose log; 0 is off.
+        show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
     repository: Path | None = None
@@ -43,7 +56,7 @@ class ServingSettings(Group):
     @field_validator("host")
     @classmethod
     def _is_an_address(cls, host: str) -> str:
-        """The HTTP service binds addresses, not names; IPv6 it spells in three ways, so it is left out."""
+        """Require an IPv4 address: the HTTP service binds addresses, not names, and spells IPv6 in three ways."""
         try:
             ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host)
         except ValueError:

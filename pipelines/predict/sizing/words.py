@@ -1,12 +1,12 @@
-"""The answer for a terminal of 80 columns."""
+"""The answer for a terminal."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number
+from pipelines.host.screen import width, wrapped
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import PeakFleet
@@ -16,12 +16,13 @@ from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
 
-WIDTH = 79
 SHOWN_OPTIONS = 12
+NARROW = 79
+"""Columns that the table of options takes with its last column."""
 
 
 def words(result: Result) -> list[str]:
-    """All lines."""
+    """Return all lines of the printed answer."""
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
@@ -36,12 +37,12 @@ def words(result: Result) -> list[str]:
 
 
 def wrap(text: str, indent: int = 2) -> str:
-    """Lines of at most WIDTH columns."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    """Wrap text into lines that fit the screen."""
+    return wrapped(text, indent)
 
 
 def pair(word: str, text: str) -> str:
-    """A word and what it is."""
+    """Format a label and its text."""
     return wrap(f"{word:<10}{text}", 10)
 
 
@@ -57,13 +58,13 @@ def _question(question: Question) -> list[str]:
 
 
 def length_text(values: Sequence[int]) -> str:
-    """Tokens: "2,000", or mean and range."""
+    """Format token counts: "2,000", or mean and range."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{sum(values) / len(values):,.0f} ({low:,} to {high:,})"
 
 
 def limits_text(question: Question) -> str:
-    """The limits in words."""
+    """Describe the limits."""
     slo = question.slo
     pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
     given = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
@@ -71,32 +72,34 @@ def limits_text(question: Question) -> str:
         preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
         return f"{given} at P{question.percentile:g}{preset}"
     if question.mode == "offline":
-        return "none: throughput alone counts"
-    return "none given, so throughput alone counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
+        return "none: only throughput counts"
+    return "none given, so only throughput counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
 
 
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     p = f"P{question.percentile:g}"
     wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
+    narrow = width() < NARROW  # what limits an option stands in a line of its own
     lines = [
         f"  {'':<{wide}}  requests/s   {'ms at ' + p:^11}  {'fleet':^19}",
-        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers  limit",
+        f"  {'':<{wide}}  each  /GPU   TTFT   ITL  inst.  GPUs servers" + ("" if narrow else "  limit"),
     ]
     for place, option in enumerate(options[:SHOWN_OPTIONS]):
         seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
         mark = "*" if place == 0 else " "
         lines.append(
             f"{mark} {option.label:<{wide}} {number(option.capacity.rate):>5} {number(option.per_gpu):>5} "
-            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}  "
-            f"{binds(option)}"
+            f"{_ms(seen['ttft']):>6} {_ms(seen['itl']):>5} {fleet.instances:>6} {fleet.gpus:>5} {fleet.servers:>7}"
+            + ("" if narrow else f"  {binds(option)}")
         )
+        lines += [f"    limit: {binds(option)}"] if narrow else []
     if len(options) > SHOWN_OPTIONS:
         lines.append(f"  and {len(options) - SHOWN_OPTIONS} more in the table file")
     return lines
 
 
 def binds(option: FleetOption) -> str:
-    """What limits the rate, and what makes it so: "TTFT (KV cache)"."""
+    """Name the binding limit and its cause: "TTFT (KV cache)"."""
     return f"{WORDS[option.capacity.binding]} ({option.capacity.because})"
 
 
@@ -105,12 +108,12 @@ def _ms(seconds: float) -> str:
 
 
 def count(amount: int, word: str) -> str:
-    """A number with its noun."""
+    """Format a number with its noun."""
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
 def fleet_text(fleet: PeakFleet) -> str:
-    """Instances, GPUs, servers, and the same before rounding."""
+    """Describe instances, GPUs and servers, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
     return (
@@ -138,7 +141,7 @@ def _recommended(result: Result) -> list[str]:
 
 
 def interval_text(option: FleetOption) -> str:
-    """Fleets if the model is off by its usual error."""
+    """Describe the range of fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
     if large is None:
         return (
@@ -157,7 +160,7 @@ def _range(low: int, high: int, word: str) -> str:
 
 
 def memory_text(option: FleetOption) -> str:
-    """KV cache and what limits concurrency."""
+    """Describe the KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     return (
@@ -167,10 +170,10 @@ def memory_text(option: FleetOption) -> str:
 
 
 def tokens_text(question: Question) -> str:
-    """Requests and tokens of a day."""
+    """Describe the requests and tokens of a day."""
     daily = question.demand.requests_per_day
     if daily is None:
-        return "of a day: not known without an average rate"
+        return "per day: unknown without an average rate"
     hours = f" in {question.demand.busy_hours:g} h" if question.demand.busy_hours != 24 else ""
     return (
         f"{daily:,.0f} requests a day{hours}: {daily * question.mean_isl:,.4g} tokens in, "
@@ -179,12 +182,12 @@ def tokens_text(question: Question) -> str:
 
 
 def cost_texts(cost: Cost) -> list[str]:
-    """What it costs, and at which utilisation."""
+    """Describe the cost and the utilisation it assumes."""
     parts = ", ".join(f"{what} {usd:,.0f}" for what, usd in cost.parts)
-    without = f"; not given and not in it: {', '.join(cost.missing)}" if cost.missing else ""
+    without = f"; not given and not included: {', '.join(cost.missing)}" if cost.missing else ""
     lines = [f"{cost.per_year:,.0f} USD a year ({parts}){without}"]
     if cost.utilisation is None:
-        return [*lines, "per token: not known without an average rate (or sizing.prices.utilisation)"]
+        return [*lines, "per token: unknown without an average rate (or sizing.prices.utilisation)"]
     if cost.per_million_input is None:
         return [*lines, f"{cost.per_1k_requests:,.3g} USD per thousand requests, at {100 * cost.utilisation:.0f} %"]
     lines.append(
@@ -196,14 +199,14 @@ def cost_texts(cost: Cost) -> list[str]:
 
 def _checked(question: Question, check: Check) -> list[str]:
     fleet = trial_text(question, check.fleet)
-    lines = [pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
+    lines = [pair("checked", f"{fleet}; simulated at the peak, requests distributed round-robin")]
     if check.fewer is not None:
         lines.append(pair("", trial_text(question, check.fewer)))
     return [*lines, pair("", check.why)]
 
 
 def trial_text(question: Question, trial: PeakTrial) -> str:
-    """A simulated fleet in words."""
+    """Describe a simulated fleet."""
     values = ", ".join(
         f"{WORDS[name]} {number(1000 * value)} ms" for name, value in trial.values.items() if not math.isnan(value)
     )
@@ -213,7 +216,7 @@ def trial_text(question: Question, trial: PeakTrial) -> str:
 
 
 def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
-    lines = ["what one change would do        inst.  GPUs servers"]
+    lines = ["effect of one change            inst.  GPUs servers"]
     for change in changes:
         if change.servers is None:
             lines.append(wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
@@ -225,7 +228,7 @@ def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
 
 
 def day_lines(result: Result) -> list[str]:
-    """The replay of a day in words."""
+    """Describe the replay of a day."""
     day = result.day
     assert day is not None
     gpus = result.answer.chosen.gpus

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.host.screen import wrapped
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.groups import CONF, choices, groups
 from pipelines.settings.root import validate
@@ -32,16 +31,16 @@ def explained(group: str, overrides: Sequence[str]) -> str:
 
     raw = to_raw(compose_config(overrides))
     validate(raw)
-    lines = _wrap(f"{group}: {about(group)}", "  ") if about(group) else [group]
+    lines = _wrap(f"{group}: {about(group)}", 2) if about(group) else [group]
     if group in groups():
-        lines += _wrap(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}", "  ")
+        lines += _wrap(f"Choices: {', '.join(f'{group}={choice}' for choice in choices(group))}", 2)
     keys = keys_of(group)
     if not keys:
-        lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", "  ")
+        lines += _wrap(f"It has no keys of its own; each choice sets keys of other groups (see {CONF / group}).", 2)
     for key in keys:
-        lines += ["", *_wrap(f"{key.name}={_shown(_value(raw, key.name))}", "    ")]
-        lines += _wrap(f"    {key.kind}", "    ")
-        lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", "    ")
+        lines += ["", *_wrap(f"{key.name}={_shown(_value(raw, key.name))}", 4)]
+        lines += _wrap(f"    {key.kind}", 4)
+        lines += _wrap(f"    {key.sentence[:1].upper()}{key.sentence[1:]}", 4)
     return "\n".join(lines) + "\n"
 
 
@@ -65,6 +64,5 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _wrap(text: str, indent: str) -> list[str]:
-    columns = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
-    return textwrap.wrap(text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _wrap(text: str, indent: int) -> list[str]:
+    return wrapped(text, indent).splitlines()
