@@ -1,1 +1,1 @@
-"""Engines: one port, several flavours behind it."""
+"""Inference engines behind one common interface."""

@@ -1,4 +1,4 @@
-"""Which engine a run takes, and why."""
+"""Choose the engine of a run, with the reason."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pipelines.host.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine, and why this one, for the first line of a run."""
+    """An engine and the reason for choosing it, for the first line of a run's output."""
 
     engine: EngineDescription
     reason: str
 
 
 def choose(wanted: str, machine: Machine) -> EngineChoice:
-    """Resolve `engine.name`: `auto` takes TensorRT-LLM where it can run, else OpenVINO, and says so.
+    """Resolve `engine.name`: `auto` chooses TensorRT-LLM where it can run, otherwise OpenVINO, and gives the reason.
 
     Raises:
-        UserError: there is no such engine.
+        UserError: the engine does not exist.
     """
     if wanted != "auto":
         return EngineChoice(with_setting(wanted) or describe(wanted), "asked for")
@@ -30,4 +30,4 @@ def choose(wanted: str, machine: Machine) -> EngineChoice:
         return EngineChoice(OPENVINO, f"engine=auto: no NVIDIA GPU here, {machine.no_gpu_reason}")
     if missing:
         return EngineChoice(OPENVINO, f"engine=auto: {missing}")
-    return EngineChoice(TENSORRT_LLM, f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are here")
+    return EngineChoice(TENSORRT_LLM, f"engine=auto: {machine.gpus[0].name} and tensorrt_llm are available")

@@ -1,4 +1,4 @@
-"""What the rest of the project may ask about an engine without importing it: a record of what it needs and can do."""
+"""Descriptions of engines: what each one needs and can do, readable without importing the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.settings.engine import EngineOptions, EngineSettings
 
 
 class ServerBackend(StrEnum):
-    """How Triton serves an engine."""
+    """The Triton backend that serves an engine."""
 
     PYTHON = "python"
     """This project's own model.py, with the engine in the server's process."""
@@ -25,39 +25,39 @@ class ServerBackend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """One engine: its names, what it needs, what it can do.
+    """Names, requirements and capabilities of one engine.
 
     Attributes:
-        name: in manifests, in an engine's config.json and in repository.json.
-        setting: `engine=` on the command line.
-        title: for people.
-        factory: "module:function" that makes its `port.Engine`; empty where nothing here builds or runs it.
+        name: name in manifests, in an engine's config.json and in repository.json.
+        setting: value of `engine=` on the command line.
+        title: name shown to users.
+        factory: "module:function" that makes its `port.Engine`; empty if this project neither builds nor runs it.
         install: command that installs the packages of the factory.
-        identity: "module:function" from the build settings to those that decide the engine's bytes; empty is the
-            limits alone.
-        version_from: "module:function" for the version an engine records; empty is that of the first of
+        identity: "module:function" that maps the build settings to those that determine the engine's bytes; empty
+            means the limits alone.
+        version_from: "module:function" for the version an engine records; empty means the version of the first of
             `run_libraries`.
-        build_libraries: distributions whose version decides the engine's bytes.
-        run_libraries: distributions whose version decides its answers.
-        packages: what must be importable on the machine that builds and evaluates; what `lacks` looks for is not here.
-        options: name of its own group of settings under `engine`; empty where it has none.
-        files: of an engine folder, `{rank}` standing for each rank.
-        needs_gpu: it computes on NVIDIA GPUs; otherwise on the CPU.
-        builder: program that builds it, on the GPU it is for; empty where this project builds it.
-        writes_engine: a build turns a TensorRT-LLM checkpoint into an engine; otherwise a Hugging Face checkpoint with
-            the runtime's arguments stands in the engine's place.
-        example_scripts: TensorRT-LLM's example scripts prepare trained draft heads and vision encoders for it.
-        evaluates: its accuracy can be measured from here.
-        chunks_scored_prompts: scores prompts longer than max_num_tokens, in pieces.
-        keeps_ranks: the ranks of a checkpoint are as many processes; otherwise one process runs all of it.
-        spans_machines: its ranks may run on several machines.
-        memory_model: what its modelled memory is compared with: "process", its whole process while it serves; "rank",
-            what the build log says about the fullest rank; None where there is no model.
-        policy: of the simulated scheduler that schedules most alike.
-        server: how Triton serves it; None where nothing does.
-        why_not_deployed: why no container image can serve it; empty where one can.
-        lacks: what a machine lacks to build and run it.
-        place: where it is built and run, in a sentence for those whose machine lacks something.
+        build_libraries: distributions whose version determines the engine's bytes.
+        run_libraries: distributions whose version determines its output.
+        packages: what must be importable on the machine that builds and evaluates, except what `lacks` checks.
+        options: name of its own group of settings under `engine`; empty if it has none.
+        files: files of an engine folder; `{rank}` stands for each rank.
+        needs_gpu: whether it computes on NVIDIA GPUs; otherwise on the CPU.
+        builder: program that builds it, on the target GPU; empty if this project builds it.
+        writes_engine: whether a build turns a TensorRT-LLM checkpoint into an engine; otherwise a Hugging Face
+            checkpoint with the runtime's arguments takes the engine's place.
+        example_scripts: whether TensorRT-LLM's example scripts prepare trained draft heads and vision encoders for it.
+        evaluates: whether this project can measure its accuracy.
+        chunks_scored_prompts: whether it scores prompts longer than max_num_tokens in pieces.
+        keeps_ranks: whether each rank of a checkpoint runs in its own process; otherwise one process runs all ranks.
+        spans_machines: whether its ranks may run on several machines.
+        memory_model: what its modelled memory is compared with: "process", the resident memory of its process while
+            serving; "rank", the build log's figure for the fullest rank; None if there is no model.
+        policy: policy of the simulated scheduler that is most similar.
+        server: the Triton backend that serves it; None if there is none.
+        why_not_deployed: why no container image can serve it; empty if one can.
+        lacks: lists what a machine lacks to build and run it.
+        place: where it is built and run, as a sentence for users whose machine lacks something.
     """
 
     name: str
@@ -88,16 +88,16 @@ class EngineDescription:
     place: str = ""
 
     def options_of(self, settings: EngineSettings) -> EngineOptions | None:
-        """The engine's own group of settings."""
+        """Return the engine's own group of settings."""
         return getattr(settings, self.options) if self.options else None
 
     def files_of(self, world_size: int) -> list[str]:
-        """Files that a complete engine folder has beside its config.json."""
+        """Return the files of a complete engine folder besides its config.json."""
         return list(dict.fromkeys(name.format(rank=rank) for rank in range(world_size) for name in self.files))
 
 
 def load_function(place: str) -> Callable[..., Any]:
-    """Import what "module:function" names."""
+    """Import a function given as "module:function"."""
     module, _, function = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found

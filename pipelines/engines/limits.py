@@ -1,7 +1,7 @@
-"""What an engine was built for, read from its own config.json; every limit in a repository comes from here.
+"""Limits of a built engine, read from its config.json; the source of every limit in a Triton repository.
 
 Source of the fields: TensorRT-LLM 1.2 `EngineConfig` (`builder.py`) and `PretrainedConfig` (`modeling_utils.py`). An
-engine of this project's OpenVINO flavour has the same file plus the key `engine`.
+OpenVINO engine of this project has the same file plus the key `engine`.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 FEATURES = ("max_draft_len", "max_lora_rank", "lora_modules")
 LOGITS_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
-REBUILD = "Build the engine again: make build"
+REBUILD = "Rebuild the engine: make build"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """One engine.
+    """Limits and features that one engine was built with.
 
     Attributes:
         flavour: name of the engine, see `pipelines.engines.registry`.
-        version: of OpenVINO or TensorRT-LLM that built it; no other version may run it.
+        version: version of OpenVINO or TensorRT-LLM that built it; no other version may run it.
         architecture: Hugging Face's class name.
-        dtype: of activations, e.g. "bfloat16".
+        dtype: type of activations, e.g. "bfloat16".
         logits_dtype: "float32", "float16" or "bfloat16".
-        quant_algo: e.g. "FP8"; None is 16 bit.
-        vocab_size: tokens.
+        quant_algo: quantization, e.g. "FP8"; None means 16 bit.
+        vocab_size: tokens in the vocabulary.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
-        world_size: ranks in all.
-        max_batch_size: requests scheduled together.
+        world_size: total number of ranks.
+        max_batch_size: most requests scheduled together.
         max_input_len: longest prompt, tokens.
-        max_seq_len: prompt and output, tokens.
-        max_num_tokens: tokens of all requests in one iteration.
-        max_beam_width: beams.
+        max_seq_len: longest prompt plus output, tokens.
+        max_num_tokens: most tokens of all requests in one iteration.
+        max_beam_width: most beams per request.
         gather_context_logits: whether it can return the logits of the prompt.
-        gather_generation_logits: whether it can return the logits of the answer.
-        paged_context_fmha: what chunked context and KV reuse need; None where the engine does not say.
-        max_draft_len: tokens of a guess that it checks at once; 0 checks none.
-        max_lora_rank: of an adapter; 0 was built for none.
-        lora_modules: linears that an adapter may change, by TensorRT-LLM's names.
+        gather_generation_logits: whether it can return the logits of the output.
+        paged_context_fmha: feature required by chunked context and KV reuse; None if the engine does not record it.
+        max_draft_len: draft tokens that it verifies at once; 0 means no speculative decoding.
+        max_lora_rank: largest rank of an adapter; 0 means built without LoRA.
+        lora_modules: linear layers that an adapter may change, by TensorRT-LLM's names.
     """
 
     flavour: str
@@ -78,7 +78,7 @@ class EngineLimits:
         """Read an engine folder.
 
         Raises:
-            UserError: every fault at once: it is no engine folder, a limit is absent or no number, a rank is missing.
+            UserError: all faults at once: not an engine folder, a limit missing or not a number, a rank missing.
         """
         raw = _read(engine_dir / CONFIG)
         pretrained, build = _block(raw, "pretrained_config", engine_dir), _block(raw, "build_config", engine_dir)
@@ -119,22 +119,22 @@ class EngineLimits:
 
     @property
     def engine(self) -> EngineDescription:
-        """What it is and can do."""
+        """Description of the engine."""
         return ENGINES[self.flavour]
 
     @property
     def logits_type(self) -> str:
-        """Triton's type of the logits, without "TYPE_"."""
+        """Triton's type for the logits, without "TYPE_"."""
         return LOGITS_TYPES[self.logits_dtype]
 
     def as_json(self) -> dict[str, Any]:
-        """For repository.json; features that the engine was not built for are left out."""
+        """Return a JSON object for repository.json, without features that the engine was not built with."""
         found = asdict(self)
         return {name: value for name, value in found.items() if value or name not in FEATURES}
 
 
 def _lora_limits(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """Rank and modules of adapters; an engine names some also when it was built without the plugin."""
+    """Return rank and modules of adapters; an engine lists modules even if it was built without the plugin."""
     if plugins.get("lora_plugin") in (None, "disable", False):
         return 0, ()
     config = build.get("lora_config") or {}
@@ -142,40 +142,42 @@ def _lora_limits(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> tuple[
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """The file as a mapping."""
+    """Read the file as a JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"'{path.parent}' is not an engine folder: it has no {path.name}.",
-            allowed="An engine folder is what `make build` or trtllm-build writes.",
+            allowed="An engine folder is the output of `make build` or trtllm-build.",
             todo="Build it: make build",
         ) from None
     except (UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path} is not valid JSON: {error}.", todo=REBUILD) from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path} holds a {type(raw).__name__}.", allowed="An engine's config.json is a mapping.")
+        raise UserError(
+            f"{path} holds a {type(raw).__name__}.", allowed="An engine's config.json must be a JSON object."
+        )
     return raw
 
 
 def _block(raw: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
-    """One part of the file."""
+    """Return one section of the file."""
     block = raw.get(name)
     if not isinstance(block, dict):
         raise UserError(
             f"{folder / CONFIG} has no '{name}'.",
-            allowed="A checkpoint's or a Hugging Face model's config.json is not an engine's.",
+            allowed="The config.json of a checkpoint or of a Hugging Face model is not that of an engine.",
             todo="Build the engine: make build",
         )
     return block
 
 
 def _size_faults(build: Mapping[str, Any], folder: Path) -> list[Fault]:
-    """Limits that are absent or impossible."""
+    """List limits that are missing or invalid."""
     return [
         Fault(
-            f"{folder / CONFIG} says build_config.{name}={build.get(name)!r}.",
-            "It must be a whole number of at least 1.",
+            f"{folder / CONFIG} has build_config.{name}={build.get(name)!r}.",
+            "It must be an integer of at least 1.",
             REBUILD,
         )
         for name in SIZES
@@ -184,10 +186,10 @@ def _size_faults(build: Mapping[str, Any], folder: Path) -> list[Fault]:
 
 
 def _file_faults(flavour: str, world_size: int, folder: Path) -> list[Fault]:
-    """Files that the engine needs and lacks."""
+    """List files that the engine needs and lacks."""
     known = [engine.name for engine in ENGINES.values() if engine.files]
     if flavour not in known:
-        return [Fault(f"{folder / CONFIG} names the engine flavour '{flavour}'.", f"Known: {', '.join(known)}.")]
+        return [Fault(f"{folder / CONFIG} has engine='{flavour}', which is not known.", f"Known: {', '.join(known)}.")]
     missing = [name for name in ENGINES[flavour].files_of(world_size) if not (folder / name).is_file()]
     if not missing:
         return []

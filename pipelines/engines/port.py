@@ -1,4 +1,4 @@
-"""What the rest of the project knows of an engine; standard library types only."""
+"""Interface of an engine to the rest of the project; standard library types only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class BuildLimits:
-    """Limits an engine is built for, under their trtllm-build names.
+    """Limits that an engine is built for, under their trtllm-build names.
 
     Attributes:
-        max_batch_size: requests scheduled together.
+        max_batch_size: most requests scheduled together.
         max_input_len: longest prompt, tokens.
         max_seq_len: longest prompt + output, tokens.
-        max_num_tokens: tokens of all requests in one iteration.
-        max_beam_width: beams per request.
+        max_num_tokens: most tokens of all requests in one iteration.
+        max_beam_width: most beams per request.
         tokens_per_block: tokens of one paged KV block.
     """
 
@@ -36,11 +36,11 @@ class BuildLimits:
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """What an engine is built for beyond its limits, where it belongs to a GPU, and where its build keeps things.
+    """The GPU that an engine is built for, and folders of its build.
 
     Attributes:
-        gpu: name of the GPU; kernels are tuned for it. Empty where it is not known.
-        sm: its compute capability, e.g. 9.0; no other runs the engine. None where it is not known.
+        gpu: name of the GPU; kernels are tuned for it. Empty if not known.
+        sm: its compute capability, e.g. 9.0; the engine runs on no other. None if not known.
         timing_caches: folder of the timing caches.
         failed_logs: folder for the logs of failed builds.
     """
@@ -53,15 +53,15 @@ class OnGpu:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to generate. Greedy unless `temperature` > 0.
+    """Parameters of generation. Greedy unless `temperature` > 0.
 
     Attributes:
-        max_new_tokens: output tokens at most.
-        stop_token_ids: generation ends after one of these (it is not returned).
-        temperature: 0 is greedy.
-        top_k: 0 is all.
-        top_p: 1 is all.
-        seed: of the sampler.
+        max_new_tokens: most output tokens.
+        stop_token_ids: tokens that end the generation and are not returned.
+        temperature: divides the logits; 0 means greedy.
+        top_k: sample from this many likeliest tokens; 0 means all.
+        top_p: sample from tokens up to this cumulative probability; 1 means all.
+        seed: seed of the sampler.
     """
 
     max_new_tokens: int
@@ -74,7 +74,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one request brought: tokens after the prompt, and why it ended ("stop" or "length")."""
+    """Output of one request: tokens after the prompt, and why it ended ("stop" or "length")."""
 
     token_ids: list[int]
     finish_reason: str
@@ -82,14 +82,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a build wants remembered in the manifest."""
+    """Facts about a build for the manifest."""
 
     engine_bytes: int
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Session(Protocol):
-    """An engine that is loaded and answers. Use as a context manager."""
+    """A loaded engine that generates and scores. Use as a context manager."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -105,7 +105,7 @@ class Session(Protocol):
 
         Args:
             pairs: (context, continuation) token ids; both non-empty.
-            progress: told one unit per pair.
+            progress: advanced by one unit per pair.
 
         Returns:
             per pair, the summed natural-log probability of the continuation and
@@ -115,7 +115,7 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """One engine flavour."""
+    """An engine that can be built and opened."""
 
     name: str
 

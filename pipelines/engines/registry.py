@@ -1,4 +1,4 @@
-"""Every engine there is. Nothing here imports an engine, so that planning stays cheap."""
+"""Registry of all engines. Nothing here imports an engine, so that planning stays cheap."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipelines.host.machine import Machine, library_versions
 
 
 def why_no_tensorrt_engines(machine: Machine) -> str:
-    """Why TensorRT-LLM's package here cannot make or run TensorRT engines; empty where it can.
+    """Explain why the installed TensorRT-LLM cannot build or run TensorRT engines; empty if it can.
 
-    Source: TensorRT-LLM `docs/source/legacy/tensorrt-backend-removal.md`: 1.2 is the last line that has engines.
+    Source: TensorRT-LLM `docs/source/legacy/tensorrt-backend-removal.md`: 1.2 is the last release line with engines.
     """
     if not machine.has_tensorrt_llm:
         return "the Python package tensorrt_llm is not installed"
@@ -25,7 +25,7 @@ def why_no_tensorrt_engines(machine: Machine) -> str:
 
 
 def lacks_for_tensorrt_engines(machine: Machine) -> list[str]:
-    """What this machine lacks to build a TensorRT engine and to run it.
+    """List what this machine lacks to build and run a TensorRT engine.
 
     Source: TensorRT-LLM `commands/build.py`: trtllm-build uses at least one CUDA GPU.
     """
@@ -36,7 +36,7 @@ def lacks_for_tensorrt_engines(machine: Machine) -> list[str]:
 
 
 def lacks_for_llm_api(machine: Machine) -> list[str]:
-    """What this machine lacks to run TensorRT-LLM's LLM API."""
+    """List what this machine lacks to run TensorRT-LLM's LLM API."""
     lacks = [] if machine.gpus else [f"there is no NVIDIA GPU ({machine.no_gpu_reason})"]
     return lacks if machine.has_tensorrt_llm else [*lacks, "the Python package tensorrt_llm is not installed"]
 
@@ -55,7 +55,7 @@ OPENVINO = EngineDescription(
     files=("openvino_model.xml", "openvino_model.bin"),
     chunks_scored_prompts=True,
     memory_model="process",
-    policy="inflight_chunked",  # prompts, in pieces where they do not fit, and tokens share an iteration
+    policy="inflight_chunked",  # prompts (in pieces if they do not fit) and single tokens share an iteration
     server=ServerBackend.PYTHON,
 )
 TENSORRT_LLM = EngineDescription(
@@ -98,10 +98,10 @@ ENGINES = {engine.name: engine for engine in (OPENVINO, TENSORRT_LLM, LLM_API)}
 
 
 def describe(name: str) -> EngineDescription:
-    """The engine of that name.
+    """Return the description of an engine.
 
     Raises:
-        UserError: there is none.
+        UserError: no engine has this name.
     """
     if name not in ENGINES:
         raise UserError(
@@ -113,17 +113,17 @@ def describe(name: str) -> EngineDescription:
 
 
 def with_setting(setting: str) -> EngineDescription | None:
-    """The engine that `engine=` names; None for `auto`."""
+    """Return the engine that `engine=` names; None for `auto`."""
     return next((engine for engine in ENGINES.values() if engine.setting == setting), None)
 
 
 def runs_on_cpu(name: str | None) -> bool:
-    """Whether a result names an engine that computes on the CPU; those of other tools are not known."""
+    """Return whether a result names an engine that computes on the CPU; names from other tools are not known."""
     return name in ENGINES and not ENGINES[name].needs_gpu
 
 
 def runtime_version(name: str) -> str | None:
-    """Version of what would run an engine of this name here, as engines record it; None when it is not here."""
+    """Return the version of the runtime installed here for an engine, as engines record it; None if not installed."""
     engine = describe(name)
     try:
         if engine.version_from:
@@ -135,14 +135,14 @@ def runtime_version(name: str) -> str | None:
 
 
 def open_engine(name: str, **options: Any) -> Engine:
-    """Make the engine called `name`.
+    """Create the engine called `name`.
 
     Args:
         name: a key of `ENGINES`.
-        options: given to the factory; the engine's own names.
+        options: passed to the factory, under the engine's own names.
 
     Raises:
-        UserError: the name is unknown, nothing here runs it, or a package it needs is not installed.
+        UserError: the name is unknown, this project does not run it, or a package it needs is not installed.
     """
     described = describe(name)
     if not described.factory:

@@ -37,7 +37,7 @@ def made(cli):
 
 
 def test_auto_takes_the_gpu_and_says_so(made):
-    assert made.startswith("engine: tensorrt_llm (engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here)")
+    assert made.startswith("engine: tensorrt_llm (engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are available)")
 
 
 def test_progress_is_condensed_from_the_log(made):

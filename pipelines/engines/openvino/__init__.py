@@ -2,6 +2,6 @@
 
 import os
 
-# The plugin keeps compiled kernels itself, bounded (`cpu_memory.KERNEL_CACHE`); oneDNN would keep its own beside them.
-# It reads this when OpenVINO is imported, so it stands before that.
+# The plugin has its own bounded cache of compiled kernels (`cpu_memory.KERNEL_CACHE`); oneDNN would add a second one.
+# oneDNN reads this when OpenVINO is imported, so it must be set first.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")

@@ -1,6 +1,6 @@
-"""What is done to an activation before a quantized product, with the checkpoint's scales.
+"""Quantize the activation of a quantized matrix product, with the checkpoint's scales.
 
-Each format does what ModelOpt's fake quantization and the TensorRT-LLM kernel do:
+Each format follows ModelOpt's fake quantization and the TensorRT-LLM kernel:
     FP8, W4A8   round to E4M3 after dividing by activation_scaling_factor
     INT8 SQ     256 levels of activation_scaling_factor
     NVFP4       blocks of 16: an E4M3 block scale under the tensor's scale, then E2M1
@@ -22,11 +22,11 @@ from pipelines.engines.openvino.weights import WeightStore
 
 
 def quantized_input(store: WeightStore, module: str, x: ov.Node) -> ov.Node:
-    """Return the activation as the product of `module` sees it.
+    """Return the activation as the matrix product of `module` receives it.
 
     Args:
         store: the weights of the checkpoint.
-        module: the linear it is for, e.g. "transformer.layers.0.mlp.fc".
+        module: the linear layer that uses it, e.g. "transformer.layers.0.mlp.fc".
         x: float32 [..., I].
     """
     config = store.checkpoint.config
@@ -40,7 +40,7 @@ def quantized_input(store: WeightStore, module: str, x: ov.Node) -> ov.Node:
 
 
 def same_input(store: WeightStore, first: str, second: str) -> bool:
-    """Return whether two linears of the same activation also share every activation scale."""
+    """Return whether two linear layers with the same activation also share every activation scale."""
     names = [
         (f"{first}.{leaf}", f"{second}.{leaf}") for leaf in ("prequant_scaling_factor", "activation_scaling_factor")
     ]

@@ -1,8 +1,8 @@
 """One pipeline for the model, and one for the model with each LoRA adapter.
 
 openvino_genai gives all sequences of a pipeline the same weights, so each adapter has a pipeline, with its own copy of
-the compiled model and its own KV cache; the scheduler steps those that have something to do in turn. KV caches are
-virtual memory until their blocks are first used.
+the compiled model and its own KV cache; the scheduler steps those that have work in turn. KV caches are virtual memory
+until their blocks are first used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.engines.openvino.serving_stats import KvLedger
 
 
 class AdapterPipeline:
-    """The pipeline of the model, or of the model with one LoRA adapter, and the KV blocks it has promised."""
+    """The pipeline of the model, or of the model with one LoRA adapter, and the KV blocks reserved in it."""
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
         """Load the model."""
@@ -37,18 +37,18 @@ class AdapterPipeline:
         self._reserved = 0
 
     def fits(self, request: GenerationRequest) -> bool:
-        """Whether all blocks a request may come to need are free; one always fits into an empty cache."""
+        """Return whether all blocks that a request may need are free; one request always fits into an empty cache."""
         return not self._reserved or self._reserved + self._blocks_at_most(request) <= self.max_blocks
 
     def reserve(self, request: GenerationRequest) -> None:
-        """Promise the blocks."""
+        """Reserve the blocks of a sequence."""
         self._reserved += self._blocks_at_most(request)
 
     def start(self, sequence: Sequence, number: int) -> None:
-        """Hand a sequence over.
+        """Start a sequence.
 
         Raises:
-            RuntimeError: the engine refuses the combination.
+            RuntimeError: the engine rejects the combination of options.
         """
         sequence.draft.per_iteration = self._guesses
         prompt = ov.Tensor(sequence.request.prompt.reshape(1, -1))
@@ -60,12 +60,12 @@ class AdapterPipeline:
         self._pipeline.step()
 
     def release(self, sequence: Sequence) -> None:
-        """Take back what was promised to a sequence that ran."""
+        """Release the reservation of a sequence that ran."""
         self.forget(sequence.request)
         self._ledger.end(sequence)
 
     def forget(self, request: GenerationRequest) -> None:
-        """Take back what was promised to a sequence that did not start."""
+        """Release the reservation of a sequence that did not start."""
         self._reserved -= self._blocks_at_most(request)
 
     @property
@@ -91,24 +91,24 @@ class AdapterPipelines:
         self._by_task: dict[int | None, AdapterPipeline] = {None: AdapterPipeline(folder, options)}
         plain = options.model_copy(
             update={"draft_dir": None}
-        )  # the draft guesses what the model says without an adapter
+        )  # the draft model is meant for the model without an adapter
         for task, adapter in adapters.items():
             self._by_task[task] = AdapterPipeline(replace(folder, adapter=adapter), plain)
 
     def of(self, request: GenerationRequest) -> AdapterPipeline:
-        """Return where a request runs."""
+        """Return the pipeline that runs a request."""
         return self._by_task[request.lora_task_id]
 
     def busy(self, running: Iterable[Sequence]) -> list[AdapterPipeline]:
-        """Return those that have something to do."""
+        """Return the pipelines that have work."""
         tasks = {sequence.request.lora_task_id for sequence in running}
         return [pipeline for task, pipeline in self._by_task.items() if task in tasks]
 
     @property
     def max_blocks(self) -> int:
-        """KV blocks of all together."""
+        """Total number of KV blocks."""
         return sum(pipeline.max_blocks for pipeline in self._by_task.values())
 
     def cache_percent(self, running: Iterable[Sequence]) -> float:
-        """Return how much of all blocks what runs uses; what an idle pipeline reports is of its last iteration."""
+        """Return the percentage of all blocks in use; an idle pipeline would report that of its last iteration."""
         return 100 * sum(pipeline.used_blocks for pipeline in self.busy(running)) / self.max_blocks

@@ -26,11 +26,12 @@ MODEL_FILE, CONFIG_FILE, FLAVOUR = "openvino_model.xml", "config.json", "openvin
 def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
     """Build an engine folder from a checkpoint folder.
 
-    Weights go from the checkpoint's memory map to the file one by one; what is held in memory is the re-packed
-    INT4 weights (their size in the file) and float32 scales.
+    Weights go from the checkpoint's memory map to the file one by one; memory holds only the re-packed INT4 weights
+    (their size in the file) and float32 scales.
 
     Raises:
-        UserError: the checkpoint is damaged or of a kind this engine does not build, or the limits contradict it.
+        UserError: the checkpoint is damaged or of a kind that this engine does not support, or the limits contradict
+            it.
     """
     opened = Checkpoint.open(checkpoint)
     check_limits(limits, opened.config.max_position_embeddings)
@@ -50,7 +51,7 @@ def _save(model: ov.Model, path: Path) -> None:
     """Write the graph and its weights.
 
     Raises:
-        OSError: the disk is full; OpenVINO's own error ("iostream error") does not say so.
+        OSError: the disk is full; OpenVINO's own error ("iostream error") does not mention it.
     """
     try:
         # compress_to_fp16 would round the float32 scales and norms
@@ -62,7 +63,7 @@ def _save(model: ov.Model, path: Path) -> None:
 
 
 def runtime_version() -> str:
-    """The version an engine records and needs, e.g. "2026.4.1-22982-e213a147257-releases/2026/4"."""
+    """Return the version an engine records and requires, e.g. "2026.4.1-22982-e213a147257-releases/2026/4"."""
     return str(ov.get_version())
 
 
@@ -89,7 +90,7 @@ def constant_types(model: ov.Model) -> dict[str, int]:
 
 
 def check_limits(limits: BuildLimits, max_positions: int) -> None:
-    """Refuse limits no run could honour.
+    """Reject limits that no run could satisfy.
 
     Raises:
         UserError: naming the limit.

@@ -1,7 +1,7 @@
-"""Characters that span tokens: which tokens to hold back so that every piece of text is whole.
+"""Hold back tokens of incomplete characters, so that every streamed piece is whole text.
 
-A streamed piece is decoded by itself, so a piece must not end in the middle of a UTF-8 character. Most tokens are whole
-characters; only the ids of those that are not are kept, so an ordinary token costs one look into a dict.
+Each streamed piece is decoded on its own, so it must not end in the middle of a UTF-8 character. Most tokens are whole
+characters; only the ids of the others are stored, so an ordinary token costs one dict look-up.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 MAX_CHARACTER = 4
-"""Bytes of the longest UTF-8 character."""
+"""Length of the longest UTF-8 character, bytes."""
 
 
 class PartialCharacters:
-    """Knows the bytes of the tokens that are not whole characters."""
+    """The bytes of all tokens that are not whole characters."""
 
     def __init__(self, partial: Mapping[int, bytes]) -> None:
-        """Take token id -> bytes, for tokens whose bytes are no valid UTF-8."""
+        """Take token id -> bytes, for tokens whose bytes are not valid UTF-8."""
         self._partial = dict(partial)
 
     @classmethod
     def none(cls) -> PartialCharacters:
-        """Know of no such tokens: nothing is ever held back."""
+        """Return an instance without such tokens, which never holds anything back."""
         return cls({})
 
     @classmethod
@@ -32,7 +32,7 @@ class PartialCharacters:
         """Read tokenizer.json of a folder.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the folder has none.
         """
         raw = json.loads((tokenizer_dir / "tokenizer.json").read_text(encoding="utf-8"))
         vocab = raw["model"]["vocab"]
@@ -45,7 +45,7 @@ class PartialCharacters:
         return len(self._partial)
 
     def whole(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens end with a whole character; the rest waits for more."""
+        """Return how many leading tokens end with a complete character; the rest must wait for more."""
         if not tokens or tokens[-1] not in self._partial:
             return len(tokens)
         start = len(tokens) - 1
@@ -60,12 +60,12 @@ class PartialCharacters:
 
 
 def _opens(piece: bytes) -> bool:
-    """Whether some byte of it starts a character."""
+    """Return whether any of the bytes starts a character."""
     return any(byte & 0xC0 != 0x80 for byte in piece)
 
 
 def _cut(piece: bytes) -> bool:
-    """Whether its last character lacks bytes; invalid bytes do not count, as waiting would not mend them."""
+    """Return whether the last character is incomplete; invalid bytes do not count, as waiting would not help."""
     for back in range(1, min(len(piece), MAX_CHARACTER - 1) + 1):
         byte = piece[-back]
         if byte & 0xC0 == 0x80:
@@ -76,7 +76,7 @@ def _cut(piece: bytes) -> bool:
 
 
 def _byte_fallback(words: Mapping[str, int]) -> dict[int, bytes]:
-    """SentencePiece's byte tokens, spelled <0xE2>."""
+    """Return the bytes of SentencePiece's byte tokens, which are spelled like <0xE2>."""
     found = {}
     for word, token in words.items():
         if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
@@ -87,7 +87,7 @@ def _byte_fallback(words: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
-    """Byte-level BPE, where every character of a token stands for one byte."""
+    """Return the bytes of byte-level BPE tokens, where every character stands for one byte."""
     table = _byte_of_character()
     found = {}
     for word, token in words.items():
@@ -102,7 +102,7 @@ def _byte_level(words: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and on, in order."""
+    """Return GPT-2's alphabet: printable Latin-1 stands for itself, U+0100 onwards for the other bytes, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table: dict[str, int] = {chr(byte): byte for byte in printable}
     others: list[Any] = [byte for byte in range(0x100) if byte not in set(printable)]

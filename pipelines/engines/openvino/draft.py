@@ -1,4 +1,4 @@
-"""A draft model for speculative decoding: whether it fits, and what openvino_genai wants to see of it."""
+"""Draft models for speculative decoding: check that one fits, and prepare its folder for openvino_genai."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TOKENIZER_FILE = "openvino_tokenizer.xml"
 
 
 def check_draft(target: EngineFolder, draft: EngineFolder) -> None:
-    """Refuse a draft model that cannot guess for this engine.
+    """Reject a draft model that does not fit this engine.
 
     Raises:
-        UserError: it speaks of other tokens, or its sequences are shorter.
+        UserError: its vocabulary differs, or its sequences are shorter.
     """
     ours, theirs = target.config.vocab_size, draft.config.vocab_size
     if ours != theirs:
@@ -30,16 +30,16 @@ def check_draft(target: EngineFolder, draft: EngineFolder) -> None:
     if draft.limits.max_seq_len < target.limits.max_seq_len:
         raise UserError(
             f"The draft engine {draft.path} was built with max_seq_len={draft.limits.max_seq_len}.",
-            allowed=f"The engine's {target.limits.max_seq_len} or more.",
+            allowed=f"It must be at least the engine's {target.limits.max_seq_len}.",
         )
 
 
 def with_tokenizer(engine_dir: Path, folder: Path) -> Path:
-    """Make a folder with links to an engine's files and a tokenizer.
+    """Create a folder with links to an engine's files and a tokenizer.
 
-    openvino_genai compares what both tokenizers make of a sentence before it takes a draft model, also when it will get
-    token ids only. Engine folders hold no tokenizer (that the vocabularies are equal is `check_draft`'s business), so
-    it gets one that makes a single token of any text.
+    openvino_genai compares how both tokenizers encode a sentence before it accepts a draft model, even if it will only
+    get token ids. Engine folders hold no tokenizer (`check_draft` makes sure that the vocabularies are equal), so it
+    gets one that turns any text into a single token.
     """
     folder.mkdir()
     for file in (MODEL_FILE, Path(MODEL_FILE).with_suffix(".bin").name):

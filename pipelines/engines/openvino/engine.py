@@ -1,4 +1,4 @@
-"""The engine flavour `openvino`."""
+"""The engine `openvino`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OpenVinoEngine:
     name = "openvino"
 
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
-        """Take run-time options; they do not change what `build` writes."""
+        """Take run-time options; they do not affect what `build` writes."""
         self._options = options or OpenVinoOptions()
 
     def build(self, checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
@@ -31,5 +31,5 @@ class OpenVinoEngine:
 
 
 def make_engine(**options: Any) -> OpenVinoEngine:
-    """Make the engine from options by name; see `OpenVinoOptions`."""
+    """Create the engine from options by name; see `OpenVinoOptions`."""
     return OpenVinoEngine(OpenVinoOptions.judged(options, "engine.openvino."))

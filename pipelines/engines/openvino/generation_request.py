@@ -1,4 +1,4 @@
-"""A request for one prompt, and what the model allows in it."""
+"""A generation request for one prompt, and the model's limits on it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class GenerationRequest:
 
     Attributes:
         prompt: token ids, int64 [T].
-        max_tokens: output tokens at most.
-        min_tokens: before so many output tokens `end_id` cannot come.
-        end_id: ends the generation and is not returned; -1 is none.
+        max_tokens: most output tokens.
+        min_tokens: output tokens before which `end_id` cannot be chosen.
+        end_id: token that ends the generation and is not returned; -1 means none.
         pad_id: fills the shorter beams of a response.
         stop_words: token sequences that end the generation; they are returned.
         bad_words: token sequences that are never generated.
         temperature: divides the logits.
-        top_k: 0 is all.
-        top_p: 0 is off.
-        seed: of the sampler.
-        repetition_penalty: on tokens of prompt and output; 1 is none.
-        presence_penalty: once for every token of the output; 0 is none.
-        frequency_penalty: for every occurrence in the output; 0 is none.
-        beam_width: 1 is no beam search.
+        top_k: sample from this many likeliest tokens; 0 means all.
+        top_p: sample from tokens up to this cumulative probability; 0 means off.
+        seed: seed of the sampler.
+        repetition_penalty: penalty on tokens of prompt and output; 1 means none.
+        presence_penalty: penalty applied once to every token of the output; 0 means none.
+        frequency_penalty: penalty for every occurrence in the output; 0 means none.
+        beam_width: number of beams; 1 means no beam search.
         length_penalty: beams are ranked by log probability / length ** length_penalty.
-        early_stopping: beam search ends with beam_width finished candidates.
-        num_return_sequences: answers to the prompt; 0 is not given, which is one, or all beams.
-        bias: added to the logits, float32 [V]; None is none.
-        streaming: a response for every new part of the answer.
-        exclude_input: leave the prompt out of the answer.
-        lora_task_id: which adapter changes the model; None is none.
+        early_stopping: whether beam search ends once there are beam_width finished candidates.
+        num_return_sequences: outputs for the prompt; 0 means not given: one, or all beams.
+        bias: added to the logits, float32 [V]; None means none.
+        streaming: whether to send a response for every new part of the output.
+        exclude_input: whether to leave the prompt out of the output.
+        lora_task_id: id of the LoRA adapter to use; None means none.
         log_probs, context_logits, generation_logits, perf_metrics, num_input_tokens, num_output_tokens: extra outputs.
     """
 
@@ -72,27 +72,28 @@ class GenerationRequest:
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn; otherwise the likeliest one is taken."""
+        """Whether tokens are sampled; otherwise the likeliest one is chosen."""
         return self.temperature > 0 and self.top_k != 1 and (self.top_k > 1 or self.top_p > 0)
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the engine's own scheduler cannot do it, because it neither shows nor changes logits."""
+        """Whether the engine's own scheduler cannot serve it, because that neither exposes nor changes logits."""
         return self.bias is not None or bool(self.bad_words) or self.context_logits or self.generation_logits
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the model and its configuration allow.
+    """Limits of a model and its configuration on requests.
 
     Attributes:
-        vocab_size: token ids are below.
-        max_beam_width: of the engine.
-        exclude_input: for requests that do not say.
+        vocab_size: token ids are below this.
+        max_beam_width: largest beam width of the engine.
+        exclude_input: default for requests that do not specify it.
         decoupled: whether several responses to one request are possible.
         lora_tasks: ids of the LoRA adapters.
-        draft_model: whether one guesses for requests without an adapter.
-        fold_ids: take token ids beyond the vocabulary modulo its size, for load generators that send random numbers.
+        draft_model: whether a draft model serves requests without an adapter.
+        fold_ids: whether to take token ids beyond the vocabulary modulo its size, for load generators that send random
+            numbers.
     """
 
     vocab_size: int

@@ -5,8 +5,8 @@ Output: logits [B, T, V], float32. Two Variables per layer hold the K and V of t
 head size]; `beam_idx` gathers their batch rows, so a state of batch 1 can be spread over a batch.
 
 openvino_genai turns exactly this pattern (ReadValue, Gather, Concat, broadcast to query heads, SDPA, Assign) into
-paged attention. Linears carry Hugging Face module names, which LoRA adapters are matched by; every other node is named
-after the part of the model that it belongs to.
+paged attention. Linear layers carry Hugging Face module names, by which LoRA adapters find them; every other node is
+named after the part of the model it belongs to.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Graph inputs and what every layer derives from them.
+    """Graph inputs, and values derived from them for all layers.
 
     Attributes:
-        beam_idx: [B].
-        batch: scalar-in-a-vector [1], the batch size.
-        mask: additive [B, 1, T, P + T].
+        beam_idx: batch row that each row continues, [B].
+        batch: the batch size as a vector [1].
+        mask: additive attention mask [B, 1, T, P + T].
         cos: [B, 1, T, head size]; sin likewise.
     """
 
@@ -60,17 +60,17 @@ class _Inputs:
 
 
 class GraphBuilder:
-    """Builds the graph of one checkpoint; keep it alive until the model is saved (it owns constant buffers)."""
+    """Builds the graph of one checkpoint; keep it alive until the model is saved, as it owns constant buffers."""
 
     def __init__(self, checkpoint: Checkpoint, layer_done: Callable[[float], None]) -> None:
-        """Check that the model is one this builder knows.
+        """Check that this builder supports the model.
 
         Args:
             checkpoint: an open checkpoint.
             layer_done: called with 1 after each decoder layer.
 
         Raises:
-            UserError: the architecture, the activation function or an attention feature is not built here.
+            UserError: the architecture, the activation function or an attention feature is not supported.
         """
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._store = WeightStore(checkpoint)
@@ -80,7 +80,7 @@ class GraphBuilder:
         check_supported(checkpoint)
 
     def build(self) -> ov.Model:
-        """Return the stateful model; see the head of the module for its inputs and output."""
+        """Return the stateful model; see the module docstring for its inputs and output."""
         ids = _input("input_ids", [-1, -1], ov.Type.i64)
         attention_mask = _input("attention_mask", [-1, -1], ov.Type.i64)
         position_ids = _input("position_ids", [-1, -1], ov.Type.i64)
@@ -165,7 +165,7 @@ class GraphBuilder:
         return product
 
     def _norm(self, module: str, name: str, x: ov.Node) -> ov.Node:
-        """RMSNorm; the checkpoint holds Gemma's weight as 1 + w already."""
+        """Apply RMSNorm; the checkpoint already holds Gemma's weight as 1 + w."""
         squares = op.reduce_mean(op.power(x, np.float32(2)), np.array([-1], dtype=np.int64), keep_dims=True)
         root = op.sqrt(op.add(squares, np.float32(self._config.norm_epsilon)))
         normed = op.multiply(x, op.divide(np.float32(1), root))
@@ -179,12 +179,12 @@ class GraphBuilder:
         return named(op.cos(both), "rotary.cos"), named(op.sin(both), "rotary.sin")
 
     def _heads(self, name: str, x: ov.Node) -> ov.Node:
-        """[B, T, heads * head size] -> [B, heads, T, head size]."""
+        """Reshape [B, T, heads * head size] -> [B, heads, T, head size]."""
         split = op.reshape(x, np.array([0, 0, -1, self._config.head_size], dtype=np.int64), special_zero=True)
         return named(op.transpose(split, np.array([0, 2, 1, 3], dtype=np.int64)), f"{name}.heads")
 
     def _kv_rounded(self, attention: str, name: str, x: ov.Node) -> ov.Node:
-        """Round K or V to the 8-bit cache's values: the one scale the GPU engine uses for both."""
+        """Round K or V to the values of the 8-bit cache, with the one scale that the GPU engine uses for both."""
         quantizers = {KvFormat.FP8: to_fp8, KvFormat.INT8: to_int8}
         quantize = quantizers.get(self._config.kv_format)
         if quantize is None:
@@ -209,7 +209,7 @@ class GraphBuilder:
         return joined
 
     def _repeated(self, x: ov.Node) -> ov.Node:
-        """Give each query head its KV head: [B, KV, S, D] -> [B, heads, S, D]."""
+        """Repeat KV heads for each query head: [B, KV, S, D] -> [B, heads, S, D]."""
         kv_heads = self._config.num_key_value_heads
         repeats = self._config.num_attention_heads // kv_heads
         if repeats == 1:
@@ -221,7 +221,7 @@ class GraphBuilder:
 
 
 def check_supported(checkpoint: Checkpoint) -> None:
-    """Refuse models whose arithmetic this graph does not have.
+    """Reject models whose arithmetic this graph does not implement.
 
     Raises:
         UserError: naming the feature and its value.
@@ -230,21 +230,22 @@ def check_supported(checkpoint: Checkpoint) -> None:
     built = [name for name, family in FAMILIES.items() if family.cpu_engine]
     if config.architecture not in built:
         raise UserError(
-            f"engine=openvino does not build {config.architecture}.",
+            f"{config.architecture} is not supported by engine=openvino.",
             allowed=f"It builds {', '.join(built)}.",
             todo="Use engine=tensorrt_llm for this model.",
         )
     if config.hidden_act not in _ACTS:
         raise UserError(
-            f"engine=openvino does not know hidden_act='{config.hidden_act}'.", allowed=f"Known: {', '.join(_ACTS)}."
+            f"hidden_act='{config.hidden_act}' is not supported by engine=openvino.",
+            allowed=f"Known: {', '.join(_ACTS)}.",
         )
     for key in _NOT_BUILT:
         if config.raw.get(key):
-            raise UserError(f"engine=openvino does not build {key}={config.raw[key]}.")
+            raise UserError(f"{key}={config.raw[key]} is not supported by engine=openvino.")
     if config.raw.get("position_embedding_type", "rope_gpt_neox") != "rope_gpt_neox":
         raise UserError(
-            f"engine=openvino does not build position_embedding_type='{config.raw['position_embedding_type']}'.",
-            allowed="It builds rope_gpt_neox.",
+            f"position_embedding_type='{config.raw['position_embedding_type']}' is not supported by engine=openvino.",
+            allowed="It supports rope_gpt_neox.",
         )
     if FORMATS[config.qformat].weights.stored is None:
         return
@@ -262,7 +263,7 @@ def _input(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
 
 
 def _dims(node: ov.Node, axis: int) -> ov.Node:
-    """Size of one dimension as a vector of length 1, i64."""
+    """Return the size of one dimension as a vector of length 1, i64."""
     return op.gather(op.shape_of(node), np.array([axis], dtype=np.int64), np.int64(0))
 
 
@@ -285,7 +286,7 @@ def _channels(x: ov.Node, start: int, stop: int) -> ov.Node:
 
 
 def _causal_mask(ids: ov.Node, attention_mask: ov.Node) -> ov.Node:
-    """0 where a token may look, -inf-like where not: later tokens and padding."""
+    """Return a mask of 0 where a token may attend, and about -inf where not: later tokens and padding."""
     tokens, total = _dims(ids, 1), _dims(attention_mask, 1)
     zero, one = np.int64(0), np.int64(1)
     column = op.range(zero, op.squeeze(total, zero), one, "i64")

@@ -1,4 +1,4 @@
-"""One sequence in openvino_genai's pipeline: its settings, and what an iteration brought."""
+"""Sequences in openvino_genai's pipeline: translate their settings, and read the output of an iteration."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TOO_SMALL = "The KV cache is too small for the request. Raise max_tokens_in_page
 
 
 def pipeline_config(sequence: Sequence) -> genai.GenerationConfig:
-    """Translate a request.
+    """Translate a request to openvino_genai's settings.
 
     Raises:
-        RuntimeError: the engine refuses the combination.
+        RuntimeError: the engine rejects the combination of options.
     """
     request = sequence.request
     config = genai.GenerationConfig()
     config.max_new_tokens = request.max_tokens
-    # genai always wants an end token: without one it is told to ignore the one it gets
+    # genai requires an end token: if the request has none, genai gets one and ignores it
     config.ignore_eos = request.end_id < 0
     config.eos_token_id = max(0, request.end_id)
     config.stop_token_ids = {config.eos_token_id}
@@ -58,19 +58,19 @@ def _sampling(config: genai.GenerationConfig, sequence: Sequence) -> None:
 
 
 def nothing_more(sequence: Sequence, error: str = "") -> StepOutput:
-    """Return the end of a sequence without further tokens."""
+    """Return the final output of a sequence, without further tokens."""
     beams = sequence.request.beam_width
     return StepOutput([[] for _ in range(beams)], [[] for _ in range(beams)], ended=True, error=error)
 
 
 class HandleReader:
-    """Turns what a handle offers after an iteration into a `StepOutput`."""
+    """Turns the output of a handle after an iteration into a `StepOutput`."""
 
     def read(self, sequence: Sequence, now: int) -> StepOutput | None:
-        """Return what is new, or None.
+        """Return the new output, or None.
 
         Args:
-            sequence: with a handle.
+            sequence: a sequence with a handle.
             now: when the iteration ended, ns.
         """
         handle = sequence.handle
@@ -82,12 +82,12 @@ class HandleReader:
         return self._finished(sequence, now)
 
     def abandon(self, sequence: Sequence) -> StepOutput:
-        """Cancel a sequence; return the end with what it has. A cancelled handle can no longer be read."""
+        """Cancel a sequence; return its final output with the tokens so far. Afterwards the handle cannot be read."""
         if sequence.request.beam_width > 1:
             sequence.handle.cancel()
             return nothing_more(sequence)
         step = StepOutput()
-        # not read_all: of a sequence that still runs it waits for the rest, which only this thread could bring
+        # not read_all: for a running sequence it waits for the rest, which only this thread could produce
         while sequence.handle.can_read():
             step.add(self._step_output(sequence, next(iter(sequence.handle.read().values()))))
         sequence.handle.cancel()
@@ -132,7 +132,10 @@ class HandleReader:
         return self._complete(sequence, step)
 
     def _cut_at_stop_word(self, sequence: Sequence, step: StepOutput) -> bool:
-        """Whether a stop word ends within the new tokens; with a draft model, more tokens may have come after it."""
+        """Cut after a stop word that ends within the new tokens, and return whether there was one.
+
+        With a draft model, more tokens may have followed it.
+        """
         end = sequence.stop_word_end(len(step.rows[0]))
         if end is None:
             return False

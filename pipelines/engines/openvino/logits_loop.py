@@ -1,7 +1,7 @@
-"""Requests that need logits: embedding bias, bad words, returned logits.
+"""Serve requests that need logits: embedding bias, bad words, returned logits.
 
-The paged pipeline neither shows nor changes logits, so these run beside it, on a thread of their own: one token per
-sequence and round, each sequence with a KV state of its own. Slower per token, and the others are not held up.
+The paged pipeline neither exposes nor changes logits, so these run beside it in their own thread: one token per
+sequence and round, each sequence with its own KV state. This is slower per token but does not delay other requests.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pipelines.engines.openvino.stateful import StatefulModel, StatefulSequence
 log = logging.getLogger(__name__)
 
 MAX_TOGETHER = 8
-"""Sequences that run at the same time; each holds its KV state outside of the paged cache."""
+"""Most sequences that run at the same time; each holds its KV state outside the paged cache."""
 
 MAX_LOGITS_BYTES = GIB
-"""Logits one request may ask back."""
+"""Most logits that one request may have returned, bytes."""
 
 
 class _RunningSequence:
-    """One sequence under way."""
+    """One running sequence."""
 
     def __init__(self, sequence: Sequence, model: StatefulModel) -> None:
         self.sequence = sequence
@@ -42,7 +42,7 @@ class _RunningSequence:
         self._gathered = StepOutput()
 
     def advance(self) -> StepOutput | None:
-        """Generate one token; return what is to be sent."""
+        """Generate one token; return the output to send."""
         sequence, request = self.sequence, self.sequence.request
         sequence.stamps.first_scheduled = sequence.stamps.first_scheduled or time.monotonic_ns()
         first = not sequence.stamps.first_token
@@ -61,7 +61,7 @@ class _RunningSequence:
         return None
 
     def stop(self) -> StepOutput:
-        """End it with what there is."""
+        """End the sequence with the tokens so far."""
         self._gathered.ended = True
         return self._gathered
 
@@ -82,7 +82,7 @@ class _RunningSequence:
 
 
 class LogitsLoop:
-    """A thread that runs such requests; it starts, and the graph is compiled, with the first of them."""
+    """A thread for requests that need logits; it starts, and compiles the graph, with the first of them."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class LogitsLoop:
         sender: ResponseSender,
         ended: Callable[[Sequence], None],
     ) -> None:
-        """Take what it works with.
+        """Take the engine and where to report.
 
         Args:
             folder: the engine.
-            options: as for the pipeline.
+            options: the same as for the pipeline.
             adapters: LoRA task id -> adapter.
-            sender: takes what each step brought.
+            sender: receives the output of each step.
             ended: called with every sequence that has ended.
         """
         self._folder, self._options, self._sender, self._finished = folder, options, sender, ended
@@ -112,12 +112,12 @@ class LogitsLoop:
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot."""
+        """Number of sequences without a slot."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Sequences under way."""
+        """Number of running sequences."""
         return len(self._runs)
 
     def submit(self, sequences: list[Sequence]) -> None:
@@ -132,7 +132,7 @@ class LogitsLoop:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread; sequences are left as they are."""
+        """Stop the thread; sequences are left as they are."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -172,10 +172,10 @@ class LogitsLoop:
         return self._models[task]
 
     def _advance(self, run: _RunningSequence) -> bool:
-        """Run one token; return whether the sequence goes on."""
+        """Generate one token; return whether the sequence continues."""
         try:
             step = run.stop() if run.sequence.cancelled else run.advance()
-        except (RuntimeError, ValueError) as error:  # of this sequence only
+        except (RuntimeError, ValueError) as error:  # fails this sequence only
             step = StepOutput(ended=True, error=f"The request failed: {error}")
         if step is not None:
             self._send(run.sequence, step)
@@ -187,13 +187,13 @@ class LogitsLoop:
         self._sender.send(sequence, step)
 
     def _too_much(self, sequence: Sequence) -> str:
-        """Return an error for a request whose logits would not fit into a response."""
+        """Return an error for a request whose logits would be too large for a response."""
         request = sequence.request
         rows = len(request.prompt) * request.context_logits + request.max_tokens * request.generation_logits
         size = rows * self._folder.config.vocab_size * 4
         if size <= MAX_LOGITS_BYTES:
             return ""
         return (
-            f"return_context_logits and return_generation_logits would take {show_bytes(size)}; at most"
-            f" {show_bytes(MAX_LOGITS_BYTES)} are possible. Ask for fewer tokens."
+            f"return_context_logits and return_generation_logits would take {show_bytes(size)}; the limit is"
+            f" {show_bytes(MAX_LOGITS_BYTES)}. Request fewer tokens."
         )

@@ -1,10 +1,10 @@
-"""LoRA adapters of Hugging Face's peft, added to an engine's graph as low-rank branches.
+"""LoRA adapters from Hugging Face's peft, added to an engine's graph as low-rank branches.
 
     y = W x + scaling * B (A x),   A [rank, I], B [O, rank], scaling = lora_alpha / rank (Hu et al., 2021)
 
-The branch is a node of its own and computes in float, so the engine's weights stay packed, and the result is that of
-peft. openvino_genai has adapters too, but only for its own `generate`, not for a scheduler that adds requests at any
-time.
+The branch is a separate node and computes in float, so the engine's weights stay packed and the result equals that of
+peft. openvino_genai supports adapters too, but only in its own `generate`, not for a scheduler that adds requests at
+any time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_qalora": (False, None),
     "use_bdlora": (False, None),
 }
-"""Options of peft that change more than the two matrices -> values that do not."""
+"""Options of peft that change more than the two matrices -> values with which they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """One adapter.
+    """One LoRA adapter.
 
     Attributes:
         path: the folder it was read from.
@@ -60,13 +60,13 @@ class LoraAdapter:
         """Read a folder that peft wrote.
 
         Raises:
-            UserError: it is no LoRA adapter, or of a kind that is more than two matrices per module.
+            UserError: it is not a LoRA adapter, or has more than two matrices per module.
         """
         file = folder / CONFIG_FILE
         if not file.is_file():
             raise UserError(
-                f"{folder} is no LoRA adapter: it lacks {CONFIG_FILE}.",
-                allowed=f"A folder that peft wrote: {CONFIG_FILE} and {WEIGHTS_FILE}.",
+                f"{folder} is not a LoRA adapter: it lacks {CONFIG_FILE}.",
+                allowed=f"It must be a folder written by peft: {CONFIG_FILE} and {WEIGHTS_FILE}.",
             )
         config = json.loads(file.read_text(encoding="utf-8"))
         _check_config(file, config)
@@ -88,7 +88,7 @@ class LoraAdapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank."""
+        """Largest rank of all modules."""
         return max(len(a) for a, _ in self.branches.values())
 
 
@@ -98,12 +98,13 @@ def _check_config(file: Path, config: Mapping[str, Any]) -> None:
     for key, allowed in _NEUTRAL.items():
         if config.get(key) not in allowed:
             raise UserError(
-                f"{file} has {key}={config[key]!r}, which the CPU engine does not have.", allowed=f"{allowed[0]!r}."
+                f"{file} has {key}={config[key]!r}, which is not supported by the CPU engine.",
+                allowed=f"{allowed[0]!r}.",
             )
 
 
 def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """lora_alpha / rank, or / sqrt(rank) for rank-stabilized adapters; patterns override alpha by module."""
+    """Return lora_alpha / rank, or / sqrt(rank) for rank-stabilized adapters; patterns override alpha by module."""
     alpha = float(config["lora_alpha"])
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if module == pattern or module.endswith("." + pattern):
@@ -112,20 +113,21 @@ def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
 
 
 def read_adapters(folder: Path) -> dict[int, LoraAdapter]:
-    """Read `folder/<task id>/` of every adapter, as TensorRT-LLM's lora_prefetch_dir is laid out.
+    """Read every adapter from `folder/<task id>/`, the layout of TensorRT-LLM's lora_prefetch_dir.
 
     Raises:
-        UserError: the folder is missing or empty, or a name in it is no number.
+        UserError: the folder is missing or empty, or a name in it is not a number.
     """
     found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if not found:
         raise UserError(
-            f"lora_prefetch_dir='{folder}' holds no adapters.", allowed="A folder <task id>/ for each of them."
+            f"lora_prefetch_dir='{folder}' holds no adapters.",
+            allowed="It must have a folder <task id>/ for each adapter.",
         )
     for path in found:
         if not path.name.isdecimal():
             raise UserError(
-                f"{path} is no LoRA task id.", allowed="Folders of lora_prefetch_dir are named by whole numbers."
+                f"{path} is not a LoRA task id.", allowed="Folders in lora_prefetch_dir must be named by integers."
             )
     return {int(path.name): LoraAdapter.read(path) for path in found}
 
@@ -134,16 +136,16 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
     """Add the branches to a graph, in place.
 
     Raises:
-        UserError: the checkpoint's format changes activations before its products, or a module is not in the graph or
-            of another size.
+        UserError: the checkpoint's format changes activations before its matrix products, or a module is missing in
+            the graph or has another size.
     """
-    # a format that scales or rounds the activation would reach A
+    # with a format that scales or rounds the activation, A would get the changed one
     if not FORMATS[config.qformat].plain_activations:
         works = ", ".join(name for name, spec in FORMATS.items() if spec.plain_activations)
         raise UserError(
-            f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: its products see an activation"
-            " that was scaled or rounded, and the adapter was trained on the plain one.",
-            allowed=f"Formats with adapters on the CPU engine: {works}.",
+            f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: it scales or rounds activations,"
+            " but the adapter was trained on unchanged ones.",
+            allowed=f"Formats that support adapters on the CPU engine: {works}.",
         )
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     for module, (a, b) in adapter.branches.items():
@@ -158,7 +160,9 @@ def _add_branch(node: ov.Node, a: Array, b: Array, where: str) -> None:
     x = node.input(0).get_source_output()
     wanted = (node.get_output_partial_shape(0)[2].get_length(), x.get_partial_shape()[2].get_length())
     if (b.shape[0], a.shape[1]) != wanted:
-        raise UserError(f"{where} is for [{b.shape[0]}, {a.shape[1]}]; the engine's weight is {list(wanted)}.")
+        raise UserError(
+            f"{where} is for a weight of shape [{b.shape[0]}, {a.shape[1]}]; the engine's is {list(wanted)}."
+        )
     consumers = node.output(0).get_target_inputs()
     name = node.get_friendly_name()
     low = named(op.matmul(x, op.constant(a), transpose_a=False, transpose_b=True), f"{name}.lora_A")

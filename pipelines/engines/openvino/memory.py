@@ -2,15 +2,15 @@
 
     process + weights + KV pool + activations + compiled kernels
 
-What counts is what the kernel calls resident (RSS) of the process that holds the engine once it has run iterations of
-max_num_tokens and of as many other numbers of tokens as it keeps compiled kernels for, and has filled its KV pool; all
-of it stays resident from then on. Mapped pages of libraries and of the engine file count too, although the kernel may
-drop them when memory is short. Triton's python backend comes to the same as a process of one's own within 1 MiB; the
-server's other processes are not counted.
+This is the resident set size (RSS) of the process that holds the engine, once it has run iterations of max_num_tokens
+and of as many other numbers of tokens as it keeps compiled kernels for, and has filled its KV pool; all of this stays
+resident from then on. Mapped pages of libraries and of the engine file count too, although the kernel may drop them
+when memory is short. With Triton's python backend the figure is the same as with a separate process within 1 MiB;
+the server's other processes are not counted.
 
 The constants are measured (OpenVINO 2026.4.1, x86-64, one and two threads; their number does not matter) on random
 Llamas of 15 to 90 M parameters, varied one size at a time: docs/decisions/0015-knowing-the-machine.md. What a
-format costs is in its row of `pipelines.domain.formats`; formats that were not measured have nothing there.
+format costs is in its row of `pipelines.domain.formats`; formats that were not measured have no costs there.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, blocks_of
 Precision = Literal["f32", "bf16"]
 
 USUAL_REQUESTS = 32
-"""Requests of max_seq_len tokens that the paged KV cache has room for when nobody says how large it shall be."""
+"""Requests of max_seq_len tokens that fit into the paged KV cache if its size is not given."""
 ELEMENT_BITS = {"f32": 32, "bf16": 16, "f16": 16, "u8": 8, "u4": 4}
 SCALE_BYTES = 8
-"""A float32 scale and zero point: of keys per channel and block, of values per token and head."""
+"""Bytes of a float32 scale and zero point: for keys per channel and block, for values per token and head."""
 
 KERNEL_CACHE = 512
-"""Entries of each of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own;
+"""Entries in each of the plugin's caches of compiled kernels. Every number of tokens in an iteration has its own;
 unbounded, a server whose prompts differ in length grows by 0.8 MiB with each new number (tiny_gemma, INT4)."""
 
 PROCESS = 45 * MIB
-"""Python with OpenVINO (34 MiB), and what the first inference allocates whatever the model is (11 MiB)."""
+"""Python with OpenVINO (34 MiB), and what the first inference allocates for any model (11 MiB)."""
 LIBRARIES = 78 * MIB
 """Mapped pages of Python, OpenVINO and its kernels."""
 HEAD, EMBEDDING = 6, 2
@@ -45,17 +45,17 @@ HEAD, EMBEDDING = 6, 2
 
 @dataclass(frozen=True, slots=True)
 class CpuSizes:
-    """What decides how much memory the CPU engine needs.
+    """Sizes that determine how much memory the CPU engine needs.
 
     Attributes:
-        shape: of the model.
-        qformat: weights and activations.
+        shape: shape of the model.
+        qformat: format of weights and activations.
         precision: type of the arithmetic.
-        kv_precision: storage of the KV cache.
-        max_num_tokens: tokens of one iteration.
+        kv_precision: storage type of the KV cache.
+        max_num_tokens: most tokens in one iteration.
         max_seq_len: longest prompt + output, tokens.
-        kv_cache_bytes: size of the KV pool as given, or None for the usual one.
-        iterations: different numbers of tokens that iterations have; None is as many as there are.
+        kv_cache_bytes: given size of the KV pool, or None for the default.
+        iterations: number of distinct token counts of iterations; None means every possible one.
     """
 
     shape: ModelShape
@@ -77,16 +77,16 @@ class CpuSizes:
 
 @dataclass(frozen=True, slots=True)
 class CpuMemory:
-    """Where the engine process's memory goes, bytes (modelled).
+    """Memory of the engine's process by use, bytes (modelled).
 
     Attributes:
         process: Python, OpenVINO and the graph.
-        weights: copies as the plugin holds them, widened and packed.
+        weights: the plugin's copies, widened and packed.
         kv_pool: paged KV cache, all blocks used once.
-        activations: of an iteration of max_num_tokens.
-        kernels: compiled for every number of tokens, as many as the plugin keeps.
+        activations: activations of an iteration of max_num_tokens.
+        kernels: compiled kernels for every number of tokens, as many as the plugin keeps.
         mapped: pages of libraries and of the engine file.
-        kv_blocks: of the pool.
+        kv_blocks: number of blocks in the pool.
     """
 
     process: float
@@ -99,7 +99,7 @@ class CpuMemory:
 
     @property
     def own(self) -> float:
-        """What the kernel cannot take back: all but the mapped pages."""
+        """Memory that the kernel cannot reclaim: all but the mapped pages."""
         return self.process + self.weights + self.kv_pool + self.activations + self.kernels
 
     @property
@@ -114,7 +114,7 @@ class CpuMemory:
 
 
 def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str) -> int:
-    """Bytes of one block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
+    """Return bytes per block of the paged KV cache: 2 (K, V) x layers x KV heads x 32 tokens x head bytes, and scales.
 
     Gemma 2B at f32: 2 * 18 * 1 * 32 * 256 * 4 = 1,179,648.
     """
@@ -125,13 +125,13 @@ def kv_block_bytes(layers: int, kv_heads: int, head_size: int, *, precision: str
 
 
 def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
-    """Blocks of the paged KV cache.
+    """Return the number of blocks in the paged KV cache.
 
     Args:
-        block_bytes: of one block.
+        block_bytes: size of one block.
         max_seq_len: longest prompt + output, tokens.
-        given: bytes that were asked for; None is room for 32 requests of max_seq_len tokens, at most 1 GiB and at
-            least one request.
+        given: requested size in bytes; None means room for 32 requests of max_seq_len tokens, but at most 1 GiB and
+            at least one request.
     """
     if given is not None:
         return given // block_bytes
@@ -140,7 +140,7 @@ def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
 
 
 def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
-    """Resident memory of the engine's process at full load; None for a format whose costs were not measured."""
+    """Return the resident memory of the engine's process at full load; None for a format that was not measured."""
     cost = FORMATS[sizes.qformat].cpu
     if cost is None:
         return None

@@ -1,7 +1,7 @@
 """Names of graph nodes.
 
-OpenVINO numbers a node that has no name by how many nodes the process has made before it ("Multiply_1042"), and writes
-that number into the engine file. Equal engines must have equal bytes, so every node gets a name here.
+OpenVINO numbers an unnamed node by the count of nodes the process has created before ("Multiply_1042"), and writes that
+number into the engine file. Equal engines must have equal bytes, so every node gets a name here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import openvino as ov
 
 
 def named(node: ov.Node, name: str) -> ov.Node:
-    """Name a node, and after it every node that it is made of; nodes that have a name keep it.
+    """Name a node, and derive names for its unnamed inputs; nodes that have a name keep it.
 
     Args:
         node: the last node of one step of the graph, e.g. the sum that ends a rotation.
-        name: where and what, e.g. "model.layers.0.self_attn.q_rotated"; the nodes behind it become
+        name: place and meaning, e.g. "model.layers.0.self_attn.q_rotated"; the nodes behind it become
             "<name>.Multiply", "<name>.Multiply.2", "<name>.Constant" and so on.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How the OpenVINO engine runs; nothing here changes what is built."""
+"""Run-time options of the OpenVINO engine; none of them affects what is built."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipelines.settings.engine import OpenVinoSettings
 
 
 class OpenVinoOptions(OpenVinoSettings):
-    """The settings under `engine.openvino`, and what other groups say about running the engine.
+    """The settings under `engine.openvino`, and settings of other groups that affect how the engine runs.
 
     Attributes:
         enable_prefix_caching: reuse KV blocks of equal prompt prefixes (TensorRT-LLM: enable_kv_cache_reuse).
         enable_chunked_context: split prompts longer than max_num_tokens over several iterations.
         attention_window: tokens of a sequence that the KV cache keeps while it generates (TensorRT-LLM:
-            max_attention_window_size); None is all. See `window`.
-        sink_tokens: of them, tokens of the beginning that always stay (TensorRT-LLM: sink_token_length).
-        draft_dir: engine folder of a draft model, whose guesses this engine checks; None is none.
-        num_draft_tokens: guesses per iteration and sequence.
+            max_attention_window_size); None means all. See `window`.
+        sink_tokens: how many of these are the first tokens, which always stay (TensorRT-LLM: sink_token_length).
+        draft_dir: engine folder of a draft model, whose tokens this engine verifies; None means none.
+        num_draft_tokens: draft tokens per iteration and sequence.
     """
 
     enable_prefix_caching: bool = True
@@ -31,10 +31,10 @@ class OpenVinoOptions(OpenVinoSettings):
     num_draft_tokens: Positive = 4
 
     def eviction(self, max_seq_len: int) -> Eviction | None:
-        """Return what of a sequence leaves the KV cache while it generates, or None; see `window`.
+        """Return which tokens of a sequence the KV cache keeps while it generates, or None for all; see `window`.
 
         Raises:
-            UserError: the window is not possible.
+            UserError: the engine does not support the window.
         """
         return eviction_of(
             self.attention_window,

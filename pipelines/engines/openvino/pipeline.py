@@ -26,11 +26,11 @@ from pipelines.host.machine import native_bf16
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
-    """Load the pipeline on token ids; it needs no tokenizer.
+    """Load the pipeline for token ids; it needs no tokenizer.
 
     Raises:
-        UserError: the KV cache cannot hold one request of max_seq_len tokens, this processor cannot keep it in the type
-            that was asked for, the window is not possible, or the draft model does not fit.
+        UserError: the KV cache cannot hold one request of max_seq_len tokens, this processor does not support its
+            type, the engine does not support the window, or the draft model does not fit.
     """
     precision = kv_precision(folder.config, options)
     _check_precision(precision)
@@ -40,21 +40,21 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
         raise UserError(
             f"engine.openvino.kv_cache_bytes={options.kv_cache_bytes} holds {blocks * KV_BLOCK_TOKENS} tokens at"
             f" {precision}; one request may have max_seq_len={folder.limits.max_seq_len}.",
-            todo=f"Give at least {needed} bytes ({show_bytes(needed)}).",
+            todo=f"Set at least {needed} bytes ({show_bytes(needed)}).",
         )
     scheduler, chosen = _scheduler(folder, options, blocks), properties(options, precision)
     if options.draft_dir is not None:
         return _with_draft(folder, options, scheduler, chosen)
     if folder.adapter is None:
         return genai.ContinuousBatchingPipeline(str(folder.path), scheduler, "CPU", chosen)
-    # The pipeline reads a folder. What it maps stays there for it after the folder is gone.
+    # The pipeline reads a folder. Its memory maps stay valid after the folder is gone.
     with tempfile.TemporaryDirectory(prefix="pipelines-lora-") as scratch:
         ov.save_model(folder.read_model(), Path(scratch) / MODEL_FILE, compress_to_fp16=False)
         return genai.ContinuousBatchingPipeline(scratch, scheduler, "CPU", chosen)
 
 
 def _check_precision(precision: str) -> None:
-    """Refuse a bf16 cache where the plugin's attention has none."""
+    """Reject a bf16 cache if the plugin's attention does not support it on this processor."""
     if precision == "bf16" and not native_bf16():
         raise UserError(
             "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
@@ -68,12 +68,12 @@ def _scheduler(folder: EngineFolder, options: OpenVinoOptions, blocks: int) -> g
     scheduler.max_num_seqs = folder.limits.max_batch_size
     scheduler.cache_size, scheduler.num_kv_blocks = 0, blocks
     scheduler.enable_prefix_caching = options.enable_prefix_caching
-    # one iteration holds prompts and single tokens together, as TensorRT-LLM's in-flight batching does
+    # one iteration mixes prompts and single tokens, as in TensorRT-LLM's in-flight batching
     scheduler.dynamic_split_fuse = True
     eviction = options.eviction(folder.limits.max_seq_len)
     if eviction is not None:
         scheduler.use_cache_eviction = True
-        # positions stay those of the text: max_seq_len bounds them, so none is beyond what the model was trained for
+        # positions remain those in the text: max_seq_len bounds them, so none exceeds what the model was trained for
         scheduler.cache_eviction_config = genai.CacheEvictionConfig(
             eviction.start, eviction.recent, eviction.total, genai.AggregationMode.NORM_SUM, apply_rotation=False
         )
@@ -83,7 +83,7 @@ def _scheduler(folder: EngineFolder, options: OpenVinoOptions, blocks: int) -> g
 def _with_draft(
     folder: EngineFolder, options: OpenVinoOptions, scheduler: genai.SchedulerConfig, chosen: dict[str, Any]
 ) -> genai.ContinuousBatchingPipeline:
-    """Load the pipeline with a draft model, which gets a KV cache for as many tokens."""
+    """Load the pipeline with a draft model, which gets a KV cache for the same number of tokens."""
     assert options.draft_dir is not None
     draft = EngineFolder.load(options.draft_dir)
     check_draft(folder, draft)

@@ -1,4 +1,4 @@
-"""Which token sequences to run together, so that what they share is computed once (pure Python)."""
+"""Group token sequences so that shared prefixes are computed once (pure Python)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED_TOKENS = 16
-"""A split into prefix and rest costs one more inference; below this many saved tokens it does not pay."""
+"""Fewest saved tokens for which a split into prefix and rest pays, as it costs one more inference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The continuation of one pair, to be scored; its first token is predicted at position `start`.
+    """The continuation of one pair to score; its first token is predicted at position `start`.
 
     Attributes:
         pair: index of the pair.
@@ -33,7 +33,7 @@ class PrefixRow:
 
     @property
     def free(self) -> int:
-        """Leading tokens whose logits nobody wants."""
+        """Number of leading tokens whose logits are not needed."""
         return min(continuation.start for continuation in self.continuations)
 
 
@@ -46,10 +46,10 @@ class PrefixGroup:
 
 
 def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGroup]:
-    """Turn (context, continuation) pairs into groups of rows with a common prefix.
+    """Arrange (context, continuation) pairs in groups of rows with a common prefix.
 
-    Pairs whose sequences are equal, or one the beginning of another, become one row: the four one-token answers of
-    a question cost one row. The last token of a continuation is only predicted, never run.
+    Pairs whose sequences are equal, or where one is a prefix of the other, become one row: the four one-token answers
+    to a question cost one row. The last token of a continuation is only predicted, never run.
     """
     rows: dict[tuple[int, ...], PrefixRow] = {}
     for index, (context, continuation) in enumerate(pairs):
@@ -60,7 +60,7 @@ def plan(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[PrefixGro
 
 
 def _without_prefixes(ordered: list[PrefixRow]) -> list[PrefixRow]:
-    """Hand the continuations of a row to the next one when that only continues it."""
+    """Move the continuations of a row to the next one if that extends it."""
     kept: list[PrefixRow] = []
     for row, following in zip(ordered, [*ordered[1:], None], strict=True):
         if following is not None and following.tokens[: len(row.tokens)] == row.tokens:
@@ -71,9 +71,9 @@ def _without_prefixes(ordered: list[PrefixRow]) -> list[PrefixRow]:
 
 
 def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
-    """Join neighbours while it saves tokens.
+    """Join adjacent rows as long as this saves tokens.
 
-    n rows that share p tokens cost p + sum(length - p). A further row lowers p to q; it saves its own q tokens and
+    n rows that share p tokens cost p + sum(length - p). A further row lowers p to q: it saves its own q tokens and
     loses (n - 1)(p - q) that the others no longer share.
     """
     group: PrefixGroup | None = None
@@ -92,7 +92,7 @@ def _grouped(ordered: list[PrefixRow]) -> Iterator[PrefixGroup]:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many leading tokens are equal."""
+    """Return the number of equal leading tokens."""
     for position, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return position

@@ -1,6 +1,6 @@
 """Read a client's request: tensors named as TensorRT-LLM's backend names them -> `GenerationRequest`.
 
-Nothing is ignored silently: an input the engine cannot honour, or a value that makes no sense, is refused by name.
+Nothing is ignored silently: an input that the engine does not support, or an invalid value, is rejected by name.
 Defaults are those of TensorRT-LLM's sampling configuration; notably temperature alone does not sample, because neither
 top_k nor top_p then leaves a choice.
 """
@@ -28,7 +28,7 @@ def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[Gene
 
     Args:
         inputs: tensors by name; the first dimension is the batch.
-        limits: what is allowed.
+        limits: limits of the model.
 
     Returns:
         one `GenerationRequest` per prompt.
@@ -44,8 +44,8 @@ def read_requests(inputs: Mapping[str, Array], limits: ModelLimits) -> list[Gene
     ids = ids.reshape(1, -1) if ids.ndim == 1 else ids
     if not limits.decoupled and len(ids) > 1:
         raise UserError(
-            f"A batch of {len(ids)} prompts was sent to a model that gives one response per request.",
-            todo="Send one prompt per request, or make the repository with decoupled_mode=true.",
+            f"A batch of {len(ids)} prompts was sent to a model that sends one response per request.",
+            todo="Send one prompt per request, or create the repository with decoupled_mode=true.",
         )
     if "request_output_len" not in given:
         raise UserError("request_output_len (max_tokens) is missing.")
@@ -72,12 +72,12 @@ class _Row:
         return None if found is None else found.reshape(self._batch, -1)[self.index]
 
     def number(self, name: str, default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
-        """Return the scalar of an input if it fits."""
+        """Return the scalar of an input if it is valid."""
         if name not in self._inputs:
             return default
         found = self.value(name, default)
         if not math.isfinite(found) or not fits(found):
-            raise UserError(f"{name}={found} is not possible.", allowed=f"It must be {allowed}.")
+            raise UserError(f"{name}={found} is not valid.", allowed=f"It must be {allowed}.")
         return found
 
 
@@ -92,11 +92,11 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         pad_id=row.value("pad_id", 0),
         stop_words=_words(row, "stop_words_list"),
         bad_words=_words(row, "bad_words_list"),
-        temperature=row.number("temperature", 1.0, "a number from 0 up", lambda t: t >= 0),
-        top_k=row.number("runtime_top_k", 0, "at least 0 (0 is all)", lambda k: k >= 0),
+        temperature=row.number("temperature", 1.0, "a number of at least 0", lambda t: t >= 0),
+        top_k=row.number("runtime_top_k", 0, "at least 0 (0 means all)", lambda k: k >= 0),
         top_p=row.number("runtime_top_p", 0.0, "from 0 (off) to 1", lambda p: 0 <= p <= 1),
         seed=row.value("seed", 0),
-        repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 is none)", lambda p: p > 0),
+        repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 means none)", lambda p: p > 0),
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         beam_width=_beam_width(row, limits),
@@ -124,15 +124,15 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
     if not limits.decoupled and (request.streaming or (request.num_return_sequences > 1 and request.beam_width == 1)):
         what = "streaming" if request.streaming else f"num_return_sequences={request.num_return_sequences}"
         raise UserError(
-            f"{what} needs several responses to one request; this model gives one.",
-            todo="Make the repository with decoupled_mode=true.",
+            f"{what} needs several responses to one request; this model sends one.",
+            todo="Create the repository with decoupled_mode=true.",
         )
     if limits.draft_model and request.lora_task_id is None and not request.needs_logits:
         _check_speculation(request)
     if request.beam_width > 1 and request.needs_logits:
         raise UserError(
             f"beam_width={request.beam_width} together with embedding_bias, bad_words_list or returned logits is not"
-            " possible on the CPU engine.",
+            " supported by the CPU engine.",
             todo="Leave one of the two out.",
         )
     if request.beam_width > 1 and request.num_return_sequences > request.beam_width:
@@ -144,7 +144,7 @@ def _check_together(request: GenerationRequest, limits: ModelLimits) -> None:
 
 
 def _check_speculation(request: GenerationRequest) -> None:
-    """Refuse what would stop openvino_genai 2026.4 for every client when a draft model guesses."""
+    """Reject what would stop openvino_genai 2026.4 for every client when there is a draft model."""
     what = ""
     if request.beam_width > 1:
         what = f"beam_width={request.beam_width}"
@@ -152,20 +152,20 @@ def _check_speculation(request: GenerationRequest) -> None:
         what = f"sampling (runtime_top_k={request.top_k}, runtime_top_p={request.top_p})"
     if what:
         raise UserError(
-            f"{what} is not possible here: this model runs with a draft model, and its guesses are checked greedily.",
-            todo="Leave it out, or make the repository without a draft model.",
+            f"{what} is not supported here: this model runs with a draft model, whose tokens are verified greedily.",
+            todo="Leave it out, or create the repository without a draft model.",
         )
 
 
 def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
-    """Read the adapter's id; the first sentence of the refusal is that of TensorRT-LLM (peftCacheManager.cpp)."""
+    """Read the adapter's id; the first sentence of the error is TensorRT-LLM's own (peftCacheManager.cpp)."""
     task = row.value("lora_task_id", None)
     if task is not None and task not in limits.lora_tasks:
         known = ", ".join(map(str, sorted(limits.lora_tasks)))
         raise UserError(
             f"LoRA task {task} not found in cache.",
             allowed=f"This server has {known}." if known else "This server has no LoRA adapters.",
-            todo="Send the lora_task_id of an adapter that stood in lora_prefetch_dir when the model started.",
+            todo="Send the lora_task_id of an adapter that was in lora_prefetch_dir when the model started.",
         )
     return None if task is None else int(task)
 
@@ -173,7 +173,7 @@ def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
 def _prompt(row: _Row, ids: Array, limits: ModelLimits) -> Array:
     length = row.value("input_lengths", len(ids))
     if not 1 <= length <= len(ids):
-        raise UserError(f"input_lengths={length} does not fit input_ids of {len(ids)} tokens.")
+        raise UserError(f"input_lengths={length} does not match input_ids of {len(ids)} tokens.")
     prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
     if limits.fold_ids:
         return np.asarray(prompt % limits.vocab_size)
@@ -181,20 +181,20 @@ def _prompt(row: _Row, ids: Array, limits: ModelLimits) -> Array:
     if low < 0 or high >= limits.vocab_size:
         raise UserError(
             f"input_ids holds the token id {low if low < 0 else high}.",
-            allowed=f"Ids of this model are 0 to {limits.vocab_size - 1}.",
-            todo="Is it another model's tokenizer?",
+            allowed=f"Valid ids of this model are 0 to {limits.vocab_size - 1}.",
+            todo="Was another model's tokenizer used?",
         )
     return prompt
 
 
 def _words(row: _Row, name: str) -> TokenSequences:
-    """Read [2, L]: ids of all words in a row, and where each word ends, filled up with -1."""
+    """Read [2, L]: the concatenated ids of all words, and where each word ends, padded with -1."""
     flat = row.vector(name)
     if flat is None:
         return ()
     if len(flat) % 2:
         raise UserError(
-            f"{name} has {len(flat)} numbers.", allowed="It is [2, n]: token ids, and where each word ends."
+            f"{name} has {len(flat)} numbers.", allowed="It must be [2, n]: token ids, and where each word ends."
         )
     ids, ends = flat.reshape(2, -1).tolist()
     words, start = [], 0
@@ -202,7 +202,10 @@ def _words(row: _Row, name: str) -> TokenSequences:
         if end == -1:
             break
         if not start < end <= len(ids):
-            raise UserError(f"{name} has the offset {end} after {start}.", allowed=f"They rise, to at most {len(ids)}.")
+            raise UserError(
+                f"{name} has the offset {end} after {start}.",
+                allowed=f"Offsets must increase, up to at most {len(ids)}.",
+            )
         words.append(tuple(ids[start:end]))
         start = end
     return tuple(words)
@@ -212,7 +215,7 @@ def _beam_width(row: _Row, limits: ModelLimits) -> int:
     width = int(row.value("beam_width", 1))
     if not 1 <= width <= limits.max_beam_width:
         raise UserError(
-            f"beam_width={width} is not possible.",
+            f"beam_width={width} is not valid.",
             allowed=f"This engine was built with max_beam_width={limits.max_beam_width}.",
             todo="" if width < 1 else f"Build with max_beam_width={width} or more.",
         )
@@ -224,13 +227,15 @@ def _bias(row: _Row, vocab_size: int) -> Array | None:
     if values is None or not values.any():
         return None
     if len(values) > vocab_size:
-        raise UserError(f"embedding_bias has {len(values)} values.", allowed=f"At most {vocab_size}, one per token id.")
+        raise UserError(
+            f"embedding_bias has {len(values)} values.", allowed=f"It must have at most {vocab_size}, one per token id."
+        )
     if not np.isfinite(values).all():
         token = int(np.flatnonzero(~np.isfinite(values))[0])
         raise UserError(
-            f"embedding_bias (embedding_bias_weights) is {values[token]} for the token id {token}.",
+            f"embedding_bias (embedding_bias_weights) is {values[token]} for token id {token}.",
             allowed="It must be a finite number.",
         )
-    bias = np.zeros(vocab_size, dtype=np.float32)  # engines pad the vocabulary; the tokenizer's is shorter
+    bias = np.zeros(vocab_size, dtype=np.float32)  # engines pad the vocabulary, so the tokenizer's may be shorter
     bias[: len(values)] = values
     return bias

@@ -1,4 +1,4 @@
-"""Sends answers: at once, or when the engine leaves time for it."""
+"""Send responses, immediately or when the engine leaves time for it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSender:
-    """Sends what steps brought, at once or when the budget allows.
+    """Sends the output of steps, immediately or when the budget allows.
 
-    The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so a thread of its own could send only
-    in the gaps between steps; the engine's thread sends in these gaps itself. First and last parts always go at once.
-    Others share a budget, a part of the time the steps take. On any model whose step takes much longer than its
-    responses (about 50 microseconds each) that is a response for every token; when a step is that short, the tokens of
-    a sequence that gather meanwhile travel together, the sequence that has waited longest first.
+    The engine's step holds Python's interpreter lock (openvino_genai 2026.4), so a separate thread could only send in
+    the gaps between steps; instead the engine's thread sends in these gaps itself. First and last parts are always
+    sent immediately. The others share a budget, a fraction of the time the steps take. On any model whose step takes
+    much longer than its responses (about 50 microseconds each) this gives a response for every token; with shorter
+    steps, the tokens that a sequence accumulates are sent together, the sequence that has waited longest first.
     """
 
     SHARE = 0.12
-    """Seconds of sending per second of engine."""
+    """Seconds spent sending per second of engine time."""
     FEW = 4
-    """With so few sequences every token travels alone if sending takes no longer than the engine."""
+    """Up to this many sequences, every token is sent on its own if sending takes no longer than the engine."""
 
     def __init__(self, characters: PartialCharacters, after: Callable[[Sequence], None]) -> None:
         """Start empty.
 
         Args:
             characters: which tokens to hold back.
-            after: called with every sequence whose last part was sent.
+            after: called with every sequence after its last part was sent.
         """
         self._characters, self._after = characters, after
         self._waiting: dict[Sequence, StepOutput] = {}
@@ -43,12 +43,12 @@ class ResponseSender:
         self._closing_responses = threading.Lock()
 
     def put(self, sequence: Sequence, step: StepOutput, *, urgent: bool) -> None:
-        """Take what happened to a sequence; for the engine's thread only.
+        """Take the output of a step; for the engine's thread only.
 
         Args:
-            sequence: whose step it was.
-            step: what it brought; taken over, not copied.
-            urgent: send it now.
+            sequence: the sequence of the step.
+            step: its output; owned from now on, not copied.
+            urgent: send it immediately.
         """
         before = self._waiting.get(sequence)
         if before is not None:
@@ -76,7 +76,7 @@ class ResponseSender:
         """Send now, from any thread."""
         try:
             self._deliver(sequence, step)
-        except Exception:  # a client's channel may break at any time; the others must go on
+        except Exception:  # a client's channel may break at any time; the others must continue
             log.exception("a response could not be sent")
             sequence.cancelled = True
         if step.ended:
@@ -101,7 +101,7 @@ class ResponseSender:
         response.channel.send(_part(sequence, step, last=response.closed))
 
     def _cut(self, sequence: Sequence, step: StepOutput) -> bool:
-        """Keep back tokens that end inside a character; return whether anything is left to send."""
+        """Hold back tokens that end inside a character; return whether anything is left to send."""
         tokens = step.rows[0]
         whole = self._characters.whole(tokens)
         if whole == len(tokens):

@@ -23,17 +23,20 @@ def inverse_frequencies(config: CheckpointConfig) -> np.ndarray[Any, Any]:
                 kept, smoothly mixed between (Llama 3.1, `rope_type: llama3`)
 
     Raises:
-        UserError: the kind of scaling is unknown, or only a part of each head is rotated.
+        UserError: the scaling type is unknown, or only a part of each head is rotated.
     """
     if config.raw.get("rotary_pct", 1.0) != 1.0:
-        raise UserError(f"The checkpoint has rotary_pct={config.raw['rotary_pct']}.", allowed="Only 1.0 is built here.")
+        raise UserError(
+            f"The checkpoint has rotary_pct={config.raw['rotary_pct']}.",
+            allowed="Only 1.0 is supported by engine=openvino.",
+        )
     exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
     plain = config.rotary_base**-exponents
     scaling = config.rotary_scaling or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in SCALINGS:
         raise UserError(
-            f"The checkpoint has rotary_scaling of type '{kind}', which is not built here.",
+            f"The checkpoint has rotary_scaling of type '{kind}', which is not supported by engine=openvino.",
             allowed=f"Known: {', '.join(SCALINGS)}.",
         )
     if kind == "linear":
@@ -51,7 +54,7 @@ def _llama3(plain: np.ndarray[Any, Any], scaling: Mapping[str, Any]) -> np.ndarr
         )
     except KeyError as missing:
         raise UserError(f"rotary_scaling of type 'llama3' has no {missing}.") from None
-    turns = original * plain / (2 * math.pi)  # full turns over the original context
+    turns = original * plain / (2 * math.pi)  # full rotations over the original context
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     mixed: np.ndarray[Any, Any] = keep * plain + (1 - keep) * plain / factor
     return mixed

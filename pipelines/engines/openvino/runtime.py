@@ -1,4 +1,4 @@
-"""An engine folder opened: what was built, and the OpenVINO properties to run it with."""
+"""Open engine folders: the contents of one, and the OpenVINO properties to run it with."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pipelines.host.machine import native_bf16
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
-    """A built engine.
+    """An engine folder of OpenVINO that has been read.
 
     Attributes:
         path: the folder.
-        config: the model, as the checkpoint described it.
-        limits: what it was built for.
-        adapter: what changes the model when it is loaded, or None.
+        config: the model, as described in the checkpoint.
+        limits: limits that it was built for.
+        adapter: LoRA adapter to apply when the model is loaded, or None.
     """
 
     path: Path
@@ -41,25 +41,25 @@ class EngineFolder:
         """Read config.json of an engine folder.
 
         Raises:
-            UserError: the folder is not an OpenVINO engine, or a part of it is missing.
+            UserError: the folder is not an OpenVINO engine, or is incomplete.
         """
         file = path / CONFIG_FILE
         if not file.is_file() or not (path / MODEL_FILE).is_file():
             raise UserError(
                 f"{path} is not an OpenVINO engine: it lacks {CONFIG_FILE} or {MODEL_FILE}.",
-                todo="Build the engine again.",
+                todo="Rebuild the engine.",
             )
         raw = json.loads(file.read_text(encoding="utf-8"))
         flavour = raw.get("engine", {}).get("flavour")
         if flavour != FLAVOUR:
-            raise UserError(f"{file} belongs to an engine of flavour '{flavour}', not '{FLAVOUR}'.")
+            raise UserError(f"{file} belongs to an engine '{flavour}', not '{FLAVOUR}'.")
         config = CheckpointConfig.parse(raw["pretrained_config"], str(file))
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
         return cls(path, config, limits)
 
     def read_model(self) -> ov.Model:
-        """Read the graph, with its adapter."""
+        """Read the graph and apply its adapter."""
         model = ov.Core().read_model(self.path / MODEL_FILE)
         if self.adapter is not None:
             apply_adapter(model, self.adapter, self.config)
@@ -67,7 +67,7 @@ class EngineFolder:
 
 
 def inference_precision(options: OpenVinoOptions) -> str:
-    """Return "f32" or "bf16": what was asked for, or what this CPU does natively."""
+    """Return "f32" or "bf16": the configured one, or what this CPU computes natively."""
     if options.inference_precision != "auto":
         return options.inference_precision
     return "bf16" if native_bf16() else "f32"
@@ -83,8 +83,8 @@ def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
 def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
     """Return the CPU plugin's properties.
 
-    Activations are quantized by the graph with the checkpoint's scales or not at all: the plugin's own dynamic
-    INT8 activations, on by default for packed weights, are switched off.
+    Activations are quantized by the graph with the checkpoint's scales or not at all, so the plugin's own dynamic
+    INT8 activations, which are on by default for packed weights, are disabled.
     """
     chosen: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": inference_precision(options),
@@ -98,7 +98,7 @@ def properties(options: OpenVinoOptions, kv_cache: str) -> dict[str, Any]:
 
 
 def kv_block_bytes(config: CheckpointConfig, precision: str) -> int:
-    """Bytes of one block of the paged KV cache."""
+    """Return the size of one block of the paged KV cache, bytes."""
     layers, heads = config.num_hidden_layers, config.num_key_value_heads
     return memory.kv_block_bytes(layers, heads, config.head_size, precision=precision)
 
@@ -110,13 +110,13 @@ def kv_blocks(folder: EngineFolder, options: OpenVinoOptions) -> int:
 
 
 def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, new_tokens: int) -> None:
-    """Refuse a request to generate that the engine was not built for.
+    """Reject a generation request beyond the limits of the engine.
 
     Args:
         folder: the engine.
         options: whether long prompts may be chunked.
-        length: tokens of the prompt.
-        new_tokens: tokens to generate at most.
+        length: tokens in the prompt.
+        new_tokens: most tokens to generate.
 
     Raises:
         UserError: naming the limit, the length and what to change.
@@ -138,7 +138,7 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
 
 
 def check_length(folder: EngineFolder, tokens: int) -> None:
-    """Refuse a sequence longer than any the engine may hold.
+    """Reject a sequence longer than max_seq_len.
 
     Raises:
         UserError: naming the length and max_seq_len.

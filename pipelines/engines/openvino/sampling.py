@@ -1,4 +1,4 @@
-"""Choosing the next token from logits, for requests the pipeline's own sampler cannot serve (pure numpy)."""
+"""Choose the next token from logits, for requests that the pipeline's own sampler cannot serve (pure numpy)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = -np.inf
 
 
 class TokenChooser:
-    """Chooses the tokens of one sequence; the steps in the order of openvino_genai: penalties, temperature, cuts."""
+    """Chooses the tokens of one sequence, in openvino_genai's order: penalties, temperature, top-k and top-p."""
 
     def __init__(self, request: GenerationRequest, seed: int) -> None:
         """Take the limits; `seed` replaces that of `request`."""
@@ -29,16 +29,18 @@ class TokenChooser:
         """Return the next token and its log probability.
 
         Args:
-            logits: float32 [V] as the model gave them; not changed.
+            logits: the model's logits, float32 [V]; not modified.
 
         Raises:
-            ValueError: they hold NaN, or nothing may follow.
+            ValueError: the logits contain NaN, or every token is excluded.
         """
         scores = self._adjusted(logits.astype(np.float64))
         top = scores.max()
         if not np.isfinite(top):
             raise ValueError(
-                "no token may follow: the model gave NaN" if np.isnan(top) else "no token may follow: all are bad words"
+                "no token can be chosen: the model returned NaN"
+                if np.isnan(top)
+                else "no token can be chosen: all are bad words"
             )
         token = self._draw(scores) if self._request.samples else int(scores.argmax())
         log_prob = float(scores[token] - top - np.log(np.exp(scores - top).sum()))

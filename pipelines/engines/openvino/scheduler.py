@@ -1,8 +1,8 @@
-"""In-flight batching for a server: requests come at any time, one thread runs the engine, answers stream out.
+"""In-flight batching for a server: requests arrive at any time, one thread runs the engine, responses stream out.
 
-openvino_genai's pipeline batches and pages; this adds what a server needs around it: a bounded queue with deadlines,
-stop sequences, cancellation by request id or by a vanished client, statistics, and an end that reaches every client.
-Requests that need logits the pipeline does not show go to `LogitsLoop`, beside it.
+openvino_genai's pipeline does batching and paging; this adds what a server needs around it: a bounded queue with
+deadlines, stop sequences, cancellation by request id or when a client disconnects, statistics, and a shutdown that
+reaches every client. Requests that need logits, which the pipeline does not expose, go to `LogitsLoop` beside it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pipelines.engines.openvino.serving_stats import EngineCounters, EngineSnaps
 
 log = logging.getLogger(__name__)
 
-STOPPED = "The engine is stopping; no new requests are taken."
+STOPPED = "The engine is stopping; no new requests are accepted."
 _READER = HandleReader()
 
 
 class QueueFullError(UserError):
-    """The queue has its configured length."""
+    """The queue is full."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"Exceeds maximum queue size: the request was not taken, Maximum queue size of {limit} reached.",
-            todo="Send fewer requests at a time, or raise max_queue_size.",
+            todo="Send fewer concurrent requests, or raise max_queue_size.",
         )
 
 
 class Scheduler:
-    """Owns the pipelines. All methods may be called from any thread."""
+    """Owns and runs the pipelines. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Scheduler:
 
         Args:
             folder: the engine.
-            options: how to run it.
+            options: run-time options.
             characters: which tokens to hold back.
             adapters: LoRA task id -> adapter; the engine is loaded once more for each.
 
         Raises:
-            UserError: the KV cache is too small for one request, or an adapter or the draft model does not fit.
+            UserError: the KV cache is too small for one request, or an adapter or the draft model does not match.
         """
         self.folder, self._options = folder, options.fitted(folder)
         options = self._options
@@ -92,9 +92,9 @@ class Scheduler:
 
         Args:
             prompts: the batch.
-            channel: gets all answers, also errors of the engine.
-            request_id: for `cancel`; empty is none.
-            timeout_us: give up when it has not started by then; 0 is never.
+            channel: receives all responses, including errors of the engine.
+            request_id: id for `cancel`; empty means none.
+            timeout_us: time after which a request that has not started fails; 0 means never.
 
         Raises:
             UserError: a prompt is too long, or the queue is full (`QueueFullError`); nothing was queued.
@@ -118,10 +118,10 @@ class Scheduler:
         self._logits_loop.submit(needing_logits)
 
     def cancel(self, request_id: str) -> bool:
-        """End the requests with this id; each gets a last response with what it has.
+        """End the requests with this id; each gets a last response with its tokens so far.
 
         Returns:
-            whether there was one.
+            whether there were any.
         """
         with self._changed:
             found = self._by_id.get(request_id, set())
@@ -131,7 +131,7 @@ class Scheduler:
         return bool(found)
 
     def snapshot(self) -> EngineSnapshot:
-        """Return the statistics of this moment."""
+        """Return the current statistics."""
         with self._changed:
             waiting, running = len(self._waiting), list(self._running)
         context = sum(1 for sequence in running if not sequence.stamps.first_token)
@@ -141,7 +141,7 @@ class Scheduler:
         )
 
     def close(self) -> None:
-        """Cancel what runs, tell every client, and join the threads."""
+        """Cancel running requests, notify every client, and join the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -163,10 +163,10 @@ class Scheduler:
         return max(0, self.folder.limits.max_batch_size - len(self._running))
 
     def _guarded(self) -> None:
-        """Run until closed; what goes wrong inside reaches every client."""
+        """Run until closed; a failure inside is reported to every client."""
         try:
             self._run()
-        except Exception as error:  # the engine's own errors are RuntimeErrors without further kind
+        except Exception as error:  # the engine's own errors are plain RuntimeErrors
             log.exception("the engine failed")
             with self._changed:
                 self._failure = str(error) or type(error).__name__
@@ -186,7 +186,7 @@ class Scheduler:
                 self._iterate()
 
     def _admit(self) -> list[Sequence]:
-        """Take from the queue what may start now; the order is that of arrival."""
+        """Take from the queue what may start now, in order of arrival."""
         admitted: list[Sequence] = []
         now = time.monotonic_ns()
         free = self._free_slots()
@@ -197,7 +197,7 @@ class Scheduler:
                 self._give_up(sequence)
                 continue
             pipeline = self._pipelines.of(sequence.request)
-            # under guaranteed_no_evict, a request starts only when all it may come to need is free
+            # under guaranteed_no_evict, a request starts only when all the blocks it may need are free
             if free <= len(admitted) or (self._options.guaranteed_no_evict and not pipeline.fits(sequence.request)):
                 break
             self._waiting.popleft()
@@ -212,9 +212,9 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> None:
         try:
             self._pipelines.of(sequence.request).start(sequence, self._next_handle)
-        except RuntimeError as error:  # the engine judges some combinations itself, e.g. a broken grammar
+        except RuntimeError as error:  # the engine itself rejects some combinations, e.g. a broken grammar
             self._pipelines.of(sequence.request).forget(sequence.request)
-            self._sender.send(sequence, nothing_more(sequence, f"The engine refuses the request: {error}"))
+            self._sender.send(sequence, nothing_more(sequence, f"The engine rejected the request: {error}"))
             return
         self._next_handle += 1
         sequence.stamps.first_scheduled = time.monotonic_ns()
@@ -222,7 +222,7 @@ class Scheduler:
             self._running.append(sequence)
 
     def _iterate(self) -> None:
-        """One iteration of the engine, and what came of it."""
+        """Run one iteration of the engine and process its output."""
         cancelled = [sequence for sequence in self._running if sequence.cancelled]
         if cancelled:
             self._conclude([(sequence, _READER.abandon(sequence)) for sequence in cancelled])
@@ -246,7 +246,7 @@ class Scheduler:
         self._counters.iteration(len(self._running))
 
     def _conclude(self, ended: list[tuple[Sequence, StepOutput]]) -> None:
-        """Free the slots first, then tell the clients."""
+        """Free the slots first, then notify the clients."""
         self._release([sequence for sequence, _ in ended])
         for sequence, step in ended:
             self._sender.put(sequence, step, urgent=True)
@@ -264,7 +264,7 @@ class Scheduler:
         self._counters.finished(sequence)
 
     def _sent(self, sequence: Sequence) -> None:
-        """Forget a request whose last response went out."""
+        """Forget a request after its last response was sent."""
         response = sequence.response
         if response.closed:
             with self._changed:
@@ -276,7 +276,7 @@ class Scheduler:
                         del self._by_id[response.request_id]
 
     def _watch(self) -> None:
-        """Look for vanished clients: asking costs a round trip to the server, so not in the engine's thread."""
+        """Check for disconnected clients; a check costs a round trip to the server, so not in the engine's thread."""
         period = self._options.cancellation_check_period_ms / 1000
         while True:
             with self._changed:

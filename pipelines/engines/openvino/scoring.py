@@ -1,4 +1,4 @@
-"""Log probabilities of given tokens: the engine's graph run statefully, with prefixes computed once."""
+"""Compute log probabilities of given tokens: run the engine's graph statefully, shared prefixes only once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pipelines.engines.openvino.runtime import EngineFolder, inference_precision
 
 Array = np.ndarray[Any, Any]
 Position = tuple[int, int]
-"""(row of the batch, column) whose logits are wanted."""
+"""(row of the batch, column) of required logits."""
 
 MAX_LOGITS = 2**26
-"""Logits held at once, 256 MiB of float32."""
+"""Most logits held at once, 256 MiB of float32."""
 
 
 class Scorer:
-    """A compiled stateful model. Rounding differs between batch shapes by about 1e-6 in f32.
+    """Scores continuations with a compiled stateful model. Rounding differs between batch shapes by about 1e-6 in f32.
 
-    Formats that quantize activations may turn such a difference into another code, so for them one pair alone and
-    the same pair in a batch agree to about 1e-3 only.
+    With formats that quantize activations such a difference may lead to another code, so there a pair alone and the
+    same pair in a batch agree only to about 1e-3.
     """
 
     def __init__(self, folder: EngineFolder, options: OpenVinoOptions) -> None:
@@ -43,7 +43,7 @@ class Scorer:
     def score(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], done: Callable[[float], None]
     ) -> list[tuple[float, bool]]:
-        """Return per pair the summed log probability of the continuation and whether greedy decoding gives it.
+        """Return per pair the summed log probability of the continuation and whether greedy decoding would produce it.
 
         Args:
             pairs: (context, continuation) token ids, both non-empty.
@@ -69,7 +69,7 @@ class Scorer:
         return np.stack([found[position] for position in wanted])
 
     def _batches(self, group: PrefixGroup) -> list[list[PrefixRow]]:
-        """Cut a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
+        """Split a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
         batches: list[list[PrefixRow]] = []
         for row in sorted(group.rows, key=lambda row: len(row.tokens)):
             rest = len(row.tokens) - group.shared
@@ -86,7 +86,7 @@ class Scorer:
 
     def _score_batch(self, batch: list[PrefixRow], shared: int, scores: list[tuple[float, bool]]) -> None:
         width = max(len(row.tokens) for row in batch) - shared
-        tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so nothing looks at it
+        tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so no token attends to it
         for index, row in enumerate(batch):
             tokens[index, : len(row.tokens) - shared] = row.tokens[shared:]
         wanted = [
@@ -104,7 +104,7 @@ class Scorer:
                 scores[continuation.pair] = _score(rows, np.array(continuation.targets))
 
     def _feed(self, tokens: Array, past: int, wanted: list[Position]) -> dict[Position, Array]:
-        """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is spread over the batch.
+        """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is broadcast over the batch.
 
         Returns:
             logits [V] of each wanted (row, column).
@@ -145,7 +145,7 @@ class Scorer:
 
 
 def with_chosen_logits(model: ov.Model) -> ov.Model:
-    """Add the input `logit_rows` [N]: the head runs on these rows of [B * T] only and gives logits [N, V]."""
+    """Add the input `logit_rows` [N]: the head runs only on these rows of [B * T] and returns logits [N, V]."""
     head = next(node for node in model.get_ops() if node.get_friendly_name() == "lm_head")
     hidden = head.input_value(0)
     size = hidden.get_partial_shape()[2].get_length()

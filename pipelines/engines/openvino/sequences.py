@@ -1,4 +1,4 @@
-"""Answers on their way to clients: one `Sequence` per answer, one `Response` per request."""
+"""State of requests in progress: one `Sequence` per generated output, one `Response` per request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(slots=True)
 class Stamps:
-    """When things happened to a sequence; nanoseconds of `time.monotonic_ns`, 0 is not yet."""
+    """Time stamps of a sequence's events; nanoseconds of `time.monotonic_ns`, 0 means not yet."""
 
     arrival: int = 0
     first_scheduled: int = 0
@@ -32,24 +32,24 @@ class KvUse:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of all blocks."""
         return self.new + self.reused
 
 
 @dataclass(slots=True)
 class DraftUse:
-    """Guesses about one sequence.
+    """Draft tokens proposed and accepted for one sequence.
 
-    openvino_genai tells how many only for its own `generate`, so they are counted from outside: an iteration brings
-    the guesses that were right and one token of the model itself. A draft that thinks the text has ended guesses fewer
-    than it may, and so does one that waits for a long prompt; `proposed` is therefore an upper bound, and a final
-    end_id that was guessed right is not in `accepted`.
+    openvino_genai reports the counts only for its own `generate`, so they are counted from outside: an iteration
+    yields the accepted draft tokens and one token of the model itself. A draft model that predicts the end of the text
+    proposes fewer than it may, and so does one that waits for a long prompt; `proposed` is therefore an upper bound,
+    and a final end_id that was proposed correctly is not in `accepted`.
 
     Attributes:
-        per_iteration: guesses at most; 0 is no draft model.
-        proposed: guesses altogether.
-        accepted: of them, those the model agreed with.
-        tokens: the sequence has.
+        per_iteration: most draft tokens per iteration; 0 means no draft model.
+        proposed: all draft tokens.
+        accepted: draft tokens that the model confirmed.
+        tokens: tokens of the sequence so far.
     """
 
     per_iteration: int = 0
@@ -58,32 +58,32 @@ class DraftUse:
     tokens: int = 0
 
     def iteration(self, new: int, at_most: int) -> None:
-        """Count an iteration that brought `new` tokens of a sequence of `at_most`."""
+        """Count an iteration that yielded `new` tokens of a sequence of `at_most`."""
         if not self.per_iteration or not new:
             return
-        if self.tokens:  # the first one comes with the prompt
+        if self.tokens:  # the first one results from the prompt
             self.proposed += min(self.per_iteration, at_most - self.tokens - 1)
             self.accepted += new - 1
         self.tokens += new
 
     @property
     def rate(self) -> float:
-        """Share of the guesses that were right; 0 without any."""
+        """Fraction of draft tokens that were accepted; 0 if there were none."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
 @dataclass(slots=True)
 class ResponsePart:
-    """What one response carries.
+    """Content of one response.
 
     Attributes:
-        sequence: whose tokens these are.
+        sequence: the sequence of these tokens.
         rows: token ids per beam.
-        log_probs: per beam and new token; None when not asked for.
-        cum_log_probs: per beam, of everything generated so far.
+        log_probs: per beam and new token; None if not requested.
+        cum_log_probs: per beam, the sum over everything generated so far.
         context_logits: [T, V] or None.
         generation_logits: [beams, N, V] or None.
-        last: no more responses to this request follow.
+        last: whether this is the last response to the request.
     """
 
     sequence: Sequence
@@ -96,7 +96,7 @@ class ResponsePart:
 
 
 class Channel(Protocol):
-    """The way back to one client."""
+    """Connection for the responses to one client."""
 
     def send(self, part: ResponsePart) -> None:
         """Send a response; `part.last` closes the channel."""
@@ -107,12 +107,12 @@ class Channel(Protocol):
         ...
 
     def is_cancelled(self) -> bool:
-        """Whether the client is gone or wants no more."""
+        """Whether the client has disconnected or cancelled."""
         ...
 
 
 class Response:
-    """The answer to one request: its sequences share a channel, which closes when all of them have ended."""
+    """The responses to one request: its sequences share a channel, which closes when all of them have ended."""
 
     def __init__(self, channel: Channel, request_id: str, batch: int) -> None:
         self.channel, self.request_id, self.batch = channel, request_id, batch
@@ -121,7 +121,7 @@ class Response:
         self.closed = False
 
     def fail(self, message: str, *, unavailable: bool = False) -> None:
-        """Tell the client, once."""
+        """Report the error to the client, once."""
         if not self.closed:
             self.closed = True
             self.channel.fail(message, unavailable=unavailable)
@@ -129,17 +129,17 @@ class Response:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one or more engine steps brought to a sequence since its last response.
+    """Output of one or more engine steps for a sequence since its last response.
 
     Attributes:
         rows: new token ids per beam.
         log_probs: their log probabilities.
         cum: sums of all log probabilities so far, per beam.
-        logits: of the new tokens, each [V].
-        context_logits: [T, V], once.
-        ended: the sequence is finished.
-        error: it failed.
-        unavailable: the error is the server's.
+        logits: logits of the new tokens, each [V].
+        context_logits: logits of the prompt [T, V], once.
+        ended: whether the sequence is finished.
+        error: why it failed, if it did.
+        unavailable: whether the error is the server's fault.
     """
 
     rows: list[list[int]] = field(default_factory=lambda: [[]])
@@ -152,7 +152,7 @@ class StepOutput:
     unavailable: bool = False
 
     def add(self, later: StepOutput) -> None:
-        """Append what happened afterwards."""
+        """Append the output of later steps."""
         for row, more in zip(self.rows, later.rows, strict=True):
             row.extend(more)
         for values, more_values in zip(self.log_probs, later.log_probs, strict=True):
@@ -169,17 +169,17 @@ class Sequence:
 
     Attributes:
         request: the prompt and its limits.
-        response: what answers it.
-        batch_index: which prompt of the request.
-        sequence_index: which answer to the prompt.
-        deadline_ns: give up waiting for a slot then (`time.monotonic_ns`); 0 is never.
-        tokens: generated so far, without a final end_id; of a beam search, those of the best beam at its end.
-        log_probs: theirs, when asked for.
-        cum: their sum.
-        cancelled: somebody wants it to end.
-        stamps: when things happened.
-        kv: KV blocks.
-        draft: guesses of the draft model about it.
+        response: the response it belongs to.
+        batch_index: index of the prompt in the request.
+        sequence_index: index of the output for the prompt.
+        deadline_ns: when to stop waiting for a slot (`time.monotonic_ns`); 0 means never.
+        tokens: tokens generated so far, without a final end_id; for a beam search, the best beam's tokens at its end.
+        log_probs: log probabilities of the tokens, if requested.
+        cum: sum of the log probabilities.
+        cancelled: whether it is to be ended early.
+        stamps: times of its events.
+        kv: KV blocks it needed.
+        draft: counts of the draft model's tokens.
         handle: the engine's own handle, while it runs.
     """
 
@@ -223,11 +223,11 @@ class Sequence:
 
     @property
     def streams_tokens(self) -> bool:
-        """Whether every new token is to be sent at once."""
+        """Whether to send every new token immediately."""
         return self.request.streaming and self.request.beam_width == 1
 
     def stop_word_end(self, new: int) -> int | None:
-        """Return how many tokens there are up to the first stop word that ends within the last `new` ones."""
+        """Return the number of tokens up to the first stop word that ends within the last `new` ones."""
         words, tokens = self.request.stop_words, self.tokens
         if not words:
             return None
@@ -236,5 +236,5 @@ class Sequence:
         return next(found, None)
 
     def seed(self) -> int:
-        """Return the seed of this answer: further answers to a prompt count up."""
+        """Return the seed of this output: it increases with each further output for a prompt."""
         return self.request.seed + self.sequence_index

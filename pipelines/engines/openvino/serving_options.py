@@ -1,7 +1,7 @@
-"""Parameters of the Triton model `tensorrt_llm`, as the CPU engine understands them.
+"""Read the parameters of the Triton model `tensorrt_llm` for the CPU engine.
 
-The keys are those of TensorRT-LLM's backend, plus `openvino_*`. Keys about GPUs, MPI and LoRA caches change nothing
-here and are not read; what would change answers and is not possible is refused when the model loads.
+The keys are those of TensorRT-LLM's backend, plus `openvino_*`. Keys about GPUs, MPI and LoRA caches have no effect
+here and are not read; values that would change the output and are not supported are rejected when the model loads.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ NOT_HERE = ("encoder_model_path", "guided_decoding_backend")
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How a server runs an engine.
+    """Options with which a server runs an engine.
 
     Attributes:
         engine_dir: the engine folder.
         engine: run-time options of the engine.
-        lora_dir: folder with an adapter in <task id>/, or None.
-        tokenizer_dir: tokenizer of the model, or None; for characters that span tokens.
-        max_tokens_in_cache: bound of the KV cache in tokens, or None.
-        max_beam_width: bound for requests, or None for the engine's.
-        max_queue_size: requests that may wait; 0 is no bound.
-        decoupled: several responses to one request are possible.
-        exclude_input: leave the prompt out of answers when a request does not say.
-        guaranteed_no_evict: start a request only when all KV blocks it may need are free.
-        fold_token_ids: take token ids beyond the vocabulary modulo its size instead of refusing them.
-        cancellation_check_period_ms: how often to look for vanished clients.
-        stats_check_period_ms: how often to update metrics.
+        lora_dir: folder with an adapter in each <task id>/, or None.
+        tokenizer_dir: tokenizer of the model, for characters that span tokens; or None.
+        max_tokens_in_cache: limit on the KV cache in tokens, or None.
+        max_beam_width: limit for requests, or None for the engine's.
+        max_queue_size: most requests that may wait; 0 means no limit.
+        decoupled: whether several responses to one request are possible.
+        exclude_input: whether to leave the prompt out of the output if a request does not specify it.
+        guaranteed_no_evict: whether to start a request only when all KV blocks it may need are free.
+        fold_token_ids: whether to take token ids beyond the vocabulary modulo its size instead of rejecting them.
+        cancellation_check_period_ms: interval between checks for disconnected clients.
+        stats_check_period_ms: interval between updates of metrics.
     """
 
     engine_dir: Path
@@ -66,11 +66,11 @@ class ServingOptions:
 
     @classmethod
     def from_model_config(cls, config: Mapping[str, Any], repository: Path) -> ServingOptions:
-        """Read a model configuration as Triton hands it to the backend.
+        """Read a model configuration as Triton passes it to the backend.
 
         Args:
             config: the parsed JSON.
-            repository: where relative paths count from.
+            repository: base of relative paths.
 
         Raises:
             UserError: naming the parameter, its value and what is allowed.
@@ -96,7 +96,7 @@ class ServingOptions:
         )
 
     def fitted(self, folder: EngineFolder) -> ServingOptions:
-        """Return these options with the KV cache cut to `max_tokens_in_cache`."""
+        """Return these options with the KV cache reduced to `max_tokens_in_cache`."""
         if self.max_tokens_in_cache is None:
             return self
         blocks = min(blocks_of(self.max_tokens_in_cache), kv_blocks(folder, self.engine))
@@ -105,7 +105,7 @@ class ServingOptions:
 
 
 class _Parameters:
-    """String parameters; an empty one and an unfilled `${placeholder}` count as not given."""
+    """String parameters; an empty one or an unfilled `${placeholder}` counts as not given."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         texts = {name: str(value.get("string_value", "")).strip() for name, value in raw.items()}
@@ -120,13 +120,13 @@ class _Parameters:
     def word(self, name: str, default: str, known: tuple[str, ...]) -> str:
         word = self.text(name, default)
         if word not in known:
-            raise UserError(f"Parameter {name}='{word}' is not possible on the CPU engine.", allowed=_one_of(known))
+            raise UserError(f"Parameter {name}='{word}' is not supported by the CPU engine.", allowed=_one_of(known))
         return word
 
     def flag(self, name: str, *, default: bool) -> bool:
         word = self.text(name, str(default)).lower()
         if word not in ("true", "1", "false", "0"):
-            raise UserError(f"Parameter {name}='{word}' is no truth value.", allowed="Choose true or false.")
+            raise UserError(f"Parameter {name}='{word}' is not a boolean.", allowed="Choose true or false.")
         return word in ("true", "1")
 
     def whole(self, name: str, default: int | None, *, least: int = 1) -> int | None:
@@ -135,12 +135,12 @@ class _Parameters:
         return _number(name, self._given[name], least)
 
     def place(self, name: str, repository: Path) -> Path | None:
-        """A path, counted from the repository when it is relative."""
+        """Return a path, resolved from the repository if it is relative."""
         return repository / self._given[name] if name in self._given else None
 
 
 def _engine_options(given: _Parameters, repository: Path) -> OpenVinoOptions:
-    """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it honours."""
+    """Read the engine's own settings, `openvino_*`, and the parameters of TensorRT-LLM's backend that it supports."""
     names = (*OpenVinoSettings.model_fields, "num_draft_tokens")
     own = {name: given.text(PREFIX + name, "") for name in names if PREFIX + name in given}
     if draft_dir := given.place(f"{PREFIX}draft_dir", repository):
@@ -158,23 +158,23 @@ def _number(name: str, text: str, least: int) -> int:
     try:
         value = int(text)
     except ValueError as error:
-        raise UserError(f"Parameter {name}='{text}' is no whole number.") from error
+        raise UserError(f"Parameter {name}='{text}' is not an integer.") from error
     if value < least:
-        raise UserError(f"Parameter {name}={value} is not possible.", allowed=f"It must be at least {least}.")
+        raise UserError(f"Parameter {name}={value} is not valid.", allowed=f"It must be at least {least}.")
     return value
 
 
 def _window(given: _Parameters) -> int | None:
-    """Read a list of windows, one per layer and repeated over the layers; here all must be one."""
+    """Read a list of windows, one per layer and repeated over the layers; here all must be equal."""
     name = "max_attention_window_size"
     if name not in given:
         return None
     windows = {_number(name, part.strip(), 1) for part in given.text(name, "").split(",")}
     if len(windows) > 1:
         raise UserError(
-            f"Parameter {name}='{given.text(name, '')}' is not possible on the CPU engine.",
-            allowed="All layers share one window there.",
-            todo=f"Give one number, e.g. {max(windows)}.",
+            f"Parameter {name}='{given.text(name, '')}' is not supported by the CPU engine.",
+            allowed="All of its layers share one window.",
+            todo=f"Set one number, e.g. {max(windows)}.",
         )
     return windows.pop()
 
@@ -185,7 +185,7 @@ def _refuse(given: _Parameters) -> None:
     for name in NOT_HERE:
         if name in given:
             raise UserError(
-                f"Parameter {name}='{given.text(name, '')}' is not possible on the CPU engine.", todo="Leave it out."
+                f"Parameter {name}='{given.text(name, '')}' is not supported by the CPU engine.", todo="Leave it out."
             )
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a running engine, under the families and labels that TensorRT-LLM's backend exports to Prometheus."""
+"""Statistics of a running engine, under the metric families and labels of TensorRT-LLM's backend in Prometheus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HISTOGRAMS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_tok
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """Values of one moment.
+    """Statistics at one moment.
 
     Attributes:
         gauges: family -> label value -> number.
@@ -42,7 +42,7 @@ class EngineSnapshot:
 
 
 class EngineCounters:
-    """Counts what the engine does; `snapshot` may be called from another thread."""
+    """Counts the work of the engine; `snapshot` may be called from another thread."""
 
     def __init__(self, max_blocks: int, max_requests: int) -> None:
         """Take the sizes that do not change."""
@@ -69,9 +69,9 @@ class EngineCounters:
 
         Args:
             waiting: sequences without a slot.
-            running: sequences with one.
-            context: those of them without a first token.
-            cache_percent: use of the KV cache.
+            running: sequences with a slot.
+            context: running sequences that have no first token yet.
+            cache_percent: percentage of the KV cache in use.
         """
         with self._lock:
             lengths, self._lengths = self._lengths, []
@@ -105,16 +105,16 @@ class EngineCounters:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class KvLedger:
-    """Follows which prompt blocks the paged cache still knows; openvino_genai does not tell.
+    """Estimates which prompt blocks the paged cache still holds; openvino_genai does not report it.
 
-    It keeps the last `max_blocks` full blocks of ended sequences, as the cache does, which frees the oldest first.
-    A count from here is therefore an estimate, exact while the cache is not under pressure.
+    It keeps the last `max_blocks` full blocks of ended sequences, like the cache, which frees the oldest first. A
+    count from here is therefore an estimate, exact as long as the cache is not under pressure.
     """
 
     def __init__(self, max_blocks: int, *, reuse: bool) -> None:
@@ -123,7 +123,7 @@ class KvLedger:
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def start(self, sequence: Sequence) -> None:
-        """Note the blocks a sequence needs and how many of them are there already."""
+        """Record the blocks that a sequence needs, and how many of them are in the cache already."""
         prompt = sequence.request.prompt.tolist()
         reused = 0
         for block in self._blocks(prompt[:-1]):  # the last token is always computed
@@ -134,7 +134,7 @@ class KvLedger:
         sequence.kv.new = blocks_of(len(prompt)) - reused
 
     def end(self, sequence: Sequence) -> None:
-        """Note what an ended sequence leaves behind."""
+        """Record the blocks that an ended sequence leaves in the cache."""
         everything = [*sequence.request.prompt.tolist(), *sequence.tokens]
         sequence.kv.new = blocks_of(len(everything)) - sequence.kv.reused
         for block in self._blocks(everything[:-1]):
@@ -144,7 +144,7 @@ class KvLedger:
             self._known.popitem(last=False)
 
     def _blocks(self, tokens: list[int]) -> Iterator[int]:
-        """Names of full blocks; a block's name depends on everything before it."""
+        """Return the names of full blocks; a block's name depends on everything before it."""
         if not self._reuse:
             return
         name = 0

@@ -22,7 +22,7 @@ from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
 
 class OpenVinoSession:
-    """Answers requests. Generation and scoring each load the model when first used; both then stay loaded."""
+    """Generates and scores. Each of the two loads the model when first used; both then stay loaded."""
 
     def __init__(self, engine_dir: Path, options: OpenVinoOptions) -> None:
         """Read the engine's description.
@@ -44,17 +44,17 @@ class OpenVinoSession:
         self._pipeline, self._scorer = None, None
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
-        """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for all it may come to need.
+        """See `port.Session.generate`; a prompt starts as soon as the KV cache has room for everything it may need.
 
-        Without that, prompts which the cache cannot hold together would push one another out and be computed again,
-        and those for which no block is left are given up by openvino_genai.
+        Without that, prompts that do not fit into the cache together would evict each other and be recomputed, and
+        openvino_genai drops those for which no block is left.
 
         Raises:
-            UserError: a prompt is longer than the engine was built for, or it shall sample with a draft model.
+            UserError: a prompt is longer than the engine was built for, or sampling with a draft model was requested.
         """
         if limits.temperature > 0 and self._options.draft_dir is not None:
             raise UserError(
-                f"temperature={limits.temperature:g} is not possible with a draft model: its guesses are checked"
+                f"temperature={limits.temperature:g} is not possible with a draft model: its tokens are verified"
                 " greedily.",
                 todo="Leave the temperature at 0, or open the engine without draft_dir.",
             )
@@ -68,7 +68,7 @@ class OpenVinoSession:
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """See `port.Session.loglikelihood`; shared prefixes are computed once.
 
-        Only max_seq_len bounds a pair: long contexts are run in pieces of max_num_tokens.
+        Only max_seq_len limits a pair: long contexts are run in pieces of max_num_tokens.
 
         Raises:
             UserError: a pair is empty or longer than the engine was built for.
@@ -99,7 +99,7 @@ class OpenVinoSession:
         limits: SamplingParams,
         progress: Progress,
     ) -> list[Generation]:
-        """Answer the prompts in their order, those at a time whose blocks fit into the KV cache."""
+        """Run the prompts in order, at any time as many as have blocks that fit into the KV cache."""
         config, blocks = generation_config(limits), [self._blocks_at_most(len(p), limits) for p in prompts]
         if self._options.draft_dir is not None:
             config.num_assistant_tokens = self._options.num_draft_tokens
@@ -131,13 +131,15 @@ class OpenVinoSession:
         vocab = self.folder.config.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab), None)
         if wrong is not None:
-            raise UserError(f"Token id {wrong} is not in the vocabulary of {vocab}; is it another model's tokenizer?")
+            raise UserError(
+                f"Token id {wrong} is not in the vocabulary of {vocab}; was another model's tokenizer used?"
+            )
 
 
 def generation_config(limits: SamplingParams) -> genai.GenerationConfig:
     """Translate sampling limits.
 
-    genai always wants an end token: without stop tokens it is told to ignore the one it gets.
+    genai requires an end token: without stop tokens it gets one and is told to ignore it.
     """
     config = genai.GenerationConfig()
     config.max_new_tokens = limits.max_new_tokens

@@ -1,4 +1,4 @@
-"""The engine's graph run statefully, one sequence at a time: slower than the paged pipeline, but it shows logits."""
+"""Run the engine's graph statefully, one sequence at a time: slower than the paged pipeline, but with logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StatefulModel:
 
 
 class StatefulSequence:
-    """One sequence with a KV state of its own."""
+    """One sequence with its own KV state."""
 
     def __init__(self, model: StatefulModel) -> None:
         self._request = model.compiled.create_infer_request()
@@ -35,10 +35,10 @@ class StatefulSequence:
         self._length = 0
 
     def feed(self, tokens: Sequence[int] | Array, *, all_logits: bool) -> Array:
-        """Append tokens.
+        """Append tokens to the sequence.
 
         Returns:
-            the logits after every token, or after the last one only; float32 [N, V].
+            the logits after every token, or only after the last one; float32 [N, V].
         """
         parts = []
         for start in range(0, len(tokens), self._piece):

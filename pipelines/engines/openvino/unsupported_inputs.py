@@ -1,4 +1,4 @@
-"""Inputs of TensorRT-LLM's backend that the CPU engine cannot honour, and why."""
+"""Inputs of TensorRT-LLM's backend that the CPU engine does not support, with the reasons."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Array = np.ndarray[Any, Any]
 _GPU = "Use the GPU repository for it, or leave it out."
 _ENCODER = "the model has no encoder"
 _LORA = "the CPU engine loads its LoRA adapters from lora_prefetch_dir when it starts; send lora_task_id alone"
-_DRAFT = "the CPU engine has no speculative decoding with tokens of the client"
+_DRAFT = "the CPU engine has no speculative decoding with draft tokens from the client"
 _TABLE = "the CPU engine has no prompt tuning"
 _RETENTION = "the CPU engine evicts its KV blocks by age only"
 _LOOKAHEAD = "the CPU engine has no lookahead decoding"
 _MROPE = "the model has no multimodal positions"
-_GUIDE = "a grammar that does not parse would stop openvino_genai 2026.4 for every client"
+_GUIDE = "an invalid grammar would stop openvino_genai 2026.4 for every client"
 _TOP_P = "the CPU engine keeps top_p constant"
 
 REFUSED: dict[str, str] = {
@@ -51,18 +51,18 @@ REFUSED: dict[str, str] = {
     "runtime_top_p_min": _TOP_P,
     "runtime_top_p_reset_ids": _TOP_P,
 }
-"""Input -> reason; refused whenever it holds anything."""
+"""Input -> reason; rejected whenever it is not empty."""
 
 NEUTRAL: dict[str, tuple[float, str]] = {
     "runtime_top_p_decay": (1.0, _TOP_P),
     "beam_search_diversity_rate": (0.0, "the CPU engine's beam search has no diversity rate"),
     "prompt_table_extra_ids": (0.0, _TABLE),
 }
-"""Input -> (value that changes nothing, reason); refused when it holds anything else."""
+"""Input -> (value without effect, reason); rejected if it has any other value."""
 
 
 def refuse_inputs(given: Mapping[str, Array]) -> None:
-    """Refuse what the CPU engine cannot do.
+    """Reject inputs that the CPU engine does not support.
 
     Args:
         given: tensors that are not empty, by name.
@@ -72,10 +72,10 @@ def refuse_inputs(given: Mapping[str, Array]) -> None:
     """
     for name, values in given.items():
         if name in REFUSED:
-            raise UserError(f"{name} is not possible here: {REFUSED[name]}.", todo=_GPU)
+            raise UserError(f"{name} is not supported here: {REFUSED[name]}.", todo=_GPU)
         if name in NEUTRAL and (values != NEUTRAL[name][0]).any():
-            raise UserError(f"{name} is not possible here: {NEUTRAL[name][1]}.", todo=_GPU)
-    # preprocessing always sends one padding token, as decoder-only models of the GPU backend expect
+            raise UserError(f"{name} is not supported here: {NEUTRAL[name][1]}.", todo=_GPU)
+    # preprocessing always sends one padding token, which decoder-only models of the GPU backend expect
     decoder = given.get("decoder_input_ids")
     if decoder is not None and decoder.shape[-1] > 1:
-        raise UserError(f"decoder_input_ids (decoder_text_input) is not possible here: {_ENCODER}.", todo=_GPU)
+        raise UserError(f"decoder_input_ids (decoder_text_input) is not supported here: {_ENCODER}.", todo=_GPU)

@@ -1,8 +1,8 @@
-"""Checkpoint weights as OpenVINO constants: packed in the engine file, exact when multiplied.
+"""Turn checkpoint weights into OpenVINO constants: packed in the engine file, exact when multiplied.
 
 Every function returns a float32 node of shape [O, I] made of the packed constant, a Convert and a Multiply, the
-pattern the CPU plugin recognizes as a compressed weight. Constants share the checkpoint's memory map where the
-layouts agree, so a build holds one re-packed tensor at a time in memory besides what it re-packs.
+pattern that the CPU plugin recognizes as a compressed weight. Constants share the checkpoint's memory map where the
+layouts agree, so a build holds one re-packed tensor at a time in memory besides its source.
 
 Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time; f8e4m3, f16 and bf16 are widened to f32.
 """
@@ -36,7 +36,7 @@ from pipelines.engines.openvino.rounding import round_e4m3
 
 Array = np.ndarray[Any, Any]
 Rows = slice
-"""Output channels of a merged linear, e.g. the k part of qkv."""
+"""Output channels of a merged linear layer, e.g. the k part of qkv."""
 
 _OV_TYPES = {
     "BF16": ov.Type.bf16,
@@ -49,10 +49,10 @@ _OV_TYPES = {
 
 @dataclass
 class WeightStore:
-    """Makes constants from one checkpoint and keeps their buffers alive until the model is saved.
+    """Creates constants from one checkpoint and keeps their buffers alive until the model is saved.
 
     Attributes:
-        checkpoint: where tensors come from.
+        checkpoint: source of the tensors.
     """
 
     checkpoint: Checkpoint
@@ -88,7 +88,7 @@ class WeightStore:
         return np.float32(values[0])
 
     def weight(self, module: str, rows: Rows = slice(None)) -> ov.Node:
-        """Return the weight of a linear as the format of the checkpoint says, float32 [O, I]."""
+        """Return the weight of a linear layer in the checkpoint's format, float32 [O, I]."""
         quantization = self.checkpoint.config.quantization
         if quantization.excludes(module):
             return self._plain(module, rows)
@@ -118,14 +118,14 @@ class WeightStore:
         return _flatten(op.multiply(codes, _const(scale)))
 
     def _int4_as_fp8(self, module: str, rows: Rows) -> ov.Node:
-        """INT4 widened to FP8 with scale / scale_2, as the kernel does; then times scale_2."""
+        """Return INT4 widened to FP8 with scale / scale_2, as in the kernel, and then multiplied by scale_2."""
         second = self.scalar(f"{module}.weights_scaling_factor_2")
         codes, scale = self._grouped_int4(module, rows)
         widened = op.multiply(codes, _const(scale / second))
         return op.multiply(_flatten(round_e4m3(widened)), _const(second))
 
     def _fp4(self, module: str, rows: Rows) -> ov.Node:
-        """FP4 codes times (E4M3 block scale times the tensor's scale)."""
+        """Return FP4 codes times (E4M3 block scale times the tensor's scale)."""
         packed = self.checkpoint.tensor(f"{module}.weight")[rows]
         blocks = self.checkpoint.tensor(f"{module}.weights_scaling_factor")[rows]
         out, groups = blocks.shape
@@ -163,20 +163,20 @@ def _widen(node: ov.Node) -> ov.Node:
 
 
 def _flatten(grouped: ov.Node) -> ov.Node:
-    """[O, G, I/G] -> [O, I]."""
+    """Reshape [O, G, I/G] -> [O, I]."""
     out, groups, size = grouped.get_output_shape(0)
     return op.reshape(grouped, np.array([out, groups * size], dtype=np.int64), special_zero=False)
 
 
 def _byte_rows(rows: Rows) -> Rows:
-    """Output channels -> rows of the packed tensor, which holds two of them per byte."""
+    """Convert output channels to rows of the packed tensor, which holds two channels per byte."""
     start, stop = rows.start or 0, rows.stop
     if start % 2 or (stop or 0) % 2:
-        raise UserError(f"Output channels {start}:{stop} cut an INT4 byte in two.", allowed="Both must be even.")
+        raise UserError(f"Output channels {start}:{stop} split an INT4 byte.", allowed="Both must be even.")
     return slice(start // 2, None if stop is None else stop // 2)
 
 
 def _pack_int4(codes: Array) -> Array:
-    """Pack int8 codes [O, I] for OpenVINO: neighbouring *input* channels share a byte, the first in the low nibble."""
+    """Pack int8 codes [O, I] for OpenVINO: adjacent *input* channels share a byte, the first in the low nibble."""
     nibbles = codes.view(np.uint8) & 0x0F
     return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)

@@ -1,4 +1,4 @@
-"""Checkpoint -> engine folder: runs trtllm-build, shows how far it is, and reads back what it wrote."""
+"""Checkpoint -> engine folder: run trtllm-build, show its progress, and check its output."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ HINTS = (
         r"out of memory|OutOfMemory|MemoryError",
         "Lower build.max_num_tokens or build.max_batch_size, or split the model with build.tp_size.",
     ),
-    (r"not supported on SM", "This format does not run on this GPU; `make plan` knows which do."),
+    (r"not supported on SM", "This format does not run on this GPU; `make plan` shows which do."),
     (r"^trtllm-build: error", "This trtllm-build differs from 1.2; `make doctor` compares its --help with ours."),
-    (r"Unsupported model architecture|unexpected keyword argument", "The checkpoint does not suit this TensorRT-LLM."),
+    (
+        r"Unsupported model architecture|unexpected keyword argument",
+        "The checkpoint does not match this version of TensorRT-LLM.",
+    ),
 )
-"""Part of the line that says why -> what to do."""
+"""Pattern in the line with the cause -> what to do."""
 
 
 def build_engine(
@@ -49,14 +52,14 @@ def build_engine(
 
     Args:
         checkpoint: TensorRT-LLM checkpoint folder.
-        build: options.
-        limits: with max_seq_len filled in.
-        out_dir: the engine's folder; the log stays in it.
+        build: options of trtllm-build.
+        limits: limits, with max_seq_len filled in.
+        out_dir: the engine's folder; it keeps the log.
         on_gpu: this machine's GPU, and folders that outlive the build.
-        progress: told each step of each rank.
+        progress: advanced with each step of each rank.
 
     Raises:
-        UserError: trtllm-build is not here or failed (its log is kept), or wrote something else than was asked for.
+        UserError: trtllm-build is not installed, failed (its log is kept), or wrote something other than requested.
         OSError: the disk is full.
     """
     config = CheckpointConfig.load(checkpoint)
@@ -80,12 +83,12 @@ def build_engine(
 
 
 def _places(checkpoint: Path, out_dir: Path, cache: Path) -> BuildPaths:
-    """A timing cache that is not there yet is not named: trtllm-build would warn of it."""
+    """Return the build paths, without a timing cache that does not exist yet, as trtllm-build would warn about it."""
     return BuildPaths(str(checkpoint), str(out_dir), str(cache) if cache.is_file() else None, str(out_dir / TIMING))
 
 
 def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progress: Progress) -> BuildLog:
-    """Run to the end; nothing of it stays behind whatever happens to us."""
+    """Run the command to its end; leave no process behind in any case."""
     log, file = BuildLog(), out_dir / LOG
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = KeptProcess(words, env=env, cwd=out_dir, log_file=file)
@@ -107,7 +110,7 @@ def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progre
 
 
 def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
-    """Whole lines as they are written, until the process has ended and all are read."""
+    """Yield complete lines as they are written, until the process has ended and all are read."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         rest = ""
         while True:
@@ -120,9 +123,9 @@ def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
 
 
 def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exception:
-    """Why it failed, for a person, with the log kept."""
-    reason = log.failure() or "it said nothing"
-    full = shutil.disk_usage(out_dir).free < MIB  # then the log may have stopped before it could say so
+    """Return an error that explains the failure, and keep the log."""
+    reason = log.failure() or "it printed nothing"
+    full = shutil.disk_usage(out_dir).free < MIB  # in that case the log may have stopped before mentioning it
     if full or "No space left on device" in reason:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out_dir))
     kept = _keep_log(out_dir, on_gpu)
@@ -135,7 +138,7 @@ def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exceptio
 
 
 def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
-    """The draft is thrown away; its log is not."""
+    """Keep the log of a build whose output is deleted."""
     on_gpu.failed_logs.mkdir(parents=True, exist_ok=True)
     kept = on_gpu.failed_logs / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}-{LOG}"
     shutil.copyfile(out_dir / LOG, kept)
@@ -143,7 +146,7 @@ def _keep_log(out_dir: Path, on_gpu: OnGpu) -> Path:
 
 
 def _keep_timing(made: Path, cache: Path) -> None:
-    """Put the new timing cache in its place at once; it holds what the old one held."""
+    """Replace the timing cache atomically; the new one includes the old one's contents."""
     if not made.is_file():
         return
     with replacing(cache) as fresh:
@@ -156,7 +159,7 @@ def _engine_bytes(out_dir: Path) -> int:
 
 
 def _details(parts: list[tuple[str, ...]], built_on: BuiltOn) -> dict[str, Any]:
-    """The options as they were given, without the places."""
+    """Return the options as given, without paths."""
     options = {part[0].removeprefix("--"): " ".join(part[1:]) for part in parts[3:] if "timing_cache" not in part[0]}
     return {
         "flavour": "tensorrt_llm",

@@ -1,7 +1,7 @@
-"""The exact trtllm-build command: the limits, and every option that is not what trtllm-build takes anyway.
+"""The exact trtllm-build command: the limits, and every option that differs from trtllm-build's default.
 
-INT8 and INT4 weight-only need no option: the checkpoint's config.json says W8A16 or W4A16 and holds 16-bit weights,
-which trtllm-build quantizes (TensorRT-LLM 1.2 `modeling_utils.py`, `preprocess_weights`).
+INT8 and INT4 weight-only need no option: the checkpoint's config.json specifies W8A16 or W4A16 and the checkpoint
+holds 16-bit weights, which trtllm-build quantizes (TensorRT-LLM 1.2 `modeling_utils.py`, `preprocess_weights`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pipelines.settings.build import DECIDED, BuildSettings
 
 PROGRAM = "trtllm-build"
 ALWAYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-"""Limits are said even where they are the defaults, so that a log shows them."""
+"""Limits, which are passed even if they are the defaults, so that a log shows them."""
 NO_BYTES = ("workers", "log_level", "monitor_memory")
-"""Options that change how a build runs and not what it writes."""
+"""Options that affect how a build runs but not its output."""
 
 Part = tuple[str, ...]
 """One option with its values."""
@@ -25,13 +25,13 @@ Part = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class BuildPaths:
-    """Where a build reads and writes.
+    """Paths that a build reads and writes.
 
     Attributes:
         checkpoint: folder of the TensorRT-LLM checkpoint.
         output: folder of the engine.
-        timing_in: timing cache to start from; None when there is none yet.
-        timing_out: where the timing cache goes.
+        timing_in: timing cache to start from; None if there is none yet.
+        timing_out: where to write the timing cache.
     """
 
     checkpoint: str
@@ -41,7 +41,7 @@ class BuildPaths:
 
 
 def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> list[Part]:
-    """The command as its parts, one option each; the first is the program."""
+    """Return the command in parts of one option each; the first is the program."""
     parts: list[Part] = [(PROGRAM,), ("--checkpoint_dir", places.checkpoint), ("--output_dir", places.output)]
     if places.timing_in is not None:
         parts.append(("--input_timing_cache", places.timing_in))
@@ -57,7 +57,7 @@ def command(build: BuildSettings, limits: BuildLimits, places: BuildPaths) -> li
 
 
 def identity(build: BuildSettings) -> dict[str, Any]:
-    """What decides the engine's bytes: the limits, and the options that differ from the defaults."""
+    """Return what determines the engine's bytes: the limits, and the options that differ from the defaults."""
     chosen = build.model_dump(mode="json")
     changed = [option for option in options() if chosen.get(option.key) != option.default]
     kept = {option.key for option in changed} - set(NO_BYTES) - set(DECIDED) | {*ALWAYS, "tokens_per_block"}

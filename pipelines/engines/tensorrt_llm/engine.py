@@ -1,4 +1,4 @@
-"""The engine flavour `tensorrt_llm`, behind `port.Engine`."""
+"""The engine `tensorrt_llm`, as a `port.Engine`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TensorRtEngine:
     name = "tensorrt_llm"
 
     def __init__(self, build: BuildSettings | None = None, on_gpu: OnGpu | None = None) -> None:
-        """Take trtllm-build's options and this machine's GPU, which building needs and opening does not."""
+        """Take trtllm-build's options and this machine's GPU, which are required to build but not to open."""
         self._build, self._on_gpu = build or BuildSettings(), on_gpu
 
     def build(self, checkpoint: Path, limits: BuildLimits, out_dir: Path, progress: Progress) -> EngineFacts:
         """Build every rank with trtllm-build; see `build.build_engine`.
 
         Raises:
-            UserError: also when this machine has no GPU.
+            UserError: see there; or this machine has no GPU.
         """
         from pipelines.engines.tensorrt_llm.build import build_engine
 
@@ -47,5 +47,5 @@ class TensorRtEngine:
 
 
 def make_engine(**options: Any) -> TensorRtEngine:
-    """Make the engine; options are `build` and `on_gpu`."""
+    """Create the engine; options are `build` and `on_gpu`."""
     return TensorRtEngine(**options)

@@ -1,4 +1,4 @@
-"""An engine runs only on the GPU generation and the versions that built it; on any other this says how to rebuild it.
+"""Check an engine against this machine: it runs only on the GPU generation and under the versions that built it.
 
 Source: TensorRT's "engine plan file is not compatible" and "expecting compute 8.0 got 8.9": tensorrtllm_backend issues
 194, 424 and 531, TensorRT-LLM issues 1695 and 1838, llama_index issue 12318.
@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 
 
 def fit_faults(engine_dir: Path) -> list[Fault]:
-    """Hold an engine against this machine's GPU, TensorRT and TensorRT-LLM; what nobody knows is not compared."""
+    """Compare an engine with this machine's GPU, TensorRT and TensorRT-LLM; unknown values are skipped."""
     gpus = gather().gpus
     here = BuiltOn.here(gpus[0].name if gpus else "", gpus[0].sm if gpus else 0.0)
     return list(_faults(engine_dir, here))
@@ -40,15 +40,15 @@ def _faults(engine_dir: Path, here: BuiltOn) -> Iterator[Fault]:
     for tool, then, now in pairs:
         if then != now and "absent" not in (then, now):
             yield Fault(
-                f"The engine '{engine_dir}' was built by {tool} {then}; here is {tool} {now}.",
+                f"The engine '{engine_dir}' was built by {tool} {then}; this machine has {tool} {now}.",
                 "An engine runs only under the versions that built it.",
                 _rebuild(engine_dir),
             )
 
 
 def _rebuild(engine_dir: Path) -> str:
-    """The command that made it, where it is known; on this machine it makes another one beside it."""
+    """Return the command that built the engine, if known; on this machine it builds another one beside it."""
     manifest = engine_dir / MANIFEST
     if manifest.is_file():
         return f"Build it here: {json.loads(manifest.read_text(encoding='utf-8'))['repeat']}"
-    return "Build it here: make build engine=tensorrt_llm, with the words it was built with."
+    return "Build it here: make build engine=tensorrt_llm, with the same overrides."

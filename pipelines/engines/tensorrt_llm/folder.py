@@ -1,4 +1,4 @@
-"""An engine folder of trtllm-build: read back against what was asked, and the machine it belongs to."""
+"""Engine folders of trtllm-build: compare one with what was requested, and record the machine it belongs to."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class BuiltOn:
-    """What an engine is tied to.
+    """GPU and versions that an engine is tied to.
 
     Attributes:
         gpu: name of the GPU it was tuned on.
         sm: its compute capability, e.g. 9.0.
-        tensorrt_llm: version.
-        tensorrt: version.
+        tensorrt_llm: version of TensorRT-LLM.
+        tensorrt: version of TensorRT.
     """
 
     gpu: str
@@ -39,22 +39,22 @@ class BuiltOn:
 
     @classmethod
     def here(cls, gpu: str, sm: float) -> BuiltOn:
-        """This machine's versions; nothing is imported."""
+        """Return this machine's versions, without importing the packages."""
         return cls(gpu, sm, _version("tensorrt_llm"), _version("tensorrt"))
 
     @classmethod
     def load(cls, engine_dir: Path) -> BuiltOn | None:
-        """Of an engine that this project built; None for one from elsewhere."""
+        """Read the record of an engine that this project built; None for an engine from elsewhere."""
         path = engine_dir / BUILT_ON
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
     def save(self, engine_dir: Path) -> None:
-        """Put it beside the engine."""
+        """Write the record beside the engine."""
         (engine_dir / BUILT_ON).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @property
     def file_name(self) -> str:
-        """A name for files that belong to this GPU and these versions, e.g. timing caches."""
+        """Return a name for files that belong to this GPU and these versions, e.g. timing caches."""
         gpu = re.sub(r"[^a-zA-Z0-9]+", "_", self.gpu).strip("_")
         return f"{gpu}-sm{self.sm:g}-tensorrt_llm{self.tensorrt_llm}-tensorrt{self.tensorrt}".replace("/", "_")
 
@@ -67,23 +67,23 @@ def _version(name: str) -> str:
 
 
 def read_back(engine_dir: Path, build: BuildSettings, limits: BuildLimits, checkpoint: CheckpointConfig) -> list[Fault]:
-    """Hold what trtllm-build wrote against what it was asked for; an empty list is a good engine."""
+    """Compare trtllm-build's output with what was requested; an empty list means a good engine."""
     path = engine_dir / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         pretrained, built = raw["pretrained_config"], raw["build_config"]
         version = str(raw["version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Fault(f"trtllm-build left no engine configuration: {path}: {error!r}.")]
+        return [Fault(f"trtllm-build wrote no engine configuration: {path}: {error!r}.")]
     faults = [*_files(engine_dir, checkpoint.world_size), *_model(pretrained, checkpoint)]
     faults += _limits(built, build, limits)
     here = _version("tensorrt_llm")
     if here not in ("absent", version):
         faults.append(
             Fault(
-                f"The engine says TensorRT-LLM {version}, the package here is {here}.",
-                "trtllm-build and tensorrt_llm must be of one installation.",
-                "Look at: which trtllm-build",
+                f"The engine records TensorRT-LLM {version}; the package here is {here}.",
+                "trtllm-build and tensorrt_llm must come from the same installation.",
+                "Check: which trtllm-build",
             )
         )
     return faults
@@ -115,17 +115,17 @@ def _model(pretrained: dict[str, Any], checkpoint: CheckpointConfig) -> Iterator
 
 def _limits(built: dict[str, Any], build: BuildSettings, limits: BuildLimits) -> Iterator[Fault]:
     wanted = adjusted(build, limits)
-    speculative = build.speculative_decoding_mode is not None  # raises these two by the draft's tokens
+    speculative = build.speculative_decoding_mode is not None  # increases these two by the number of draft tokens
     for name in ALWAYS:
         asked, found = wanted[name], built.get(name)
         if speculative and name in ("max_seq_len", "max_num_tokens") and isinstance(found, int) and found >= asked:
             continue
         if found != asked:
-            yield Fault(f"The engine has {name}={found}; it was asked for with {name}={asked}.")
+            yield Fault(f"The engine has {name}={found}; {name}={asked} was requested.")
 
 
 def adjusted(build: BuildSettings, limits: BuildLimits) -> dict[str, int]:
-    """The limits as the builder changes them: it warns and goes on.
+    """Return the limits as the builder adjusts them: it warns and continues.
 
     Source: TensorRT-LLM `builder.py` (`_init_max_seq_len`) and `_common.py` (`check_max_num_tokens`).
     """

@@ -1,6 +1,6 @@
-"""What trtllm-build says while it works: its steps, its sizes, its warnings, and why it failed.
+"""Parse the log of trtllm-build: its steps, sizes and warnings, and why it failed.
 
-Source of the lines: TensorRT-LLM `builder.py`, `commands/build.py`, `plugin/plugin.py` and, of lines that only
+Source of the lines: TensorRT-LLM `builder.py`, `commands/build.py`, `plugin/plugin.py` and, for lines that only
 earlier versions print, `profiler.py` (`check_gpt_mem_usage`); TensorRT 10's own log.
 """
 
@@ -19,14 +19,14 @@ STEPS = {
     "chose the kernels": re.compile(r"Engine generation completed in"),
     "wrote the engine": re.compile(r"Engine serialized\. Total time"),
 }
-"""What each rank goes through."""
+"""Steps of each rank."""
 
 LINE = re.compile(r"^\[(?P<time>[\d/]+-[\d:]+)\] \[(?P<tool>TRT|TRT-LLM)\] \[(?P<level>[A-Z])\] (?P<text>.*)$")
 EXCEPTION = re.compile(r"^(?:trtllm-build: error|[A-Za-z_][\w.]*(?:Error|Exception)): .+")
 ONLY_A_CONSEQUENCE = "Engine building failed, please check"
 EXPECTED_WARNINGS = (
     "--gather_generation_logits is deprecated",  # printed by every build
-    "Overriding paged_state to False",  # of every transformer
+    "Overriding paged_state to False",  # printed for every transformer
     "opt_num_tokens is not set",
     "max_input_len is not required and will be ignored",
     "using freshly created one",  # the first timing cache
@@ -34,7 +34,7 @@ EXPECTED_WARNINGS = (
 
 
 def _clock(text: str) -> float:
-    """Seconds of "00:01:15"."""
+    """Return the seconds of "00:01:15"."""
     hours, minutes, seconds = text.split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
@@ -59,7 +59,7 @@ NUMBERS: tuple[tuple[str, re.Pattern[str], ReadNumber], ...] = (
     ),
     ("peak_host_bytes", re.compile(r"Build phase peak memory: ([\d.]+) MB"), _mib),
 )
-"""Fact, line, how to read it. Of several ranks the largest counts: each must fit a GPU, or a machine, of its own."""
+"""Fact, line, conversion. The largest rank counts: each must fit into its own GPU or machine."""
 RANK_SECONDS = re.compile(r"Total time of building (?!all )[^:]+: (\d+:\d+:\d+)")
 TOTAL_SECONDS = re.compile(r"Total time of building all(?: \d+)? engines: (\d+:\d+:\d+)")
 VERSION = re.compile(r"TensorRT[- ]LLM version: (\S+)")
@@ -71,10 +71,10 @@ class BuildLog:
 
     Attributes:
         numbers: sizes so far, bytes.
-        rank_seconds: of each rank, in the order in which they ended.
-        total_seconds: of the whole build, when it ended.
-        version: of TensorRT-LLM.
-        warnings: what the builder changed or doubted, each once.
+        rank_seconds: seconds of each rank, in the order in which they ended.
+        total_seconds: seconds of the whole build, once it has ended.
+        version: version of TensorRT-LLM.
+        warnings: what the builder changed or questioned, each once.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class BuildLog:
     _last: str = ""
 
     def feed(self, line: str) -> tuple[bool, str | None]:
-        """Take one line.
+        """Process one line.
 
         Returns:
-            whether a rank finished a step, and something a person wants to see now.
+            whether a rank finished a step, and a message to show to the user now.
         """
         line = line.rstrip()
         if not line:
@@ -109,7 +109,7 @@ class BuildLog:
         return step, self._note(found["tool"], found["level"], found["text"])
 
     def facts(self) -> dict[str, Any]:
-        """For the manifest; what the log did not say is not there."""
+        """Return facts for the manifest, only those that the log contains."""
         facts: dict[str, Any] = dict(self.numbers)
         if self.rank_seconds:
             facts["rank_seconds"] = self.rank_seconds
@@ -120,7 +120,7 @@ class BuildLog:
         return facts
 
     def failure(self) -> str:
-        """The line that says why a build failed: the first exception that is no consequence of another, or an error."""
+        """Return the line with the cause of a failure: the first exception not caused by another, or an error."""
         causes = [line for line in self._exceptions if ONLY_A_CONSEQUENCE not in line]
         return next(iter([*causes, *self._errors, *self._exceptions]), self._last)
 
@@ -144,7 +144,7 @@ class BuildLog:
         return None
 
     def _warning(self, tool: str, text: str) -> str | None:
-        """TensorRT's own warnings are about its inside; TensorRT-LLM's say what became of an option."""
+        """Keep TensorRT-LLM's warnings, which are about options; TensorRT's own are about its internals."""
         text = text.strip()
         if tool != "TRT-LLM" or text in self.warnings or any(part in text for part in EXPECTED_WARNINGS):
             return None

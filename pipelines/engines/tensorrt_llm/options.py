@@ -1,4 +1,4 @@
-"""The options of trtllm-build as facts: `options.json`, and how a program that is here differs from it."""
+"""The table of trtllm-build's options, `options.json`, and how an installed program differs from it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class BuildOption:
     Attributes:
         name: with its dashes, e.g. "--max_batch_size".
         type: "int", "str", "list[str]", "KVCacheType", or "flag", which takes no value.
-        default: what holds when it is not given.
-        choices: allowed values; None is any.
+        default: value if it is not given.
+        choices: allowed values; None means any.
         aliases: other spellings, with dashes.
-        deprecated: still taken, with a warning.
+        deprecated: whether it is still accepted, with a warning.
     """
 
     name: str
@@ -45,7 +45,7 @@ class BuildOption:
 
 @cache
 def options() -> tuple[BuildOption, ...]:
-    """All options in the order of the program's own help."""
+    """Return all options in the order of the program's own help."""
     return tuple(_option(raw) for raw in json.loads(TABLE.read_text(encoding="utf-8"))["options"])
 
 
@@ -70,46 +70,49 @@ REPORT = "Report it with the program's --help and version, see docs/gpu.md."
 
 @dataclass(frozen=True, slots=True)
 class OptionInHelp:
-    """An option as a program's help describes it: choices and default, empty where it says none."""
+    """An option as described by a program's help: choices and default, empty if it lists none."""
 
     choices: tuple[str, ...]
     default: str
 
 
 def help_differences(help_text: str) -> list[Fault]:
-    """Hold `trtllm-build --help` against the table: options, spellings, choices, defaults.
+    """Compare `trtllm-build --help` with the table: options, spellings, choices, defaults.
 
     Args:
         help_text: what the program printed.
 
     Returns:
-        a fault for every difference; an empty list when this program is the one the table describes.
+        a fault for every difference; an empty list if the program matches the table.
     """
     found = described(help_text)
     if not found:
-        return [Fault("This is not the help of trtllm-build: no option is in it.", todo="Give: trtllm-build --help")]
+        return [
+            Fault(
+                "This is not the help of trtllm-build: it contains no options.",
+                todo="Pass the output of: trtllm-build --help",
+            )
+        ]
     known = {name: option for option in options() for name in (option.name, *option.aliases)}
-    gone = [Fault(f"trtllm-build has no {name} here.", "1.2 has it.", REPORT) for name in known if name not in found]
-    new = [
-        Fault(f"trtllm-build has {name} here, which 1.2 has not.", todo=REPORT) for name in found if name not in known
-    ]
+    gone = [Fault(f"This trtllm-build lacks {name}.", "1.2 has it.", REPORT) for name in known if name not in found]
+    new = [Fault(f"This trtllm-build has {name}, which 1.2 lacks.", todo=REPORT) for name in found if name not in known]
     return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
 
 
 def _differs(option: BuildOption, here: OptionInHelp) -> Iterator[Fault]:
     if option.choices and here.choices and set(option.choices) != set(here.choices):
         given, wanted = ", ".join(here.choices), ", ".join(option.choices)
-        yield Fault(f"trtllm-build takes {option.name} {{{given}}} here.", f"In 1.2 it takes {{{wanted}}}.", REPORT)
+        yield Fault(f"This trtllm-build accepts {option.name} {{{given}}}.", f"In 1.2 it accepts {{{wanted}}}.", REPORT)
     if here.default and here.default != str(option.default):
         yield Fault(
-            f"trtllm-build's default of {option.name} is {here.default} here.",
-            f"In 1.2 it is {option.default}, and what equals the default is not said on the command line.",
+            f"The default of {option.name} in this trtllm-build is {here.default}.",
+            f"In 1.2 it is {option.default}, and values equal to the default are not passed on the command line.",
             REPORT,
         )
 
 
 def described(help_text: str) -> dict[str, OptionInHelp]:
-    """Options of an argparse help, by every spelling; empty for another text."""
+    """Return the options in an argparse help, by every spelling; empty for any other text."""
     blocks: list[tuple[str, list[str]]] = []
     for line in help_text.splitlines():
         if match := INVOCATION.match(line):

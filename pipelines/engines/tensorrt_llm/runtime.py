@@ -1,9 +1,9 @@
-"""TensorRT-LLM's own Python runtime behind `port.Session`; the one module that imports `tensorrt_llm`.
+"""TensorRT-LLM's own Python runtime as a `port.Session`; the only module that imports `tensorrt_llm`.
 
 Source: TensorRT-LLM 1.2 `tensorrt_llm/_tensorrt_engine`, `llmapi/llm.py` (`_TrtLLM`), `llmapi/llm_args.py`,
 `sampling_params.py`, `executor/result.py`. Not run here; tests/gpu_trtllm runs it.
 
-Scoring asks for the logits of one generated token after every prefix of a continuation. That needs no logits of the
+Scoring requests the logits of one generated token after every prefix of a continuation. That needs no logits of the
 prompt, so an engine is evaluated as it is served: without gather_context_logits, which costs memory and time.
 """
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     import torch
 
 LOGITS_AT_ONCE = 2**28
-"""Logits held at once while scoring, 1 GiB of float32 on the host."""
+"""Most logits held at once while scoring, 1 GiB of float32 on the host."""
 
 
 class TensorRtSession:
-    """A loaded engine. Token ids go in and come out, so no tokenizer is loaded."""
+    """A loaded engine. Inputs and outputs are token ids, so no tokenizer is loaded."""
 
     def __init__(self, engine_dir: Path) -> None:
         """Load every rank of an engine onto this machine's GPUs.
 
         Raises:
-            UserError: the folder is no complete engine.
+            UserError: the folder is not a complete engine.
         """
         self.limits = EngineLimits.load(engine_dir)
         self._engine_dir = engine_dir
@@ -93,9 +93,9 @@ class TensorRtSession:
         return [_scored(pair, logprobs) for pair in pairs]
 
     def _logprobs(self, output: Any) -> torch.Tensor:
-        """Log probabilities [V] of the token after a prompt.
+        """Return the log probabilities [V] of the token after a prompt.
 
-        Engines pad the vocabulary to a multiple of the ranks; padding has logits too and must not count.
+        Engines pad the vocabulary to a multiple of the ranks; padding has logits too, which must not count.
         """
         logits: torch.Tensor = output.generation_logits[0, : self.limits.vocab_size]
         return logits.float().log_softmax(dim=-1)
@@ -105,9 +105,9 @@ class TensorRtSession:
         if wrong is not None:
             raise UserError(
                 f"Token id {wrong} is not in the vocabulary of {self.limits.vocab_size}.",
-                todo="Is it another model's tokenizer?",
+                todo="Was another model's tokenizer used?",
             )
-        limits = self.limits  # a draft's tokens are part of max_seq_len, see builder.py
+        limits = self.limits  # draft tokens are part of max_seq_len, see builder.py
         for name, most, length in (
             ("max_num_tokens", limits.max_num_tokens, len(tokens)),
             ("max_seq_len", limits.max_seq_len - limits.max_draft_len, len(tokens) + new_tokens),
@@ -122,13 +122,13 @@ class TensorRtSession:
         """The engine, loaded when first used."""
         if self._llm is None:
             try:
-                # TensorRT-LLM's documented class for engines; `tensorrt_llm.LLM` is that of its PyTorch backend
+                # TensorRT-LLM's documented class for engines; `tensorrt_llm.LLM` is the class of its PyTorch backend
                 from tensorrt_llm._tensorrt_engine import LLM
                 from tensorrt_llm.llmapi import KvCacheConfig
             except ImportError as error:
                 raise UserError(
                     f"The Python package tensorrt_llm cannot be imported: {error}.",
-                    todo="Run inside NVIDIA's container, where it and its libraries belong together: make shell",
+                    todo="Run inside NVIDIA's container, where it matches its libraries: make shell",
                 ) from error
             self._llm = LLM(
                 model=str(self._engine_dir),
@@ -142,7 +142,7 @@ class TensorRtSession:
 
 
 def sampling_params(limits: SamplingParams) -> Any:
-    """Translate sampling limits. Without a tokenizer the runtime wants an end token; it can be told to ignore it."""
+    """Translate sampling limits. Without a tokenizer the runtime requires an end token but can be told to ignore it."""
     from tensorrt_llm import SamplingParams
 
     stops = sorted(limits.stop_token_ids)
@@ -161,7 +161,7 @@ def sampling_params(limits: SamplingParams) -> Any:
 
 
 def next_token_params() -> Any:
-    """One greedy token with its logits; an end token counts like any other."""
+    """Return parameters for one greedy token with its logits; an end token counts like any other."""
     from tensorrt_llm import SamplingParams
 
     return SamplingParams(
@@ -178,7 +178,7 @@ def _generation(output: Any, limits: SamplingParams) -> Generation:
 
 
 def _prefixes(pair: tuple[TokenIds, TokenIds]) -> list[tuple[int, ...]]:
-    """What stands before each token of the continuation."""
+    """Return the tokens before each token of the continuation."""
     context, continuation = pair
     return [(*context, *continuation[:at]) for at in range(len(continuation))]
 
@@ -193,7 +193,7 @@ def _scored(pair: tuple[TokenIds, TokenIds], logprobs: dict[tuple[int, ...], tor
 
 
 def _batches(pairs: Sequence[tuple[TokenIds, TokenIds]], at_once: int) -> Iterator[Sequence[tuple[TokenIds, TokenIds]]]:
-    """Pairs in order, as many together as have at most `at_once` prefixes, and at least one."""
+    """Yield pairs in order, together as many as have at most `at_once` prefixes, and at least one."""
     start, size = 0, 0
     for index, (_, continuation) in enumerate(pairs):
         if size and size + len(continuation) > at_once:

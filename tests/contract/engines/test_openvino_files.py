@@ -118,7 +118,7 @@ def test_facts_name_the_size(workshop: Workshop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "Gemma2ForCausalLM"}, "does not build Gemma2ForCausalLM"),
+        ({"architecture": "Gemma2ForCausalLM"}, "Gemma2ForCausalLM is not supported by engine=openvino"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"qk_layernorm": True}, "qk_layernorm=True"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi'"),

@@ -89,7 +89,7 @@ def test_closing_tells_every_client(engine: Path) -> None:
         made.submit([asked()], channel)
     made.close()
     assert all(channel.ended.is_set() for channel in channels)
-    assert {channel.error for channel in channels} == {"The engine is stopping; no new requests are taken."}
+    assert {channel.error for channel in channels} == {"The engine is stopping; no new requests are accepted."}
 
 
 def test_a_vanished_client_frees_its_slot_for_one_that_waits(scheduler: Scheduler) -> None:

@@ -50,8 +50,8 @@ def test_on_its_own_machine_it_fits(engine, on):
     ("machine", "message"),
     [
         ({"gpus": (A100,)}, r"built on NVIDIA H100 80GB HBM3 (compute capability 9); this machine has NVIDIA A100"),
-        ({"tensorrt_llm": "1.2.0"}, "was built by TensorRT-LLM 1.2.1; here is TensorRT-LLM 1.2.0"),
-        ({"tensorrt": "10.13.3.9"}, "was built by TensorRT 10.14.1.48; here is TensorRT 10.13.3.9"),
+        ({"tensorrt_llm": "1.2.0"}, "was built by TensorRT-LLM 1.2.1; this machine has TensorRT-LLM 1.2.0"),
+        ({"tensorrt": "10.13.3.9"}, "was built by TensorRT 10.14.1.48; this machine has TensorRT 10.13.3.9"),
     ],
 )
 def test_on_another_it_is_refused(engine, on, machine, message):
@@ -71,7 +71,7 @@ def test_of_an_engine_from_elsewhere_only_its_version_is_known(engine, on):
     on(gpus=(A100,), tensorrt="10.13.3.9")
     assert told(engine) == ""
     on(tensorrt_llm="1.1.0")
-    assert "TensorRT-LLM 1.2.1; here is TensorRT-LLM 1.1.0" in told(engine)
+    assert "TensorRT-LLM 1.2.1; this machine has TensorRT-LLM 1.1.0" in told(engine)
 
 
 def test_where_nothing_is_installed_nothing_is_compared(engine):

@@ -23,7 +23,7 @@ def with_gpu(**changes):
     [
         ("auto", MACHINE, "openvino", "engine=auto: no NVIDIA GPU here, nvidia-smi is not installed"),
         ("auto", with_gpu(has_tensorrt_llm=False), "openvino", "engine=auto: the Python package tensorrt_llm is not"),
-        ("auto", with_gpu(), "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
+        ("auto", with_gpu(), "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are available"),
         ("openvino", with_gpu(), "openvino", "asked for"),
         ("tensorrt_llm", MACHINE, "tensorrt_llm", "asked for"),
     ],
@@ -37,7 +37,7 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
 @pytest.mark.parametrize(
     ("version", "name", "reason"),
     [
-        ("1.2.1", "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are here"),
+        ("1.2.1", "tensorrt_llm", "engine=auto: NVIDIA H100 80GB HBM3 and tensorrt_llm are available"),
         ("1.3.0rc20", "openvino", "engine=auto: tensorrt_llm 1.3.0rc20 no longer supports TensorRT engines; 1.2 does"),
         ("2.0", "openvino", "engine=auto: tensorrt_llm 2.0 no longer supports TensorRT engines; 1.2 does"),
     ],

@@ -39,8 +39,8 @@ def test_without_a_draft_model_nothing_is_counted() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"beam_width": 2}, "beam_width=2 is not possible here: this model runs with a draft model"),
-        ({"runtime_top_k": 4}, r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not possible here"),
+        ({"beam_width": 2}, "beam_width=2 is not supported here: this model runs with a draft model"),
+        ({"runtime_top_k": 4}, r"sampling \(runtime_top_k=4, runtime_top_p=0.0\) is not supported here"),
     ],
 )
 def test_what_guesses_cannot_be_checked_for_is_refused(values: dict[str, Any], said: str) -> None:
@@ -61,5 +61,5 @@ def test_an_unknown_adapter_is_refused_in_tensorrt_llms_words() -> None:
 
 
 def test_uploaded_adapters_are_refused() -> None:
-    with pytest.raises(UserError, match=r"lora_weights is not possible here.*lora_prefetch_dir"):
+    with pytest.raises(UserError, match=r"lora_weights is not supported here.*lora_prefetch_dir"):
         read_requests(inputs(lora_task_id=1) | {"lora_weights": np.ones((1, 2, 3))}, BOUNDS)

@@ -148,7 +148,7 @@ def test_a_template_that_is_not_there_is_refused():
         ("The engine has failed: no memory", None, 503),
         ("something broke", "INTERNAL", 500),
         ("CUDA error: an illegal memory access", None, 500),
-        ("temperature=-1.0 is not possible.", None, 400),
+        ("temperature=-1.0 is not valid.", None, 400),
     ],
 )
 def test_tritons_errors_become_statuses(message: str, code: str | None, status: int) -> None:

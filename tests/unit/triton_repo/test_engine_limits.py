@@ -72,5 +72,5 @@ def test_an_unknown_flavour_is_named(tmp_path):
     write_engine(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "engine": {"flavour": "onnx"}}))
-    with pytest.raises(UserError, match="engine flavour 'onnx'"):
+    with pytest.raises(UserError, match="engine='onnx', which is not known"):
         EngineLimits.load(tmp_path)
