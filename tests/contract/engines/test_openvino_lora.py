@@ -132,7 +132,7 @@ def test_formats_that_change_activations_are_refused(workshop: Workshop, qformat
 
 def test_an_adapter_of_another_model_is_refused(workshop: Workshop) -> None:
     folder = EngineFolder.load(workshop.engine(workshop.checkpoint("llama", QFormat.NONE)))
-    with pytest.raises(UserError, match=r"is for \[\d+, \d+\]; the engine's weight is \[\d+, \d+\]"):
+    with pytest.raises(UserError, match=r"is for a weight of shape \[\d+, \d+\]; the engine's is \[\d+, \d+\]"):
         open_pipeline(replace(folder, adapter=LoraAdapter.read(FOLDER / "next_letter")), F32)
 
 

@@ -19,7 +19,7 @@ def test_the_described_program_has_no_difference(text):
     [
         ("--max_batch_size", "--max_batch", r"lacks --max_batch_size\..*has --max_batch, which 1\.2 lacks"),
         ("{fp8,disable}", "{fp8,fp4,disable}", r"accepts --gemm_swiglu_plugin \{fp8, fp4, disable\}"),
-        ("(default: 2048)", "(default: 64)", r"default of --max_batch_size in this trtllm-build is 64\. In 1\.2 it is 2048"),
+        ("(default: 2048)", "(default: 64)", r"--max_batch_size in this trtllm-build is 64\. In 1\.2 it is 2048"),
     ],
 )  # fmt: skip
 def test_a_difference_is_named(text, old, new, message):
