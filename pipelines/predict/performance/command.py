@@ -38,7 +38,7 @@ SHOWN = {
     "prompts": ("iteration with prompts", "ms"),
     "end": ("request that has ended", "ms"),
     "few_sequence": ("request, when few are streamed", "us"),
-    "overhead_s": ("on the way, per request", "ms"),
+    "overhead_s": ("in transit, per request", "ms"),
     "client_gap_s": ("client, between two requests", "ms"),
 }
 _UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
@@ -50,7 +50,7 @@ def run(overrides: Sequence[str]) -> int:
 
 
 def calibrate(settings: Settings, machine: Machine) -> int:
-    """Fit, print the table of the fit, write the file.
+    """Fit the model, print the table of the fit and write the file.
 
     Raises:
         UserError: there is no benchmark to fit to, or it cannot be read.
@@ -73,7 +73,7 @@ def calibrate(settings: Settings, machine: Machine) -> int:
 def start_of(
     settings: Settings, machine: Machine, measured: Measured
 ) -> tuple[ModelledDeployment | SchedulerLimits, str]:
-    """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
+    """Return the fit's start and its description: the performance model of a named GPU, or only the engine's limits."""
     if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
         why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
@@ -81,10 +81,10 @@ def start_of(
 
 
 def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
-    """The scheduler's limits, as the benchmark tells them, else as the configuration does.
+    """Take the scheduler's limits from the benchmark, or from the configuration where the benchmark lacks them.
 
-    The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
-    under guaranteed_no_evict a request starts when all its blocks are free.
+    The CPU engine mixes prompts (in pieces where they do not fit) and tokens in one iteration (dynamic split-fuse), and
+    under guaranteed_no_evict a request starts when all the blocks it needs are free.
     """
     limits, build = measured.limits, settings.build
     return SchedulerLimits(
@@ -98,7 +98,7 @@ def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
 
 
 def labelled(measured: Measured, settings: Settings) -> Measured:
-    """With the words of this project, where another tool has others: the configuration says what was measured."""
+    """Replace another tool's names by this project's: the configuration says what was measured."""
     if measured.tool == "trtllm-pipelines" or settings.hardware.name == "auto":
         return measured
     return replace(
@@ -113,14 +113,14 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
 
 
 def place(settings: Settings, made: FittedModel) -> Path:
-    """Where a fit is kept: in the store, by what it is of."""
+    """Return where a fit is kept in the store, derived from what it describes."""
     parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
     return settings.paths.store / FITS / f"{name}.json"
 
 
 def fit_text(measured: Measured, found: FitResult, words: str) -> str:
-    """What was measured, what the fit gives back, and what it found."""
+    """Describe what was measured, what the fit reproduces, and the fitted values."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
     coefficients = []
     for name, (title, unit) in SHOWN.items():
@@ -134,14 +134,14 @@ def fit_text(measured: Measured, found: FitResult, words: str) -> str:
     lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
     lines += table(coefficients, words=(2, 3), indent=2) if coefficients else []
     if found.undecided:
-        lines.append("  * not decided by these loads: what was assumed before")
+        lines.append("  * not determined by these loads: the assumed value is kept")
     if found.at_bound:
-        lines.append(f"at the edge of what is allowed: {', '.join(found.at_bound)}")
+        lines.append(f"at the bound of the allowed range: {', '.join(found.at_bound)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
 def compared(rows: Sequence[FittedLevel]) -> list[str]:
-    """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
+    """List measured, modelled and error of each load on separate lines, so that each fits 80 columns."""
     head, *loads, medians = comparison(rows)
     lines = [(head[0], *head[1::3])]
     for row in loads:
@@ -150,10 +150,10 @@ def compared(rows: Sequence[FittedLevel]) -> list[str]:
 
 
 def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> ModelledDeployment:
-    """What the performance model says of the GPU that is named.
+    """Return the performance model's values for the named GPU.
 
     Raises:
-        UserError: the GPU or the model is not known, or does not fit.
+        UserError: the GPU or the model is unknown, or the model does not fit.
     """
     from pipelines.predict.performance.performance import PerformanceModel
 

@@ -1,7 +1,7 @@
-"""What stands as "modelled" beside "measured": the model of a deployment, and what it says of a benchmark's loads.
+"""Model a deployment and its benchmark loads: the "modelled" values shown beside the "measured" ones.
 
-A fit to a benchmark of the same deployment on the same machine comes first; for GPUs the performance model stands in;
-for a CPU engine without a fit there is no model, and nothing is shown.
+A fit to a benchmark of the same deployment on the same machine comes first; for GPUs the performance model is the
+fallback; a CPU engine without a fit has no model, and nothing is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.settings.sizing import fit_files
 
 @dataclass(frozen=True, slots=True)
 class PredictedDeployment:
-    """A deployment as modelled.
+    """A modelled deployment.
 
     Attributes:
         deployment: what is simulated.
@@ -43,7 +43,7 @@ class PredictedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """The compression behind a word such as "magnitude_2_4-fp8-kv_fp8"."""
+    """Parse the compression from a word such as "magnitude_2_4-fp8-kv_fp8"."""
 
     qformat: QFormat
     kv_format: KvFormat
@@ -51,12 +51,12 @@ class Compression:
 
     @classmethod
     def asked(cls, settings: Settings) -> Compression:
-        """What the settings ask for."""
+        """Return the compression that the settings request."""
         return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
 
     @classmethod
     def of(cls, variant: str) -> Compression | None:
-        """Read `Settings.variant`; None for a word of another tool."""
+        """Parse `Settings.variant`; None for the word of another tool."""
         qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
         for part in variant.split("-"):
             if part.endswith("_2_4"):
@@ -71,10 +71,10 @@ class Compression:
 
 
 def known(settings: Settings) -> list[FittedModel]:
-    """Fits to look in: the one that is named, else those of the store; files of other versions are passed over.
+    """Return the fits to search: the named one, or else those of the store, skipping files of other versions.
 
     Raises:
-        UserError: the one that is named cannot be read.
+        UserError: the named fit cannot be read.
     """
     if settings.sizing.fit is not None:
         return [load_fit(settings.sizing.fit)]
@@ -89,7 +89,7 @@ def fitted_deployment(
     fits: Sequence[FittedModel], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
 ) -> PredictedDeployment | None:  # fmt: skip
-    """The fit to a benchmark of this deployment on this machine, if there is one."""
+    """Find the fit to a benchmark of this deployment on this machine, if there is one."""
     for each in fits:
         if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
             return PredictedDeployment(each.deployment, "fitted", each.why, each.spread)
@@ -100,19 +100,19 @@ def gpu_model(
     settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
     form: Compression | None = None, tp: int | None = None, pp: int | None = None,
 ) -> PredictedDeployment:  # fmt: skip
-    """What a model of iterations says of the deployment that the settings ask for.
+    """Model the iterations of the deployment that the settings describe.
 
     Args:
         settings: limits of the engine and its KV cache, lengths of the requests.
-        model: its sizes.
-        gpu: on which.
-        cost: of an iteration.
-        form: the format, where it is another one.
-        tp: tensor parallel ranks, where they are others.
-        pp: pipeline parallel ranks, where they are others.
+        model: dimensions of the model.
+        gpu: GPU it runs on.
+        cost: cost of an iteration.
+        form: the format, if it differs from the settings.
+        tp: tensor parallel ranks, if they differ from the settings.
+        pp: pipeline parallel ranks, if they differ from the settings.
 
     Raises:
-        UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
+        UserError: the GPU does not support it, or the model leaves no room for a KV cache.
     """
     build = settings.build
     form, tp, pp = form or Compression.asked(settings), tp or build.tp_size, pp or build.pp_size
@@ -125,7 +125,7 @@ def gpu_model(
     if blocks < 1:
         raise UserError(
             f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
-            todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
+            todo=f"`make plan hardware={gpu.name} ...` shows what would fit.",
         )
     engine = SchedulerLimits(
         slots=build.max_batch_size,

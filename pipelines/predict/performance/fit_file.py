@@ -1,4 +1,4 @@
-"""A fit to a benchmark as a file: what was fitted, on what, how well, with which versions."""
+"""Files of fits: what was fitted to which benchmark, how accurate it is, and with which versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.predict.simulator.interface import SchedulerLimits
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
-"""What a fit is judged by."""
+"""Metrics that a fit is judged by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class FittedModel:
     """Coefficients of one deployment on one kind of machine.
 
     Attributes:
-        model: as the benchmark calls it.
+        model: name of the model in the benchmark.
         precision: compression in one word, or None.
-        engine: what executes it, or None.
-        gpu: its name; None for the CPU engine.
-        cpu: the machine of the CPU engine, in one line.
+        engine: engine that executes it, or None.
+        gpu: name of the GPU; None for the CPU engine.
+        cpu: machine of the CPU engine, in one line.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
         deployment: the coefficients and the engine's limits.
         intervals: 95 % interval by coefficient.
-        at_bound: what was fitted to the edge of what is allowed.
-        undecided: what the benchmark says little of.
+        at_bound: coefficients fitted to the bound of the allowed range.
+        undecided: coefficients that the benchmark hardly determines.
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
-        multipliers: on the performance model's coefficients, by knob; none for an engine of which it knows nothing.
+        multipliers: factors on the performance model's coefficients, by knob; none for an engine it does not cover.
         levels: measured and modelled, per load of the fit.
-        fitted_on: tool, files, dates, notes.
-        versions: of what made it.
-        schema: of this file.
+        fitted_on: tool, files, dates and notes.
+        versions: versions of the software that made it.
+        schema: version of this file's format.
     """
 
     model: str
@@ -67,28 +67,28 @@ class FittedModel:
 
     @property
     def why(self) -> str:
-        """Where it comes from, in one line."""
+        """Origin of the fit, in one line."""
         when = str(self.fitted_on.get("measured_at") or "")[:10]
         loads = f"{len(self.levels)} loads" if len(self.levels) != 1 else "1 load"
         return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
 
     def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
-        """Whether it speaks of this deployment; `where` is the machine of the CPU engine, or names of the GPU."""
+        """Return whether the fit is for this deployment; `where` is the CPU engine's machine, or names of the GPU."""
         mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
         return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
 
     def cost(self, setup: Setup, said: Costed) -> Costed:
-        """What the performance model says of a setup, moved by what was measured.
+        """Return the performance model's cost of a setup, adjusted by what was measured.
 
-        For the very setup that was measured that is the fit itself; others on the same GPU move by the same factors,
-        and say so.
+        For exactly the setup that was measured, this is the fit itself; other setups on the same GPU are scaled by the
+        same factors, and `why` says so.
 
         Raises:
-            UserError: it is of the CPU engine, or of another GPU.
+            UserError: the fit is for the CPU engine, or for another GPU.
         """
         if not self.multipliers or self.gpu != setup.gpu.name:
             raise UserError(
-                f"sizing.fit is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
+                f"sizing.fit is for {self.model} on {self.gpu or self.cpu}, not for {setup.gpu.gpu}.",
                 todo="Fit on this GPU: make calibrate hardware=... model=... sizing.measured=...",
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
@@ -107,10 +107,10 @@ class FittedModel:
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write it.
+        """Write the file.
 
         Raises:
-            UserError: the place cannot be written.
+            UserError: the file cannot be written.
         """
         try:
             write_json(path, asdict(self), sort_keys=False)
@@ -119,17 +119,17 @@ class FittedModel:
 
 
 def load_fit(path: Path) -> FittedModel:
-    """Read what `save` wrote.
+    """Read a file that `save` wrote.
 
     Raises:
-        UserError: it is not there, of another version, or not a fit.
+        UserError: the file is missing, of another version, or not a fit.
     """
     try:
         data = json.loads(path.expanduser().read_text())
     except OSError as error:
         raise UserError(
             f"sizing.fit={path} cannot be read: {error.strerror}.",
-            todo="Make one: make calibrate sizing.measured=benchmark.json",
+            todo="Create one: make calibrate sizing.measured=benchmark.json",
         ) from None
     except ValueError as error:
         raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
@@ -151,7 +151,7 @@ def load_fit(path: Path) -> FittedModel:
 
 
 def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:
-    """What to keep of a fit."""
+    """Collect what to keep of a fit."""
     machine = measured.about.get("machine") or {}
     return FittedModel(
         model=measured.model,
@@ -179,7 +179,7 @@ def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, st
 
 
 def processor(machine: Mapping[str, Any]) -> str | None:
-    """The machine of the CPU engine in one line, for a comparison; None when the benchmark does not tell."""
+    """Describe the machine of the CPU engine in one line, for comparison; None if the benchmark does not name it."""
     if not machine.get("cpu_count"):
         return None
     return f"{machine['cpu_count']} CPU cores, {machine.get('platform', 'unknown system')}"
@@ -206,7 +206,7 @@ TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 
 
 
 def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
-    """Cells: the load, then measured, modelled and error in percent per metric; the head first, medians last."""
+    """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
     table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
     for row in rows:
         found, cells = row.errors(), [row.level.load]
@@ -225,7 +225,7 @@ def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
 
 
 def measured_value(row: FittedLevel, name: str) -> float:
-    """A metric as it is shown: requests/s or ms."""
+    """Return a metric as it is shown: requests/s or ms."""
     if name == "rps":
         return row.level.requests_per_s
     what, part = name.split("_")

@@ -1,4 +1,4 @@
-"""Throughput and latency against the load, one curve per policy."""
+"""Curves of throughput and latency against the load, one per policy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_USERS = 256
 
 
 def curves_of(case: SimulationCase, results: Sequence[Simulated]) -> tuple[list[PolicyCurve], str]:
-    """The curves, and the name of what they are drawn against.
+    """Return the curves and the name of their horizontal axis.
 
-    Several loads that were asked for are the points; else the same requests are simulated as closed loops of 1, 2, 4,
-    ... users, up to four times the slots.
+    If several loads are given, they are the points; otherwise the same requests are simulated as closed loops of 1, 2,
+    4, ... users, up to four times the number of slots.
     """
     several = len({each.outcome.load for each in results}) > 1
     if not several:

@@ -1,4 +1,4 @@
-"""The loads that are simulated: what `make benchmark` would send with the same settings, level by level."""
+"""The simulated loads: what `make benchmark` would send with the same settings, level by level."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 WARM = 3
-"""Requests per user of a closed loop before the window of a steady load begins."""
+"""Requests per user of a closed loop before the measurement window opens."""
 PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
-"""Requests that are simulated when nobody said how many."""
+"""Default number of simulated requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLevel:
-    """A load with its requests.
+    """A load and its requests.
 
     Attributes:
-        load: in words.
-        requests: of the simulator.
-        whole: start burst and end count too.
-        counted: (first, last): where the window is not the whole run, requests before the first are warm-up, and those
+        load: description of the load.
+        requests: input of the simulator.
+        whole: whether the start burst and the end count too.
+        counted: (first, last): if the window is not the whole run, requests before the first are warm-up, and those
             from the last on only keep up the load.
     """
 
@@ -46,7 +46,7 @@ class SimulatedLevel:
     counted: tuple[int, int]
 
     def faults(self, engine: SchedulerLimits) -> list[Fault]:
-        """Requests that this engine can never run."""
+        """Return the requests that this engine can never run, as faults."""
         isl, osl = self.requests.isl, self.requests.osl
         if engine.kv_blocks is None or not len(isl):
             return []
@@ -54,33 +54,33 @@ class SimulatedLevel:
         worst = int(np.lexsort((isl + osl, needs))[-1])
         if needs[worst] <= pool:
             return []
-        beside = f" beside those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
+        beside = f" besides those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
         return [
             Fault(
                 f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
-                f"{engine.tokens_per_block} tokens{beside}; there are {max(pool, 0)}.",
-                todo="Shorten workload.isl or workload.osl, or give more simulator.kv_blocks.",
+                f"{engine.tokens_per_block} tokens{beside}; the cache has {max(pool, 0)}.",
+                todo="Shorten workload.isl or workload.osl, or increase simulator.kv_blocks.",
             )
         ]
 
     def window(self, run: SimulatedRun, overhead: float) -> CountedWindow:
-        """What of a run of this load counts: from the first request to the last response, or a part under load.
+        """Return the window that counts: from the first request to the last response, or a part of it under full load.
 
         Args:
-            run: of this load.
-            overhead: of a request on its way to the engine and back.
+            run: run of this load.
+            overhead: time a request spends on its way to the engine and back.
         """
         times, (first, last) = run.requests.arrival, self.counted
         if self.whole:
             return CountedWindow(float(times[0]), run.end + overhead, 0, len(times), whole=True)
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-        if until <= begin:  # all of them leave at once
+        if until <= begin:  # all of them are sent at once
             return CountedWindow(begin, run.end + overhead, first, last, whole=True)
         return CountedWindow(begin, until, first, last)
 
 
 def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
-    """One level per concurrency or rate, or the one burst or trace."""
+    """Build one level per concurrency or rate, or the single burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
     return [
@@ -91,7 +91,7 @@ def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel
 
 
 def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> SimulatedLevel:
-    """The requests of a level again as a closed loop of so many users."""
+    """Return the requests of a level as a closed loop with this many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
     requests = OfferedLoad(isl, osl, None, users, case.client_delay)
@@ -115,7 +115,7 @@ def _level(settings: Settings, case: SimulationCase, load: LoadLabel, whole: boo
 
 
 def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int) -> tuple[Any, Any]:
-    """Drawn as the load generator does; the turns of a conversation carry all before them."""
+    """Draw lengths as the load generator does; each turn of a conversation carries all earlier ones."""
     isl = sampler(workload.isl, random, key="workload.isl")
     osl = sampler(workload.osl, random, key="workload.osl")
     if workload.turns == 1:
@@ -128,7 +128,7 @@ def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int)
 def _conversations(
     isl: Callable[[], int], osl: Callable[[], int], count: int, turns: int, users: int
 ) -> list[tuple[int, int]]:
-    """Requests of users who talk at the same time, each a turn after the other."""
+    """Build the requests of users who talk at the same time, each one turn after the other."""
     pairs: list[tuple[int, int]] = []
     while len(pairs) < count:
         held = [0] * users
@@ -148,7 +148,7 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
 
 
 def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
-    assert workload.trace is not None  # judged by the settings
+    assert workload.trace is not None  # the settings have been checked
     items = read_trace(workload.trace, workload.trace_speed)[:limit]
     if any(item.isl is None for item in items):
         raise UserError(

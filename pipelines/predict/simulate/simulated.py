@@ -14,7 +14,7 @@ from pipelines.settings.root import Settings
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A policy under a load."""
+    """Result of a policy under a load."""
 
     engine: SchedulerLimits
     level: SimulatedLevel
@@ -23,7 +23,7 @@ class Simulated:
 
 
 def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
-    """Every policy under every load, in the order of the table."""
+    """Simulate every policy under every load, in the order of the table."""
     from pipelines.predict.simulator.run import simulate as run_load
 
     found = []

@@ -41,22 +41,22 @@ def simulate(
 ) -> SimulatedRun:
     """Run a load through an engine, iteration by iteration.
 
-    At each boundary between iterations: tokens come and requests end, arrivals until now enter the queue, the queue is
+    At each boundary between iterations, tokens come and requests end, new arrivals enter the queue, requests are
     admitted as far as slots, token budget and KV blocks allow, and the next iteration begins. It yields a token for
     every decoding request and the first token of every request whose prefill it completes.
 
     Args:
-        engine: the scheduler.
+        engine: limits of the scheduler.
         load: the requests.
-        cost: of an iteration; its kind sets the unit of time.
-        until: the run ends at the first boundary at or after this time, and what comes at that boundary is not
+        cost: cost of an iteration; its type sets the unit of time.
+        until: the run ends at the first boundary at or after this time, and events at that boundary are not
             counted; None lets all requests end.
-        iterations: also give the table of iterations and the stays in slots (slower: one step per iteration).
-        slots: also give `slots_over_time`; implies `iterations`.
-        backend: "auto" is numba when it is installed. Results differ by rounding at most (1e-9).
+        iterations: also return the table of iterations and the stays in slots (slower: one step per iteration).
+        slots: also return `slots_over_time`; implies `iterations`.
+        backend: "auto" uses numba if it is installed. Results differ only by rounding (1e-9 at most).
 
     Raises:
-        UserError: a request that can never run, or a value out of range.
+        UserError: a request can never run, or a value is out of range.
     """
     isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
     _check(engine, load, isl, osl)
@@ -74,7 +74,7 @@ def simulate(
 
 
 def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
-    """`Request` and `RunTotals` of the start, as numpy records."""
+    """Build the initial `Request` and `RunTotals` as numpy records."""
     requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
     known = len(isl) if load.arrival is not None else min(load.users, len(isl))
@@ -135,7 +135,7 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
 
 
 def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> Any:
-    """int8[iterations, slots]: what each slot did."""
+    """Return int8[iterations, slots]: the activity of each slot."""
     cells = np.zeros((iterations, slots), dtype=np.int8)
     last_stay = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
     rows = zip(stays.request, stays.slot, stays.joined, stays.began, stays.last, strict=True)
@@ -149,7 +149,7 @@ def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> A
 
 
 def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:
-    """Raise for what cannot be simulated."""
+    """Raise an error for input that cannot be simulated."""
     faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
     if faults:
         raise UserError.of(faults)

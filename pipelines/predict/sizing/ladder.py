@@ -1,4 +1,4 @@
-"""One instance at a ladder of loads, for the replay of a day."""
+"""Simulate one instance at a ladder of loads, for the replay of a day."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.predict.sizing.instance import see
 from pipelines.predict.sizing.question import Question
 
 RUNGS = (0.02, 0.2, 0.4, 0.55, 0.7, 0.8, 0.87, 0.93, 0.97, 1.0)
-"""Loads, as shares of what an instance serves at all."""
+"""Loads, as shares of the most that an instance can serve."""
 
 
 def curve(question: Question, option: FleetOption) -> LoadCurve:

@@ -20,7 +20,7 @@ SHOWN_OPTIONS = 12
 
 
 def words(result: Result) -> list[str]:
-    """All lines."""
+    """Return all lines of the printed answer."""
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
@@ -35,12 +35,12 @@ def words(result: Result) -> list[str]:
 
 
 def wrap(text: str, indent: int = 2) -> str:
-    """Lines that fit the screen."""
+    """Wrap text into lines that fit the screen."""
     return wrapped(text, indent)
 
 
 def pair(word: str, text: str) -> str:
-    """A word and what it is."""
+    """Format a label and its text."""
     return wrap(f"{word:<10}{text}", 10)
 
 
@@ -56,13 +56,13 @@ def _question(question: Question) -> list[str]:
 
 
 def length_text(values: Sequence[int]) -> str:
-    """Tokens: "2,000", or mean and range."""
+    """Format token counts: "2,000", or mean and range."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{sum(values) / len(values):,.0f} ({low:,} to {high:,})"
 
 
 def limits_text(question: Question) -> str:
-    """The limits in words."""
+    """Describe the limits."""
     slo = question.slo
     pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
     given = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
@@ -70,8 +70,8 @@ def limits_text(question: Question) -> str:
         preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
         return f"{given} at P{question.percentile:g}{preset}"
     if question.mode == "offline":
-        return "none: throughput alone counts"
-    return "none given, so throughput alone counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
+        return "none: only throughput counts"
+    return "none given, so only throughput counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
 
 
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
@@ -90,7 +90,7 @@ def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
 
 
 def binds(option: FleetOption) -> str:
-    """What limits the rate, and what makes it so: "TTFT (KV cache)"."""
+    """Name the binding limit and its cause: "TTFT (KV cache)"."""
     return f"{WORDS[option.capacity.binding]} ({option.capacity.because})"
 
 
@@ -99,12 +99,12 @@ def _ms(seconds: float) -> str:
 
 
 def count(amount: int, word: str) -> str:
-    """A number with its noun."""
+    """Format a number with its noun."""
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
 def fleet_text(fleet: PeakFleet) -> str:
-    """Instances, GPUs, servers, and the same before rounding."""
+    """Describe instances, GPUs and servers, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
     return (
@@ -132,7 +132,7 @@ def _recommended(result: Result) -> list[str]:
 
 
 def interval_text(option: FleetOption) -> str:
-    """Fleets if the model is off by its usual error."""
+    """Describe the range of fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
     if large is None:
         return (
@@ -151,7 +151,7 @@ def _range(low: int, high: int, word: str) -> str:
 
 
 def memory_text(option: FleetOption) -> str:
-    """KV cache and what limits concurrency."""
+    """Describe the KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     return (
@@ -161,10 +161,10 @@ def memory_text(option: FleetOption) -> str:
 
 
 def tokens_text(question: Question) -> str:
-    """Requests and tokens of a day."""
+    """Describe the requests and tokens of a day."""
     daily = question.demand.requests_per_day
     if daily is None:
-        return "of a day: not known without an average rate"
+        return "per day: unknown without an average rate"
     hours = f" in {question.demand.busy_hours:g} h" if question.demand.busy_hours != 24 else ""
     return (
         f"{daily:,.0f} requests a day{hours}: {daily * question.mean_isl:,.4g} tokens in, "
@@ -173,12 +173,12 @@ def tokens_text(question: Question) -> str:
 
 
 def cost_texts(cost: Cost) -> list[str]:
-    """What it costs, and at which utilisation."""
+    """Describe the cost and the utilisation it assumes."""
     parts = ", ".join(f"{what} {usd:,.0f}" for what, usd in cost.parts)
-    without = f"; not given and not in it: {', '.join(cost.missing)}" if cost.missing else ""
+    without = f"; not given and not included: {', '.join(cost.missing)}" if cost.missing else ""
     lines = [f"{cost.per_year:,.0f} USD a year ({parts}){without}"]
     if cost.utilisation is None:
-        return [*lines, "per token: not known without an average rate (or sizing.prices.utilisation)"]
+        return [*lines, "per token: unknown without an average rate (or sizing.prices.utilisation)"]
     if cost.per_million_input is None:
         return [*lines, f"{cost.per_1k_requests:,.3g} USD per thousand requests, at {100 * cost.utilisation:.0f} %"]
     lines.append(
@@ -190,14 +190,14 @@ def cost_texts(cost: Cost) -> list[str]:
 
 def _checked(question: Question, check: Check) -> list[str]:
     fleet = trial_text(question, check.fleet)
-    lines = [pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
+    lines = [pair("checked", f"{fleet}; simulated at the peak, requests distributed round-robin")]
     if check.fewer is not None:
         lines.append(pair("", trial_text(question, check.fewer)))
     return [*lines, pair("", check.why)]
 
 
 def trial_text(question: Question, trial: PeakTrial) -> str:
-    """A simulated fleet in words."""
+    """Describe a simulated fleet."""
     values = ", ".join(
         f"{WORDS[name]} {number(1000 * value)} ms" for name, value in trial.values.items() if not math.isnan(value)
     )
@@ -207,7 +207,7 @@ def trial_text(question: Question, trial: PeakTrial) -> str:
 
 
 def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
-    rows: list[tuple[str, ...] | str] = [("what one change would do", "inst.", "GPUs", "servers", "")]
+    rows: list[tuple[str, ...] | str] = [("effect of one change", "inst.", "GPUs", "servers", "")]
     for change in changes:
         if change.servers is None:
             rows.append(f"  {change.what}: not possible: {change.why.rstrip('.')}")
@@ -219,7 +219,7 @@ def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
 
 
 def day_lines(result: Result) -> list[str]:
-    """The replay of a day in words."""
+    """Describe the replay of a day."""
     day = result.day
     assert day is not None
     gpus = result.answer.chosen.gpus

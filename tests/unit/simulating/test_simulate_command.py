@@ -108,7 +108,7 @@ def test_a_run_that_is_cut_says_whom_its_latencies_leave_out(tmp_path, capsys):
     # The worked example: fixed lengths give the same to both policies.
     assert re.search(r"^requests done +20 +20$", out, re.M)
     assert re.search(r"^queue at the end +76 +76$", out, re.M)
-    assert "latencies are of those that got that far" in " ".join(out.split())
+    assert "latencies cover only requests that got that far" in " ".join(out.split())
 
 
 def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
@@ -138,10 +138,10 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
             ["workload=poisson", "benchmark.request_rate=1", "simulator.client_delay=2"],
             "client_delay=2 does not go with",
         ),
-        (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; there are 2"),
+        (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; the cache has 2"),
         (
             ["simulator.kv_blocks=5", "simulator.prefix_tokens=200"],
-            "18 output tokens needs 2 KV blocks of 32 tokens beside those of the shared prefix of 200 tokens",
+            "18 output tokens needs 2 KV blocks of 32 tokens besides those of the shared prefix of 200 tokens",
         ),
         (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
         (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),

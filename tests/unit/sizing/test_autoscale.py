@@ -110,5 +110,5 @@ def test_a_trace_is_counted_and_not_drawn_again():
 
 
 def test_a_signal_of_ttft_needs_its_limit():
-    with pytest.raises(ValueError, match="'queue_time' without a limit of TTFT"):
+    with pytest.raises(ValueError, match="'queue_time' needs a TTFT limit"):
         replay(steady(1), CURVE, policy(signal="queue_time"), Slo("given", itl_ms=50), seed=1)

@@ -74,7 +74,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     words = [f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"paths.store={tmp_path}"]
     text = run(capsys, *words)
     assert "multipliers on the performance model are fitted" in text
-    assert "not decided by these loads" in text  # one load cannot tell ten coefficients apart
+    assert "not determined by these loads" in text  # one load cannot tell ten coefficients apart
     made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
@@ -174,7 +174,7 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     assert (here.provenance, split.provenance) == ("fitted", "transferred")
     assert here.cost.fixed == pytest.approx(load_fit(file).deployment.cost.fixed)
     assert "TP 1" in split.why
-    with pytest.raises(UserError, match="is of llama_3_1_8b on h100_sxm, not of A100"):
+    with pytest.raises(UserError, match="is for llama_3_1_8b on h100_sxm, not for A100"):
         costs(settings)(Setup(model, gpu_named("a100_sxm_80gb"), QFormat.NONE))
 
 
