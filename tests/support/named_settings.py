@@ -30,13 +30,29 @@ ENDINGS = (
 """After a group's name these make a file: report.html, build.sbatch, model.safetensors."""
 TENSORS = re.compile(r"model\.(layers|embed_tokens|norm)\b")
 """Names in checkpoints of Hugging Face, which begin like those of the group `model`."""
-MADE_UP = {"quant=w4a16_nvfp4"}
-"""What the recipes of docs/develop.md add."""
+EXAMPLES = {"quant=w4a16_nvfp4", "report.suffix", "engine.flavour"}
+"""In the recipes of docs/develop.md: what they add, and a key of an engine's own config.json."""
 OPEN = re.compile(rf"[{GAP}‹›<>|*$]|\.\.\.|^[A-Z0-9_]+$|^[/~\[]|^glob\(|^\w+\($|^$")
 """A value that stands for others, or that cannot be looked up: a path, a list, a pattern."""
 ENGLISH = {
     *("a", "an", "and", "any", "both", "ends", "every", "everything", "it", "its", "made", "more", "no", "of", "off"),
-    *("one", "or", "out", "passes", "room", "sense", "sure", "that", "the", "them", "these", "this", "up", "what"),
+    *(
+        "one",
+        "or",
+        "out",
+        "passes",
+        "room",
+        "sense",
+        "sure",
+        "target",
+        "that",
+        "the",
+        "them",
+        "these",
+        "this",
+        "up",
+        "what",
+    ),
 }
 """What follows "make" where it is the verb."""
 
@@ -148,7 +164,7 @@ def _unknown_commands(text: str) -> Iterator[tuple[str, str]]:
 
 def _unknown_value(name: str, given: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for value in given.split(","):
-        if not OPEN.search(given) and value not in values and f"{name}={value}" not in MADE_UP:
+        if not OPEN.search(given) and value not in values and f"{name}={value}" not in EXAMPLES:
             yield f"{name}={value}", _nearest(value, values, f"{name}=")
 
 
@@ -164,7 +180,7 @@ def _unknown_key(key: str) -> Iterator[tuple[str, str]]:
         if re.search(rf"[{GAP}‹›<>]", parts[at - 1]) or ".".join([*parts[: at - 1], "*"]) in known_keys():
             return
         if start not in known_keys():
-            if key not in RENAMED:
+            if key not in {*RENAMED, *EXAMPLES}:
                 yield key, _nearest(key, known_keys())
             return
 
