@@ -33,7 +33,9 @@ def wrapped(text: str, indent: int = 2) -> str:
     return textwrap.fill(text, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] = (), gap: int = 2) -> list[str]:
+def table(
+    rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] = (), gap: int = 2, indent: int = 0
+) -> list[str]:
     """Align cells in columns, the first `left` of them to the left and numbers to the right.
 
     A table that is too wide gets one blank between columns; one that is still too wide is cut into blocks, each with
@@ -44,15 +46,17 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] 
         left: columns that are aligned to the left and stand in every block.
         least: least widths of the columns.
         gap: blanks between columns where they fit.
+        indent: blanks before each line.
     """
+    room = width() - indent
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     widths = [max(pair) for pair in zip(widths, [*least, *[0] * len(widths)], strict=False)]
-    if sum(widths) + gap * (len(widths) - 1) > width():
+    if sum(widths) + gap * (len(widths) - 1) > room:
         gap = 1
     fixed, blocks = list(range(left)), [list[int]()]
     for at in range(left, len(widths)):
         taken = [*fixed, *blocks[-1], at]
-        if blocks[-1] and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > width():
+        if blocks[-1] and sum(widths[i] for i in taken) + gap * (len(taken) - 1) > room:
             blocks.append([])
         blocks[-1].append(at)
     lines: list[str] = []
@@ -60,7 +64,7 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, least: Sequence[int] 
         lines += [""] if lines else []
         for row in rows:
             cells = [row[i].ljust(widths[i]) if i < left else row[i].rjust(widths[i]) for i in (*fixed, *block)]
-            lines.append((" " * gap).join(cells).rstrip())
+            lines.append((" " * indent + (" " * gap).join(cells)).rstrip())
     return lines
 
 

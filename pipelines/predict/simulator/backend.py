@@ -45,6 +45,10 @@ def compiled() -> Callable[..., Any]:
     """
     import numba
 
+    with suppress(ImportError):  # colorama, which numba starts, would end every run on a terminal with a colour code
+        import colorama.initialise
+
+        colorama.initialise.atexit_done = True
     modules = (state, scheduler, loop)
     sources = [__file__, *(str(module.__file__) for module in modules)]
     digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
@@ -67,7 +71,7 @@ def _announced(function: Any) -> Callable[..., Any]:
     class Compiling(event.Listener):
         def on_start(self, event: Any) -> None:
             if event.data["dispatcher"] is function:
-                sys.stderr.write("compiling the simulator, once for this version of it: about 10 s\n")
+                sys.stderr.write("compiling the simulator (once per version): about 10 s\n")
                 sys.stderr.flush()
 
         def on_end(self, event: Any) -> None: ...

@@ -22,6 +22,6 @@ def test_a_loop_that_has_to_be_compiled_says_so_and_is_kept(tmp_path):
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = [subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, env=env, capture_output=True) for _ in range(2)]
     assert [each.stderr.decode() for each in done] == [
-        "compiling the simulator, once for this version of it: about 10 s\n",
+        "compiling the simulator (once per version): about 10 s\n",
         "",
     ]
