@@ -18,37 +18,37 @@ sys.path.insert(0, str(ROOT))
 
 from pipelines.predict.simulator.backend import Backend  # noqa: E402
 from pipelines.predict.simulator.cost import IterationCost  # noqa: E402
-from pipelines.predict.simulator.interface import Engine, Load  # noqa: E402
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits  # noqa: E402
 from pipelines.predict.simulator.run import simulate  # noqa: E402
 
 COST = IterationCost(
     token_compute=3e-5, row_compute=1e-6, weights=4e-3, head_weights=3e-4, prefill_attention=1e-10, kv_token=4e-8,
     token=1e-7, fixed=1e-3, sequence=1e-5, prefill=1e-4,
 )  # fmt: skip
-Case = tuple[Engine, Load]
+Case = tuple[SchedulerLimits, OfferedLoad]
 BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
 
 
-def closed(users: int, requests: int, isl: int, osl: int) -> Load:
+def closed(users: int, requests: int, isl: int, osl: int) -> OfferedLoad:
     """A closed loop of equal requests."""
-    return Load(np.full(requests, isl), np.full(requests, osl), users=users, client_delay=0.01)
+    return OfferedLoad(np.full(requests, isl), np.full(requests, osl), users=users, client_delay=0.01)
 
 
-def poisson(rate: float, requests: int, seed: int = 0) -> Load:
+def poisson(rate: float, requests: int, seed: int = 0) -> OfferedLoad:
     """An open loop of random lengths."""
     rng = np.random.default_rng(seed)
     isl, osl = rng.integers(100, 3000, requests), rng.integers(10, 400, requests)
-    return Load(isl, osl, arrival=np.cumsum(rng.exponential(1 / rate, requests)))
+    return OfferedLoad(isl, osl, arrival=np.cumsum(rng.exponential(1 / rate, requests)))
 
 
 CASES: dict[str, Case] = {
-    "64 users, 2000/200 tokens, 640 requests": (Engine(slots=256), closed(64, 640, 2000, 200)),
-    "256 users, 128/20 tokens, 2,560 requests": (Engine(slots=256), closed(256, 2560, 128, 20)),
-    "8 users, 512/1000 tokens, 80 requests": (Engine(slots=256), closed(8, 80, 512, 1000)),
-    "Poisson 10/s, random lengths, 2,000 requests": (Engine(slots=256), poisson(10, 2000)),
-    "the same in chunks of 512": (Engine("inflight_chunked", 256, max_num_tokens=512), poisson(10, 2000)),
+    "64 users, 2000/200 tokens, 640 requests": (SchedulerLimits(slots=256), closed(64, 640, 2000, 200)),
+    "256 users, 128/20 tokens, 2,560 requests": (SchedulerLimits(slots=256), closed(256, 2560, 128, 20)),
+    "8 users, 512/1000 tokens, 80 requests": (SchedulerLimits(slots=256), closed(8, 80, 512, 1000)),
+    "Poisson 10/s, random lengths, 2,000 requests": (SchedulerLimits(slots=256), poisson(10, 2000)),
+    "the same in chunks of 512": (SchedulerLimits("inflight_chunked", 256, max_num_tokens=512), poisson(10, 2000)),
     "the same, blocks on demand, pausing": (
-        Engine(slots=256, admission="MAX_UTILIZATION", kv_blocks=800),
+        SchedulerLimits(slots=256, admission="MAX_UTILIZATION", kv_blocks=800),
         poisson(10, 2000),
     ),
 }
@@ -70,7 +70,9 @@ def sweep(backend: Backend) -> float:
     for layout in range(6):
         cost = COST if layout == 0 else IterationCost(**{**_fields(), "weights": COST.weights / (layout + 1)})
         for rate in np.linspace(1, 12, 20):
-            simulate(Engine(slots=256, kv_blocks=4000 * (layout + 1)), poisson(rate, 2000), cost, backend=backend)
+            simulate(
+                SchedulerLimits(slots=256, kv_blocks=4000 * (layout + 1)), poisson(rate, 2000), cost, backend=backend
+            )
     return time.process_time() - start
 
 

@@ -28,10 +28,10 @@ from pipelines.host.machine import gather, library_versions
 from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.command import compared, fit_text, free_engine
-from pipelines.predict.performance.fit import Row, fit
+from pipelines.predict.performance.fit import FittedLevel, fit
 from pipelines.predict.performance.fit_file import METRICS, TITLES, comparison, fitted_model, measured_value
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.performance.read_measured import from_result, joined, read_measured
 from pipelines.run.session import run_target
 from pipelines.serving.process import TritonServer
@@ -144,15 +144,15 @@ def say(measured: Measured, what: str) -> None:
     sys.stderr.write(f"{what:<10}  {level.load:<58}  {level.requests_per_s:6.1f} requests/s\n")
 
 
-def predicted(unseen: Sequence[Sequence[Measured]], deployment: Deployment) -> list[list[Row]]:
+def predicted(unseen: Sequence[Sequence[Measured]], deployment: ModelledDeployment) -> list[list[FittedLevel]]:
     """Each unseen load as predicted (its requests and arrivals are known, nothing of its times) and as measured."""
     return [
-        [Row(each.levels[0], run_trial(trial(each.levels[0]), deployment, each.percentiles)) for each in rounds]
+        [FittedLevel(each.levels[0], run_trial(trial(each.levels[0]), deployment, each.percentiles)) for each in rounds]
         for rounds in unseen
     ]
 
 
-def over_rounds(rounds: Sequence[Row]) -> Row:
+def over_rounds(rounds: Sequence[FittedLevel]) -> FittedLevel:
     """One row of a load: geometric means over its rounds, of what was measured and of what was modelled."""
 
     def mean(values: Sequence[float | None]) -> float | None:
@@ -166,10 +166,10 @@ def over_rounds(rounds: Sequence[Row]) -> Row:
         parts = {name: times([getattr(each, name) for each in found]) for name in ("ttft_s", "itl_s")}
         return replace(found[0], requests_per_s=mean([each.requests_per_s for each in found]), **parts)
 
-    return Row(merged([row.level for row in rounds]), merged([row.modelled for row in rounds]))
+    return FittedLevel(merged([row.level for row in rounds]), merged([row.modelled for row in rounds]))
 
 
-def medians(rows: Sequence[Row]) -> dict[str, float]:
+def medians(rows: Sequence[FittedLevel]) -> dict[str, float]:
     """Median of the absolute errors per metric, percent."""
     found = {}
     for name in METRICS:
@@ -178,7 +178,7 @@ def medians(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def repeatability(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
+def repeatability(rows: Sequence[Sequence[FittedLevel]]) -> dict[str, float]:
     """Median over the loads of how far two rounds of the measurement lie apart, percent; a model cannot do better."""
     found = {}
     for name in METRICS:
@@ -191,7 +191,7 @@ def repeatability(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
     return found
 
 
-def markdown(rows: Sequence[Sequence[Row]], settings: Settings, command: str, machine: str, when: str) -> str:
+def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command: str, machine: str, when: str) -> str:
     """The table for docs/benchmarks.md."""
     flat = [over_rounds(rounds) for rounds in rows]
     found, apart = medians(flat), repeatability(rows)

@@ -1,1 +1,1 @@
-"""The Triton model repository: typed settings in, a folder that tritonserver serves out."""
+"""Generate Triton model repositories: typed settings in, a folder that tritonserver can serve out."""

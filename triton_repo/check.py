@@ -1,4 +1,4 @@
-"""Look at a repository, our own or somebody else's, and say everything that would stop or spoil serving it."""
+"""Check a repository, whoever wrote it, and list everything that would stop or spoil serving it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ AGAIN = "Make the repository again: make repository"
 def check_repository(
     folder: Path, *, running_version: Callable[[str], str | None] | None = None, to_be_served: bool = True
 ) -> list[Fault]:
-    """Judge a repository.
+    """Check a repository.
 
     Args:
         folder: its root.
-        to_be_served: what comes from NVIDIA's container must be there by now.
-        running_version: from the engine's name to the version of what is about to run it; None does not compare.
+        to_be_served: whether the parts from NVIDIA's container must already be present.
+        running_version: maps an engine's name to the version of the library that will run it; None skips the check.
 
     Returns:
-        every fault; an empty list when it can be served.
+        all faults; an empty list if it can be served.
     """
     files = sorted(folder.glob("*/config.pbtxt"))
     if not files:
@@ -78,7 +78,7 @@ def check_repository(
 
 
 def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: EngineLimits) -> list[Fault]:
-    """The draft engine against the other, whichever flavour has it."""
+    """Check the draft engine against its target, for every engine that has one."""
     on_cpu = parameter(configs[TENSORRT_LLM], "openvino_draft_dir")
     place = parameter(configs[DRAFT], "gpt_model_path") if DRAFT in configs else on_cpu
     if not place:
@@ -91,7 +91,7 @@ def _draft_faults(folder: Path, configs: dict[str, pb.ModelConfig], limits: Engi
 
 
 def _read_configs(files: list[Path]) -> tuple[dict[str, pb.ModelConfig], list[Fault]]:
-    """Parse every file; one with a placeholder where a number belongs cannot be parsed."""
+    """Parse every config.pbtxt; a file with a placeholder in place of a number cannot be parsed."""
     from google.protobuf.text_format import ParseError
 
     configs: dict[str, pb.ModelConfig] = {}
@@ -132,7 +132,7 @@ def _code_of_nvidia(name: str) -> Fault:
 def _missing_files(
     folder: Path, configs: dict[str, pb.ModelConfig], *, llmapi: bool, to_be_served: bool
 ) -> Iterator[Fault]:
-    """Version folders, code and tokenizers; with images and in llmapi some code comes with NVIDIA's container."""
+    """Find missing version folders, code and tokenizers; for images and llmapi, some code is in NVIDIA's container."""
     for name, config in configs.items():
         version = folder / name / "1"
         if not version.is_dir():
@@ -149,7 +149,7 @@ def _missing_files(
 
 
 def _ensemble_faults(folder: Path, configs: dict[str, pb.ModelConfig]) -> Iterator[Fault]:
-    """Steps of the ensemble that lead nowhere."""
+    """Find steps of the ensemble that name missing models or tensors."""
     if ENSEMBLE in configs:
         for step in configs[ENSEMBLE].ensemble_scheduling.step:
             if not (folder / step.model_name / "config.pbtxt").is_file():
@@ -157,8 +157,8 @@ def _ensemble_faults(folder: Path, configs: dict[str, pb.ModelConfig]) -> Iterat
 
 
 def _backend_faults(config: pb.ModelConfig, limits: EngineLimits) -> Iterator[Fault]:
-    """An engine of one kind under the backend of the other."""
-    # TensorRT-LLM's own Python runtime serves its engines from the python backend as well
+    """Find an engine of one kind under the backend of another."""
+    # TensorRT-LLM's own Python runtime also serves its engines from the Python backend
     if limits.engine.server is ServerBackend.PYTHON and config.backend != ServerBackend.PYTHON:
         yield Fault(
             f"{TENSORRT_LLM} has backend '{config.backend}', and its engine is built by {limits.engine.title}.",
@@ -168,7 +168,7 @@ def _backend_faults(config: pb.ModelConfig, limits: EngineLimits) -> Iterator[Fa
 
 
 def _description_faults(file: Path, limits: EngineLimits) -> Iterator[Fault]:
-    """repository.json against the engine that is really there."""
+    """Check repository.json against the actual engine."""
     if not file.is_file():
         return
     try:

@@ -1,4 +1,4 @@
-"""Configurations against the engine and against each other: what tritonserver would refuse, or worse, would not."""
+"""Check configurations against the engine and each other, including faults that tritonserver would not notice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Configs = Mapping[str, "pb.ModelConfig"]
 TRUE = ("1", "true", "True", "TRUE")
-"""What the C++ backend takes for true."""
+"""Texts that the C++ backend reads as true."""
 
 
 def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
-    """Everything that contradicts the engine or another model."""
+    """Find everything that contradicts the engine or another model."""
     return [
         *_batch_faults(configs, limits),
         *_engine_faults(configs, limits),
@@ -31,7 +31,7 @@ def config_faults(configs: Configs, limits: EngineLimits) -> list[Fault]:
 
 
 def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
-    """Tensors that clients do not know, or know with another type or shape."""
+    """Find tensors that clients do not know, or know with another type or shape."""
     faults: list[Fault] = []
     for name, config in configs.items():
         interface = INTERFACES.get(LLMAPI if llmapi else TENSORRT_LLM if name == DRAFT else name)
@@ -42,7 +42,7 @@ def tensor_faults(configs: Configs, *, llmapi: bool) -> list[Fault]:
 
 
 def parameter(config: pb.ModelConfig, key: str) -> str:
-    """A parameter's text; empty when it is absent."""
+    """Return the text of a parameter; empty if it is absent."""
     return str(config.parameters[key].string_value) if key in config.parameters else ""
 
 
@@ -65,7 +65,7 @@ def _batch_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Parameters of tensorrt_llm that the engine must have been built for."""
+    """Find parameters of tensorrt_llm that the engine was not built for."""
     config = configs.get(TENSORRT_LLM)
     if config is None:
         return
@@ -84,7 +84,7 @@ def _engine_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _logits_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """The C++ backend copies logits bytewise: another type would be read as garbage."""
+    """Check the type of logits: the C++ backend copies them bytewise, so another type would be read as garbage."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     wanted = f"TYPE_{limits.logits_type}"
@@ -113,7 +113,7 @@ def _decoupled_faults(configs: Configs) -> Iterator[Fault]:
 
 
 def _node_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Ranks are spread evenly; several nodes are leader mode, in which every rank is a server of its own.
+    """Check the nodes: ranks are spread evenly, and several nodes need leader mode, with one server per rank.
 
     Source: `scripts/launch_triton_server.py` and `docs/model_config.md` of TensorRT-LLM's Triton backend.
     """
@@ -135,7 +135,7 @@ def _node_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _rank_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
-    """Every instance needs one MPI rank per rank of the engine, and one GPU for each; nodes number theirs alike."""
+    """Check that every instance has one MPI rank and one GPU per rank of the engine; all nodes number GPUs alike."""
     config = configs.get(TENSORRT_LLM)
     if config is None:
         return
@@ -153,7 +153,7 @@ def _rank_faults(configs: Configs, limits: EngineLimits) -> Iterator[Fault]:
 
 
 def _unknown(model: str, kind: str, given: Iterable[pb.ModelInput], known: tuple[Tensor, ...]) -> Iterator[Fault]:
-    """Tensors that the reference has not, or has otherwise."""
+    """Find tensors that the reference lacks or defines differently."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     by_name = {tensor.name: tensor for tensor in known}

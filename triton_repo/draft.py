@@ -1,4 +1,4 @@
-"""A draft engine against its target: what would stop speculative decoding, or make it answer wrongly.
+"""Check a draft engine against its target: what would stop speculative decoding, or make it answer wrongly.
 
 Source: TensorRT-LLM `examples/draft_target_model/README.md` and `docs/source/legacy/advanced/speculative-decoding.md`:
 one vocabulary, the target built with max_draft_len, paged context FMHA and KV reuse in both. Two models on one GPU each
@@ -21,13 +21,13 @@ HALF = 0.5
 def draft_faults(
     target: EngineLimits, draft: EngineLimits, settings: TritonSettings, spec: RepositorySpec
 ) -> list[Fault]:
-    """Everything that does not go together.
+    """Find everything that does not match.
 
     Args:
-        target: limits of the engine that answers.
-        draft: limits of the engine that guesses.
+        target: limits of the target engine.
+        draft: limits of the draft engine.
         settings: conf/triton.
-        spec: what the repository is for.
+        spec: of the repository.
     """
     faults = engine_faults(target, draft)
     if spec.engine.server is ServerBackend.TENSORRTLLM:
@@ -36,7 +36,7 @@ def draft_faults(
 
 
 def engine_faults(target: EngineLimits, draft: EngineLimits) -> list[Fault]:
-    """What the two engines alone tell."""
+    """Find faults that follow from the two engines alone."""
     return [*_same_tokens(target, draft), *_same_room(target, draft)]
 
 
@@ -61,7 +61,7 @@ def _same_tokens(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
 
 
 def _same_room(target: EngineLimits, draft: EngineLimits) -> Iterator[Fault]:
-    # trtllm-build adds max_draft_len to max_seq_len for the guess (builder.py); sequences are no longer for it
+    # trtllm-build adds max_draft_len to max_seq_len for the draft (builder.py), which does not lengthen sequences
     needed = {"max_seq_len": target.max_seq_len - target.max_draft_len, "max_input_len": target.max_input_len}
     for name, ours in needed.items():
         theirs = getattr(draft, name)

@@ -58,21 +58,21 @@ def describe(
 
 
 def write_model(folder: Path, config: str, sources: Path | None) -> None:
-    """One model: config.pbtxt and version 1, with its code when it has any."""
+    """Write one model: config.pbtxt and version 1, with its code if it has any."""
     version = folder / "1"
     version.mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if sources is None:
-        (version / ".keep").touch()  # a version folder with nothing in it does not survive git or an object store
+        (version / ".keep").touch()  # an empty version folder does not survive git or an object store
         return
     shutil.copytree(sources, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a Hugging Face folder that make a tokenizer.
+    """List the tokenizer files of a Hugging Face folder.
 
     Raises:
-        UserError: there is none.
+        UserError: it has no tokenizer.
     """
     found = sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
     if not any(path.name in VOCABULARIES for path in found):
@@ -85,13 +85,13 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def engine_files(folder: Path) -> list[Path]:
-    """All files of an engine, without what the store wrote beside them."""
+    """List all files of an engine, without the files that the store added."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [path for path in files if path.name not in OF_THE_STORE and not path.name.startswith(".")]
 
 
 def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
-    """Put files below `target` as they lie below `root`."""
+    """Link files below `target` with the same relative paths as below `root`."""
     for path in files:
         place = target / path.relative_to(root)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
 
 
 def _link(source: Path, place: Path) -> None:
-    """A hard link, or a copy where links are not possible."""
+    """Make a hard link, or a copy where links are not possible."""
     try:
         os.link(source, place)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Typed settings -> `ModelConfig` messages -> config.pbtxt. No template is filled in, so none is left half filled."""
+"""Turn typed settings into `ModelConfig` messages and config.pbtxt, without text templates to fill in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEADER = "# Written from conf/triton; change it there and make the repository ag
 def repository_configs(
     settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec
 ) -> dict[str, pb.ModelConfig]:
-    """The configuration of every model of the in-flight batcher layout, by model."""
+    """Return the configuration of every model of the in-flight batcher layout, by model."""
     batch = settings.triton_max_batch_size or limits.max_batch_size
     configs = {name: _model(name, batch, limits.logits_type) for name in MODELS}
     for name in (PREPROCESSING, POSTPROCESSING, BLS):
@@ -66,12 +66,12 @@ def repository_configs(
 
 
 def draft_config(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> pb.ModelConfig:
-    """The draft model of the GPU flavour: a second `tensorrt_llm`.
+    """Return the configuration of the draft model on GPUs: a second `tensorrt_llm`.
 
     Args:
         settings: conf/triton.
         limits: of the draft engine.
-        spec: what the repository is for.
+        spec: of the repository.
     """
     batch = min(settings.triton_max_batch_size or limits.max_batch_size, limits.max_batch_size)
     config = _model(TENSORRT_LLM, batch, limits.logits_type)
@@ -85,10 +85,10 @@ def draft_config(settings: TritonSettings, limits: EngineLimits, spec: Repositor
 
 
 def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:
-    """The one model of the llmapi flavour.
+    """Return the configuration of the single llmapi model.
 
-    max_batch_size is 0 (its model.py takes requests one by one). Both values stand in model.yaml as well, where that
-    model.py looks; here they are for servers started with --disable-auto-complete-config, which do not ask it.
+    max_batch_size is 0 (its model.py takes requests one by one). Both values are also in model.yaml, where that
+    model.py reads them; here they are for servers started with --disable-auto-complete-config, which do not query it.
     """
     config = _model(LLMAPI, 0, "FP32")
     config.name, config.backend = TENSORRT_LLM, "python"
@@ -98,7 +98,7 @@ def llmapi_configs(settings: TritonSettings) -> dict[str, pb.ModelConfig]:
 
 
 def to_text(config: pb.ModelConfig) -> str:
-    """The content of config.pbtxt."""
+    """Return the content of config.pbtxt."""
     from google.protobuf import text_format
 
     return HEADER + str(text_format.MessageToString(config))
@@ -108,7 +108,7 @@ def parse(text: str) -> pb.ModelConfig:
     """Read config.pbtxt.
 
     Raises:
-        google.protobuf.text_format.ParseError: it is no ModelConfig, e.g. a number is still a placeholder.
+        google.protobuf.text_format.ParseError: it is not a ModelConfig, e.g. a number is still a placeholder.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
@@ -117,7 +117,7 @@ def parse(text: str) -> pb.ModelConfig:
 
 
 def _model(name: str, batch: int, logits: str) -> pb.ModelConfig:
-    """Name, batch size and tensors."""
+    """Make a model's configuration with name, batch size and tensors."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     config = pb.ModelConfig(name=name, max_batch_size=batch)
@@ -130,7 +130,7 @@ def _model(name: str, batch: int, logits: str) -> pb.ModelConfig:
 
 
 def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -> None:
-    """Name, type and shape of one tensor."""
+    """Fill in name, type and shape of one tensor."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     target.name = tensor.name
@@ -141,7 +141,7 @@ def _fill(target: pb.ModelInput | pb.ModelOutput, tensor: Tensor, logits: str) -
 
 
 def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None:
-    """Let Triton group waiting requests; both engines read the bound of their own queue here too."""
+    """Let Triton group waiting requests; both engines also read the bound of their own queue here."""
     batching = config.dynamic_batching
     batching.preferred_batch_size.append(batch)
     batching.max_queue_delay_microseconds = settings.max_queue_delay_microseconds
@@ -149,14 +149,14 @@ def _queue(config: pb.ModelConfig, batch: int, settings: TritonSettings) -> None
 
 
 def _instances(config: pb.ModelConfig, count: int) -> None:
-    """KIND_CPU, also on a GPU machine: the backend places the engine itself."""
+    """Set KIND_CPU, even on a GPU machine, because the backend places the engine itself."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     config.instance_group.add(count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
 
 
 def _engine_instances(settings: TritonSettings, spec: RepositorySpec) -> int:
-    """One per group of GPUs; the CPU engine batches all requests in one."""
+    """Set one instance per group of GPUs; the CPU engine batches all requests in one."""
     if spec.engine.server is ServerBackend.PYTHON or settings.gpu_device_ids is None:
         return 1
     return len(settings.gpu_device_ids)
@@ -177,5 +177,5 @@ def _ensemble(config: pb.ModelConfig) -> None:
 
 
 def logits_outputs(config: pb.ModelConfig) -> Iterable[pb.ModelOutput]:
-    """The outputs that carry raw logits."""
+    """List the outputs with raw logits."""
     return (output for output in config.output if output.name in ("context_logits", "generation_logits"))

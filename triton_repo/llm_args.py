@@ -1,8 +1,8 @@
 """Arguments of `tensorrt_llm.LLM` (TensorRT-LLM 1.3 and later, PyTorch backend), typed as the library types them.
 
 Source: `tensorrt_llm/llmapi/llm_args.py` and `tests/unittest/api_stability/references_committed/llm.yaml` of the 1.3
-line; names, types and defaults are held against a copy of them by a test. Only fields that have a setting here; what is
-None is left out of the file, so that the library's own default holds.
+line; a test compares names, types and defaults with a copy of them. Only fields with a setting are here; None leaves a
+field out of the file, so that the library's own default holds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pipelines.settings.base import Group, Positive
 Count = Annotated[int, Field(ge=0)]
 OPTIONS = "extra_llm_api_options.yaml"
 CHECKPOINT, DRAFT = "checkpoint", "draft"
-"""What is in the folder that is this flavour's engine: the arguments, a Hugging Face checkpoint, perhaps another one
-that guesses tokens."""
+"""Content of the folder that takes the place of an engine: the arguments, a Hugging Face checkpoint, and optionally a
+draft model's checkpoint."""
 
 
 class KvCacheConfig(Group):
-    """`kv_cache_config`: the pool of KV blocks. `dtype` "auto" is what the checkpoint says."""
+    """`kv_cache_config`: the pool of KV blocks. `dtype` "auto" means the checkpoint's."""
 
     enable_block_reuse: bool = True
     max_tokens: Positive | None = None
@@ -42,7 +42,7 @@ class SchedulerConfig(Group):
 
     @classmethod
     def of(cls, policy: Literal["guaranteed_no_evict", "max_utilization"]) -> SchedulerConfig:
-        """From the name that a Triton repository has for it."""
+        """Convert from the name used in a Triton repository."""
         if policy == "max_utilization":
             return cls(capacity_scheduler_policy="MAX_UTILIZATION")
         return cls()
@@ -57,7 +57,7 @@ class DraftTargetConfig(Group):
 
 
 class LlmArgs(Group):
-    """What this project sets of the arguments."""
+    """The arguments that this project sets."""
 
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
@@ -82,14 +82,14 @@ class LlmArgs(Group):
         return self
 
     def to_yaml(self) -> str:
-        """The file that `trtllm-serve --extra_llm_api_options` and the llmapi model read."""
+        """Return the file that `trtllm-serve --extra_llm_api_options` and the llmapi model read."""
         import yaml
 
         text: str = yaml.safe_dump(self.as_dict(), sort_keys=False)
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """Every argument that has a value."""
+        """Return every argument that has a value."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
@@ -97,7 +97,7 @@ class LlmArgs(Group):
         """Read what `to_yaml` wrote.
 
         Raises:
-            UserError: it is no mapping, or holds an argument that is unknown or out of range.
+            UserError: it is not a mapping, or holds an argument that is unknown or out of range.
         """
         import yaml
 

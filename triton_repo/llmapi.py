@@ -1,4 +1,4 @@
-"""The llmapi flavour, TensorRT-LLM 1.3 and later: one model, its settings in model.yaml, and no TensorRT engine.
+"""Repositories of the LLM API (TensorRT-LLM 1.3 and later): one model, its settings in model.yaml, no TensorRT engine.
 
 Source: `triton_backend/all_models/llmapi` of TensorRT-LLM. The model's code is NVIDIA's and comes with their container;
 the command in repository.json puts it in its place.
@@ -36,7 +36,7 @@ READ = {
     "max_tokens_in_paged_kv_cache",
     "sink_token_length",
 }
-"""The settings that this flavour has a place for; the others belong to the C++ backend."""
+"""The settings that the LLM API supports; the others belong to the C++ backend."""
 
 
 def write_llmapi(
@@ -49,7 +49,7 @@ def write_llmapi(
     """Write the repository of `tensorrt_llm.LLM`; see `triton_repo.write.write_repository`.
 
     Raises:
-        UserError: the folder is not what `make build engine=tensorrt_llm_llmapi` writes, or is for other ranks.
+        UserError: the folder was not written by `make build engine=tensorrt_llm_llmapi`, or is for other ranks.
     """
     import yaml
 
@@ -79,13 +79,13 @@ def write_llmapi(
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Weights, configuration and tokenizer, without the copies in other formats that the Hub often holds."""
+    """List weights, configuration and tokenizer, without the copies in other formats that the Hub often has."""
     found = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in found if path.name not in OF_THE_STORE)
 
 
 def model_yaml(arguments: LlmArgs, settings: TritonSettings) -> dict[str, Any]:
-    """Arguments of `tensorrt_llm.LLM`, and what the model tells Triton about itself."""
+    """Return the arguments of `tensorrt_llm.LLM`, and the model's own configuration for Triton."""
     triton = {"max_batch_size": 0, "decoupled": settings.decoupled_mode}
     if settings.cancellation_check_period_ms != TritonSettings.model_fields["cancellation_check_period_ms"].default:
         triton["cancellation_check_period_ms"] = settings.cancellation_check_period_ms
@@ -109,7 +109,7 @@ def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
 
 
 def llmapi_faults(folder: Path) -> list[Fault]:
-    """Everything that would stop the LLM API from loading this repository."""
+    """Find everything that would stop the LLM API from loading this repository."""
     import yaml
 
     path = folder / TENSORRT_LLM / "1" / MODEL_YAML
@@ -127,7 +127,7 @@ def llmapi_faults(folder: Path) -> list[Fault]:
 
 
 def _missing(checkpoint: Path, has_tokenizer: bool) -> list[Fault]:
-    """What a checkpoint lacks; a draft model speaks through the other's tokenizer."""
+    """Find what a checkpoint lacks; a draft model uses its target's tokenizer."""
     missing = [] if (checkpoint / "config.json").is_file() else ["config.json"]
     missing += [] if list(checkpoint.glob("*.safetensors")) else ["*.safetensors"]
     if has_tokenizer and not any((checkpoint / name).is_file() for name in VOCABULARIES):

@@ -1,11 +1,11 @@
-"""A peft LoRA adapter -> the two arrays that TensorRT-LLM's Triton backend reads.
+"""Convert a peft LoRA adapter to the two arrays that TensorRT-LLM's Triton backend reads.
 
 Source: TensorRT-LLM `examples/hf_lora_convert.py` @05316d3 (layout, scaling) and `tensorrt_llm/lora_manager.py` (module
 ids). `model.lora_weights.npy` is [1, rows, width]: a row holds A [rank, inputs] and then B [outputs, rank] times the
 adapter's scaling, both flattened, and zeros up to the widest row. `model.lora_config.npy` is int32 [1, rows, 3]: module
-id, layer, rank. Rows are sorted by layer and module here; each names itself, so their order means nothing. What that
-script passes over with a line of output (a tensor it does not know) is refused here, since the adapter would answer
-differently without a word.
+id, layer, rank. Rows are sorted by layer and module here; each identifies itself, so their order does not matter. A
+tensor that the script does not know is skipped there with a line of output, and refused here, because the adapter would
+silently answer differently.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
 }
-"""Keys of adapter_config.json -> the values under which the layout says everything."""
+"""Keys of adapter_config.json -> the values that this layout can represent."""
 
 Pairs = dict[tuple[int, str], dict[str, "Array"]]
 """(layer, Hugging Face's name of the linear) -> {"A": [rank, inputs], "B": [outputs, rank]}."""
@@ -63,13 +63,13 @@ def convert(folder: Path, dtype: str = "float16") -> tuple[Array, Array]:
 
     Args:
         folder: with adapter_config.json and adapter_model.safetensors, as peft saves them.
-        dtype: of the weights that come out, "float16" or "float32".
+        dtype: of the converted weights, "float16" or "float32".
 
     Returns:
         weights [1, rows, width] and config [1, rows, 3].
 
     Raises:
-        UserError: it is no LoRA adapter, or has more to it than LoRA matrices of linears.
+        UserError: it is not a LoRA adapter, or has more than LoRA matrices of linears.
     """
     import numpy as np
 
@@ -100,7 +100,7 @@ def write(folder: Path, out_dir: Path, dtype: str) -> None:
 
 
 def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[Fault]:
-    """What of these adapters the GPU engine cannot serve."""
+    """Find adapters that the GPU engine cannot serve."""
     faults = []
     if adapters and limits.dtype not in STORED:
         faults.append(
@@ -143,7 +143,7 @@ def adapter_faults(adapters: Mapping[int, Path], limits: EngineLimits) -> list[F
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """adapter_config.json of a plain LoRA adapter."""
+    """Read adapter_config.json of a plain LoRA adapter."""
     path = folder / PEFT_FILES[0]
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -170,13 +170,13 @@ def _more_than_lora(path: Path, key: str, value: Any) -> Fault:
 
 
 def _scaling(config: Mapping[str, Any]) -> float:
-    """What B is multiplied with: alpha / r, or alpha / sqrt(r) for rsLoRA."""
+    """Return the factor of B: alpha / r, or alpha / sqrt(r) for rsLoRA."""
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
 
 
 def _pairs(folder: Path) -> Pairs:
-    """The matrices of every linear, both of them there and fitting together."""
+    """Return the matrices of every linear, after checking that both exist and match."""
     path = folder / PEFT_FILES[1]
     pairs: Pairs = {}
     file = TensorFile(path)

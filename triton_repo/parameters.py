@@ -1,11 +1,11 @@
-"""Settings and engine -> the string parameters of each model.
+"""Derive the string parameters of each model from settings and engine.
 
 A parameter that is not set is left out. TensorRT-LLM's C++ backend (`model_instance_state.cc`, `model_state.cc`) reads
 every number and boolean inside a try block and takes its default, with a line in the log, when the key is absent. An
 empty string would do the same there, but where it reads text it is a value: `lora_prefetch_dir` would be a folder
 named "". Three keys it reads without a try block, so that an absent one fails the load: `tokenizer_dir`,
 `xgrammar_tokenizer_info_path` and `guided_decoding_backend`. Those are written empty.
-The tree `mc_sim_7b_63` is the backend's own default and no name that it parses, so it is left out too.
+The tree `mc_sim_7b_63` is the backend's own default but not a name that it parses, so it is left out too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BOTH = (
     "sink_token_length",
     "lora_prefetch_dir",
 )
-"""What `tensorrt_llm` reads with either backend."""
+"""Parameters that `tensorrt_llm` reads with either backend."""
 SPECULATION = (
     "lookahead_window_size",
     "lookahead_ngram_size",
@@ -56,7 +56,7 @@ SPECULATION = (
     "medusa_choices",
     "eagle_choices",
 )
-"""How tokens are guessed ahead, which the CPU engine lacks and a user would miss: asking for it there is refused."""
+"""Parameters of speculative decoding, which the CPU engine lacks and a user would miss, so it refuses them."""
 PLACES = (
     "xgrammar_tokenizer_info_path",
     "kv_cache_free_gpu_mem_fraction",
@@ -80,10 +80,10 @@ PLACES = (
     "lora_cache_gpu_memory_fraction",
     "lora_cache_host_memory_bytes",
 )
-"""Where and how a GPU does the same work; a CPU repository leaves it out, so that one configuration serves both."""
+"""Parameters that only matter on GPUs; a CPU repository omits them, so that one configuration serves both."""
 
 GPU_PLACES = tuple(name for name in PLACES if not name.startswith(("retention_", "draft_")))
-"""Those of them that `tensorrt_llm` itself reads; the others are for tensorrt_llm_bls and for the draft model."""
+"""Those that `tensorrt_llm` itself reads; the others are for tensorrt_llm_bls and the draft model."""
 TARGET_ONLY = ("lora_prefetch_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path", "decoding_mode")
 
 CPU_WORDS = {
@@ -93,7 +93,7 @@ CPU_WORDS = {
 
 
 def text(value: Any) -> str:
-    """One value as the C++ backend parses it: "true", "0.9", "1,2", "0,1;2,3"."""
+    """Format a value as the C++ backend parses it: "true", "0.9", "1,2", "0,1;2,3"."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -102,7 +102,7 @@ def text(value: Any) -> str:
 
 
 def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
-    """Of the tokenizing model; with images it prepares them as well."""
+    """Return the parameters of preprocessing, which also prepares images."""
     folder = TOKENIZER.format(model="preprocessing")
     found = {"tokenizer_dir": folder, "add_special_tokens": text(settings.add_special_tokens)}
     if spec.images is not None:
@@ -112,18 +112,18 @@ def preprocessing(settings: TritonSettings, spec: RepositorySpec) -> dict[str, s
 
 
 def encoders(images: ImageSpec) -> dict[str, str]:
-    """Of the vision model."""
+    """Return the parameters of the vision model."""
     return {"multimodal_model_path": VISION_DIR, "hf_model_path": images.hf_model_path}
 
 
 def postprocessing(settings: TritonSettings) -> dict[str, str]:
-    """Of the detokenizing model."""
+    """Return the parameters of postprocessing."""
     folder = TOKENIZER.format(model="postprocessing")
     return {"tokenizer_dir": folder, "skip_special_tokens": text(settings.skip_special_tokens)}
 
 
 def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
-    """Of the model that calls the others in code; on the CPU, drafts and KV blocks are the engine's own business."""
+    """Return the parameters of tensorrt_llm_bls; on the CPU, drafts and KV blocks are handled by the engine."""
     found = {"accumulate_tokens": text(settings.accumulate_tokens), "tensorrt_llm_model_name": TENSORRT_LLM}
     if spec.engine.server is ServerBackend.PYTHON:
         return found
@@ -138,7 +138,7 @@ def bls(settings: TritonSettings, spec: RepositorySpec) -> dict[str, str]:
 
 
 def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
-    """Of the engine's model, for the C++ backend or for the CPU engine."""
+    """Return the parameters of the engine's model, for the C++ backend or for the CPU engine."""
     found = {
         "gpt_model_type": settings.batching_strategy,
         "gpt_model_path": ENGINE_DIR,
@@ -156,13 +156,13 @@ def tensorrt_llm(settings: TritonSettings, limits: EngineLimits, spec: Repositor
 
 
 def writes_vocabulary(settings: TritonSettings, spec: RepositorySpec) -> bool:
-    """Whether the repository holds the vocabulary file of guided decoding, because the user gives none."""
+    """Return whether the repository contains the vocabulary file of guided decoding, because the user gives none."""
     wanted = settings.guided_decoding_backend == "xgrammar" and settings.xgrammar_tokenizer_info_path is None
     return wanted and spec.engine.server is ServerBackend.TENSORRTLLM
 
 
 def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) -> dict[str, str]:
-    """Of the draft engine's model: the same, with its own engine and GPUs and nothing that is the target's business."""
+    """Return the draft model's parameters: the target's, with its own engine and GPUs, without target-only ones."""
     found = tensorrt_llm(settings, limits, spec)
     for name in (*TARGET_ONLY, "gpu_device_ids"):
         found.pop(name, None)
@@ -173,7 +173,7 @@ def draft(settings: TritonSettings, limits: EngineLimits, spec: RepositorySpec) 
 
 
 def _own(spec: RepositorySpec) -> dict[str, str]:
-    """What only the CPU engine reads; its tokenizer is for guided decoding."""
+    """Return the parameters that only the CPU engine reads; its tokenizer is for guided decoding."""
     options = {f"{spec.flavour}_{name}": text(value) for name, value in spec.options.items() if value is not None}
     tokenizer = TOKENIZER.format(model=PREPROCESSING)
     if spec.num_draft_tokens is not None:
@@ -182,13 +182,13 @@ def _own(spec: RepositorySpec) -> dict[str, str]:
 
 
 def _set(settings: TritonSettings, names: Iterable[str]) -> dict[str, str]:
-    """Those settings that have a value."""
+    """Return the settings that have a value."""
     values = ((name, getattr(settings, name)) for name in names)
     return {name: text(value) for name, value in values if value is not None and value != BUILT_IN_TREE}
 
 
 def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
-    """Those settings that are not at their default."""
+    """Return the settings that differ from their default."""
     return {
         name: getattr(settings, name)
         for name in names
@@ -197,12 +197,12 @@ def changed(settings: TritonSettings, names: Iterable[str]) -> dict[str, Any]:
 
 
 def setting_faults(settings: TritonSettings, engine: EngineDescription) -> list[Fault]:
-    """What an engine cannot do or would ignore without a word; needs no engine folder, so that a plan can ask."""
+    """Find settings that an engine cannot honour or would silently ignore; needs no engine, so a plan can use it."""
     return cpu_faults(settings) if engine.server is ServerBackend.PYTHON else []
 
 
 def cpu_faults(settings: TritonSettings) -> list[Fault]:
-    """What was asked for that the CPU engine cannot do."""
+    """Find settings that the CPU engine does not support."""
     wanted = changed(settings, SPECULATION)
     faults = [
         Fault(

@@ -1,4 +1,4 @@
-"""What a repository is made for: the answers that other groups of the configuration have already given."""
+"""Specification of a repository, collected from other groups of the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ImageSpec:
     """Images in prompts.
 
     Attributes:
-        model_type: of the encoder, in the words of TensorRT-LLM's build_multimodal_engine.py.
+        model_type: of the encoder, as TensorRT-LLM's build_multimodal_engine.py names it.
         hf_model_path: Hugging Face folder of the whole model, on the machine that serves.
         max_images: in one request.
     """
@@ -31,15 +31,15 @@ class RepositorySpec:
 
     Attributes:
         flavour: name of the engine, see `pipelines.engines.registry`.
-        label: the model's name, for people and for OpenAI clients.
-        variant: its compression in one word, e.g. "fp8".
-        enable_kv_cache_reuse: share KV blocks of equal prompt prefixes.
-        enable_chunked_context: split prompts longer than max_num_tokens.
+        label: the model's name, for display and for OpenAI clients.
+        variant: its compression as one word, e.g. "fp8".
+        enable_kv_cache_reuse: whether to share KV blocks of equal prompt prefixes.
+        enable_chunked_context: whether to split prompts longer than max_num_tokens.
         tp_size: tensor parallel ranks the engine must have.
         pp_size: pipeline parallel ranks.
-        num_draft_tokens: tokens that a draft model guesses at a time; None without one.
+        num_draft_tokens: tokens that a draft model proposes at a time; None without one.
         lora_tasks: ids of the LoRA adapters in it, sorted.
-        images: what a vision encoder needs; None for text alone.
+        images: settings of a vision encoder; None for text alone.
         options: the engine's own settings by name, where Triton serves it in Python; None is its default.
     """
 
@@ -57,7 +57,7 @@ class RepositorySpec:
 
     @property
     def engine(self) -> EngineDescription:
-        """What the repository serves."""
+        """The engine that the repository serves."""
         return describe(self.flavour)
 
     @property

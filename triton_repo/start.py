@@ -21,13 +21,13 @@ OF_NVIDIA = {
     BLS: "/app/all_models/inflight_batcher_llm",
     ENCODERS: "/app/all_models/multimodal",
 }
-"""Models whose code is NVIDIA's where there are images -> its place in their container."""
+"""Models that use NVIDIA's code for images -> path of that code in their container."""
 LLMAPI_SOURCES = "/app/all_models/llmapi/tensorrt_llm/1"
-"""Where NVIDIA's container keeps the llmapi flavour's model.py and helpers.py, which are theirs to ship."""
+"""Where NVIDIA's container keeps model.py and helpers.py of the LLM API, which only they may distribute."""
 
 
 def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, Any]:
-    """Every way to start this repository: mode -> one shell line."""
+    """Return every way to start this repository: mode -> one shell line."""
     if spec.engine.server is ServerBackend.PYTHON:
         lines = {"one_process": _line({}, [*SERVER, "--backend-directory=BACKENDS"])}
         needs = (
@@ -46,12 +46,12 @@ def start_commands(settings: TritonSettings, spec: RepositorySpec) -> dict[str, 
 
 
 def _code_of_nvidia() -> str:
-    """What must be done once, in NVIDIA's container, which has the python models that know images."""
+    """Return the commands to run once in NVIDIA's container, which has the Python models for images."""
     return " && ".join(f"cp -r {source}/{name}/1/. {name}/1/" for name, source in OF_NVIDIA.items())
 
 
 def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) -> dict[str, str]:
-    """One process per rank (leader), or one that spawns the ranks (orchestrator)."""
+    """Return the commands for one process per rank (leader), or one that spawns the ranks (orchestrator)."""
     if settings.participant_ids is not None:
         env = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
         ranks = 1 + max(rank for group in settings.participant_ids for rank in group)
@@ -66,7 +66,7 @@ def _tensorrt_llm(settings: TritonSettings, world_size: int, models: list[str]) 
 
 
 def _ranks(count: int, models: list[str]) -> list[str]:
-    """Rank 0 serves every model; the others load those with an engine and help."""
+    """Return the ranks: rank 0 serves every model; the others load only models with an engine."""
     command = [*MPIRUN]
     for rank in range(count):
         loaded = [f"--load-model={name}" for name in models]

@@ -1,9 +1,9 @@
 """The tensors of every model in the repository, once: name, type, shape, whether a request may leave them out.
 
 Source: the templates of `triton_backend/all_models/{inflight_batcher_llm,llmapi}` (TensorRT-LLM 1.2); clients work
-because these are the same. Shapes are without the batch dimension; -1 is any length. Two remarks on the source: its
-ensemble declares `kv_cache_alloc_total_blocks` twice, here it stands once; `min_length`, which genai-perf sends for a
-fixed output length, is not an input there and not here (`--extra-inputs min_tokens:N` does the same).
+because these are the same. Shapes exclude the batch dimension; -1 is any length. Two remarks on the source: its
+ensemble declares `kv_cache_alloc_total_blocks` twice, here it is declared once; `min_length`, which genai-perf sends
+for a fixed output length, is not an input there nor here (`--extra-inputs min_tokens:N` does the same).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The command line: a table of commands, their help, and the check of the words that are given."""
+"""The command line: a table of commands, their help, and checks of what was typed."""

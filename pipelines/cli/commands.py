@@ -36,7 +36,7 @@ class Command:
         groups: settings that it reads.
         examples: three command lines, without the program's name.
         exits: exit codes with another meaning than in `EXITS`.
-        argument: a word that is no override, for the usage line, e.g. "[GROUP]".
+        argument: a word that is not an override, for the usage line, e.g. "[GROUP]".
     """
 
     function: str
@@ -200,7 +200,7 @@ COMMANDS = {
     "simulate": Command(
         "pipelines.predict.simulate.command:simulate",
         "static against in-flight batching, in ticks or in seconds",
-        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a calibration "
+        "Simulates how an engine schedules requests, in ticks to look at, or in seconds when a GPU or a fit "
         "is named; prints a table and writes pictures, a Perfetto trace and a page that plays it.",
         ("simulator", *LOAD, *MODEL, "engine", "build", "triton", "hardware", "sizing", "paths"),
         (
@@ -298,4 +298,4 @@ SECTIONS = {
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
 }
-"""The commands as help lists them."""
+"""The commands in the order of the help."""

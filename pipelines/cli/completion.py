@@ -39,10 +39,10 @@ LISTS = ("sweep", "compare")
 
 
 def script(words: Sequence[str]) -> str:
-    """What a shell evaluates to complete this program: eval "$(trtllm-pipelines --completion bash)".
+    """Return the script that a shell evaluates: eval "$(trtllm-pipelines --completion bash)".
 
     Raises:
-        UserError: another shell.
+        UserError: the shell is not supported.
     """
     shell = words[0] if words else ""
     if shell not in SCRIPTS:
@@ -55,7 +55,7 @@ def script(words: Sequence[str]) -> str:
 
 
 def candidates(words: Sequence[str]) -> str:
-    """One candidate per line.
+    """Return one candidate per line.
 
     Args:
         words: the line up to the cursor, as one word.

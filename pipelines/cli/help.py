@@ -8,7 +8,7 @@ from pipelines.settings.groups import choices, groups
 
 
 def overview() -> str:
-    """All commands."""
+    """Render the list of all commands."""
     lines = [f"Usage: {PROGRAM} COMMAND [key=value ...]", "   or: make COMMAND [key=value ...]"]
     for title, names in SECTIONS.items():
         lines += ["", title]
@@ -23,7 +23,7 @@ def overview() -> str:
 
 
 def command_help(name: str) -> str:
-    """One command: what it does, its groups of settings, examples, exit codes."""
+    """Render the help of one command: what it does, its groups of settings, examples, exit codes."""
     command = COMMANDS[name]
     usage = " ".join(filter(None, [PROGRAM, name, command.argument, "[key=value ...]"]))
     lines = [f"Usage: {usage}", "", *_wrap(command.about), ""]
@@ -45,7 +45,7 @@ _THROUGH_MAKE = (
 
 
 def _groups(command: Command) -> list[str]:
-    """Groups of settings with their choices; those with one choice or none by their names alone."""
+    """Render groups of settings with their choices, or by name alone if there is no real choice."""
     if not command.groups:
         return []
     known = groups()
@@ -61,7 +61,7 @@ def _groups(command: Command) -> list[str]:
 
 
 def _row(left: str, text: str, column: int = 14) -> list[str]:
-    """A word and its explanation; the explanation is indented below when the screen is narrow."""
+    """Render a word and its explanation, below each other on a narrow screen."""
     start = f"  {left}".ljust(column)
     if len(start) > column or width() - column < 30:
         return [f"  {left}", *_wrap(f"      {text}", "      ")]

@@ -1,4 +1,4 @@
-"""One command: its words are checked, it runs, and its outcome becomes an exit code."""
+"""Run one command: check its words, run it, and turn its outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.host.screen import complain, outlive_readers
 
 HELP = ("help", "-h", "--help")
 MAKE_TARGETS = "MAKE_TARGETS"
-"""Environment variable: targets of the Makefile that are no commands, for the nearest word."""
+"""Environment variable with targets of the Makefile that are not commands, for suggestions."""
 
 
 def program() -> None:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         words += overrides_from(os.environ)
         targets = os.environ.get(MAKE_TARGETS, "").split()
     signal.signal(signal.SIGTERM, _terminate)
-    # OpenMP threads that spin while they wait make a shared machine several times slower; read when torch loads.
+    # OpenMP threads that spin while waiting make a shared machine several times slower; torch reads this when it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if (text := _answer(words)) is not None:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _answer(words: Sequence[str]) -> str | None:
-    """Help, the version or completions; None for a command."""
+    """Return help, the version or completions; None for a command."""
     from pipelines.cli import help as texts
 
     asks = [word for word in words if word in HELP]

@@ -1,4 +1,4 @@
-"""Checks the words of a command line before anything runs, and says what was probably meant."""
+"""Check the words of a command line before anything runs, and suggest what was probably meant."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.settings.groups import choices, groups
 
 USUAL = ("quant", "model", "engine", "hardware", "workload", "parallel")
-"""Groups in which a bare choice is looked for first."""
+"""Groups that are searched first for a bare choice."""
 MOST_MEANINGS = 3
-"""A choice that more groups have (none, default, auto) says nothing about what was meant."""
+"""A choice that more groups have (none, default, auto) gives no hint of what was meant."""
 
 
 def check_command(name: str, targets: Iterable[str] = ()) -> None:
@@ -19,10 +19,10 @@ def check_command(name: str, targets: Iterable[str] = ()) -> None:
 
     Args:
         name: the word.
-        targets: what else could have been meant: targets of the Makefile.
+        targets: targets of the Makefile, which could have been meant as well.
 
     Raises:
-        UserError: with the nearest command, or the override that was probably meant.
+        UserError: it is not a command; the message has the nearest command or override.
     """
     if name in COMMANDS:
         return
@@ -35,10 +35,10 @@ def check_command(name: str, targets: Iterable[str] = ()) -> None:
 
 
 def overrides_of(command: str, words: Sequence[str]) -> list[str]:
-    """The overrides after a command; for `config` the name of a group may be the first.
+    """Return the overrides after a command; for `config`, the name of a group may come first.
 
     Raises:
-        UserError: every word that is not an override, each with its likely meaning.
+        UserError: some words are not overrides; all are named, each with its likely meaning.
     """
     rest, overrides, faults = list(words), [], []
     if COMMANDS[command].argument and rest and rest[0] in groups_with_keys():
@@ -56,12 +56,12 @@ def overrides_of(command: str, words: Sequence[str]) -> list[str]:
 
 
 def groups_with_keys() -> list[str]:
-    """What `config` explains: groups of conf/, and those that stand in conf/config.yaml itself."""
+    """List what `config` explains: groups of conf/, and groups in conf/config.yaml itself."""
     return sorted({*groups(), "paths", "verify", "doctor"})
 
 
 def _first(rest: Sequence[str], command: str) -> tuple[int, Fault | None]:
-    """How many of the words belong together, and what is wrong with them."""
+    """Return how many of the words belong together, and what is wrong with them."""
     word, following = rest[0], rest[1] if len(rest) > 1 else ""
     if word.startswith("-"):
         return _flag(word, following)
@@ -77,7 +77,7 @@ def _is_bare(word: str) -> bool:
 
 
 def _flag(word: str, following: str) -> tuple[int, Fault]:
-    """`--quant fp8` and `--quant=fp8`: settings are no flags."""
+    """Explain `--quant fp8` and `--quant=fp8`: settings are not flags."""
     key, equals, value = word.lstrip("-").partition("=")
     takes_next = not equals and _is_bare(following)
     meant = f"{key.replace('-', '_')}={value or (following if takes_next else '...')}"
@@ -92,7 +92,7 @@ def _spaced(words: Sequence[str]) -> Fault:
 
 
 def _bare(word: str, command: str) -> Fault:
-    """A word that is neither an option nor an override."""
+    """Explain a word that is neither an option nor an override."""
     if word in COMMANDS:
         return Fault(
             f"'{command}' and '{word}' are two commands.",
@@ -109,7 +109,7 @@ def _bare(word: str, command: str) -> Fault:
 
 
 def _meanings(word: str) -> list[str]:
-    """Overrides that a bare word may stand for: int4_awq -> quant=int4_awq, quant:fp8 -> quant=fp8."""
+    """List overrides that a bare word may mean: int4_awq -> quant=int4_awq, quant:fp8 -> quant=fp8."""
     left, colon, right = word.partition(":")
     if colon and left.split(".")[0] in groups_with_keys():
         return [f"{left}={right}"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch.nn import functional
+
+from pipelines.host.machine import native_bf16
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -24,7 +25,7 @@ def f32_products() -> Iterator[None]:
     Does nothing where the processor multiplies bfloat16 itself. Replaces the function for the whole process: not for
     threads beside each other.
     """
-    if cpu_has_bf16():
+    if native_bf16():
         yield
         return
     plain = functional.linear
@@ -40,11 +41,3 @@ def f32_products() -> Iterator[None]:
         yield
     finally:
         functional.linear = plain
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 itself (Linux: flag amx_bf16 or avx512_bf16; elsewhere no)."""
-    try:
-        return bool({"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split()))
-    except OSError:
-        return False

@@ -1,1 +1,1 @@
-"""From a repository to a cluster: container images and Kubernetes manifests. Runs nothing but docker or podman."""
+"""Deploy a repository: container images, Kubernetes manifests, cluster scripts. Runs only docker or podman."""

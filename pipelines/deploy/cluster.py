@@ -1,4 +1,4 @@
-"""`make scripts`: checks the split over nodes, writes the scripts, says how to start them."""
+"""`make scripts`: check the split over nodes, write the scripts, and show how to start them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
 OWN = ("cluster", "paths.runs")
-"""Words that the build on a node does not need."""
+"""Overrides that the build on a node does not need."""
 
 
 def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
-    """Write what builds and serves a configuration on a cluster.
+    """Write scripts that build and serve a configuration on a cluster.
 
     Args:
         settings: the configuration.
         machine: facts of this machine, for the plan.
-        overrides: as given; the build script gives them again.
+        overrides: as given; the build script repeats them.
 
     Returns:
         the folder of the scripts.
@@ -47,7 +47,7 @@ def write_scripts(settings: Settings, machine: Machine, overrides: Sequence[str]
         command="make scripts",
         setting="cluster.folder",
     )
-    target.runs.mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a job's output
+    target.runs.mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of a job's output
     _say(settings, target, changed=changed)
     return target.folder
 
@@ -70,7 +70,7 @@ def _unwritable(settings: Settings) -> list[Fault]:
 
 
 def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> ScriptTarget:
-    """What to build and serve: the repository given, or the configuration's own."""
+    """Return what to build and serve: the repository given, or the one of the configuration."""
     given = settings.serving.repository
     if given is not None:
         served = read_served(given.expanduser().absolute())
@@ -78,7 +78,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
             raise UserError(f"'{given}' runs on the CPU engine, in one process: start it with make serve.")
         label, world, nodes = f"{served.label}-{served.variant}", served.world_size, served.num_nodes
     else:
-        make_plan(settings, "repository", Store(settings.paths.store), machine)  # refuses what cannot be built
+        make_plan(settings, "repository", Store(settings.paths.store), machine)  # raises if it cannot be built
         label = f"{settings.model.label}-{settings.variant}"
         world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
     workers = min(world, settings.hardware.gpus_per_server or world)
@@ -98,7 +98,7 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
 
 
 def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
-    """What neither the plan nor the repository refuses: ranks that a server cannot hold, ways that need one node."""
+    """Find faults that neither plan nor repository finds: too many ranks per server, modes that need a single node."""
     faults, serving, cluster = [], settings.serving, settings.cluster
     most = settings.hardware.gpus_per_server
     if most and target.ranks_per_node > most:
@@ -120,16 +120,16 @@ def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
     if serving.openai:
         faults.append(
             Fault(
-                "serving.openai=true does not go with ranks that srun or mpirun starts: NVIDIA's frontend needs "
+                "serving.openai=true does not work with ranks started by srun or mpirun: NVIDIA's frontend needs "
                 "orchestrator mode.",
-                todo="Leave it out, and put an OpenAI-compatible proxy before the server.",
+                todo="Leave it out, and put an OpenAI-compatible proxy in front of the server.",
             )
         )
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
         faults.append(
             Fault(
                 f"cluster.hosts names {len(cluster.hosts)} machines; the server needs {target.num_nodes}.",
-                todo="Name one per node: 'cluster.hosts=[gpu1,gpu2]', and set triton.num_nodes.",
+                todo="Name one host per node: 'cluster.hosts=[gpu1,gpu2]', and set triton.num_nodes.",
             )
         )
     if cluster.kind == "mpi" and cluster.image is not None:
@@ -138,7 +138,7 @@ def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
 
 
 def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
-    """What was written, and the commands that follow."""
+    """Print what was written, and the next commands."""
     slurm = settings.cluster.kind == "slurm"
     run, suffix = ("sbatch", "sbatch") if slurm else ("bash", "sh")
     folder = relative_to_cwd(target.folder)

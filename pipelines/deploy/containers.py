@@ -1,4 +1,4 @@
-"""Finds docker or podman, shows the command, runs it."""
+"""Find docker or podman, show the command, and run it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Which = Callable[[str], str | None]
 
 
 def build_image(settings: Settings, machine: Machine) -> int:
-    """`make image`: build it and return the builder's exit code.
+    """Build the image and return the builder's exit code.
 
     Raises:
-        UserError: there is nothing to build with; says the command that would have run.
+        UserError: there is no container engine; the message has the command that would have run.
     """
     flavour = _chosen(settings, machine)
     source = checkout(PROJECT_ROOT)
@@ -46,10 +46,10 @@ def build_image(settings: Settings, machine: Machine) -> int:
 
 
 def open_shell(settings: Settings, machine: Machine) -> int:
-    """`make shell`: an interactive shell in the image; its exit code.
+    """Open an interactive shell in the image and return its exit code.
 
     Raises:
-        UserError: there is nothing to run it with; says the command that would have run.
+        UserError: there is no container engine; the message has the command that would have run.
     """
     flavour = _chosen(settings, machine)
     source = Checkout(PROJECT_ROOT)
@@ -66,20 +66,20 @@ def open_shell(settings: Settings, machine: Machine) -> int:
 
     tool = find_tool(settings.image.tool, command("docker"))
     for folder in (places.store, places.runs, places.hf_home):
-        folder.mkdir(parents=True, exist_ok=True)  # a folder that docker makes itself belongs to root
+        folder.mkdir(parents=True, exist_ok=True)  # a folder that docker creates belongs to root
     return _run(command(tool))
 
 
 def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.which) -> str:
-    """Docker or podman, whichever is there and answers.
+    """Find docker or podman, whichever is installed and responds.
 
     Args:
         wanted: `image.tool`.
-        would_run: the command, for the message when there is none.
+        would_run: the command, for the error message.
         which: finds a program.
 
     Raises:
-        UserError: none is installed, or the one that is does not answer.
+        UserError: none is installed, or the installed one does not respond.
     """
     candidates = TOOLS if wanted == "auto" else (wanted,)
     silent = []
@@ -87,7 +87,7 @@ def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.wh
         if which(tool):
             if (reason := _why_silent(tool)) is None:
                 return tool
-            silent.append(f"{tool} is installed but does not answer: {reason}")
+            silent.append(f"{tool} is installed but does not respond: {reason}")
     what = "; ".join(silent) or f"{' and '.join(candidates)} {'are' if len(candidates) > 1 else 'is'} not installed"
     raise UserError(
         f"No container engine can be used here: {what}.",
@@ -96,11 +96,11 @@ def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.wh
 
 
 def _why_silent(tool: str) -> str | None:
-    """The tool's own words when its engine cannot be reached, or None when it can."""
+    """Return the tool's error if its engine cannot be reached, or None."""
     try:
         answer = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {ANSWER_S} s"
+        return f"no response within {ANSWER_S} s"
     except OSError as error:
         return str(error)
     if answer.returncode == 0:
@@ -110,7 +110,7 @@ def _why_silent(tool: str) -> str | None:
 
 
 def checkout(root: Path) -> Checkout:
-    """Commit and time of a checkout, where git knows them."""
+    """Return commit and time of a checkout, if git knows them."""
 
     def git(*words: str) -> str | None:
         try:
@@ -136,6 +136,6 @@ def _chosen(settings: Settings, machine: Machine) -> ImageFlavour:
 
 
 def _run(command: Sequence[str]) -> int:
-    """Show the command, then do it in the foreground."""
+    """Show the command, then run it in the foreground."""
     say(f"+ {shlex.join(command)}")
     return subprocess.run(command, check=False).returncode

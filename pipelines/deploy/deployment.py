@@ -1,4 +1,4 @@
-"""One deployment: everything the manifests are made of, decided once."""
+"""A deployment on Kubernetes: everything the manifests need, decided once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 Object = dict[str, Any]
-"""One object of Kubernetes, as YAML will have it."""
+"""A Kubernetes object, as it will be written to YAML."""
 
 APP = "trtllm-pipelines"
 IMAGE = "trtllm-pipelines"
-"""The image's name inside the objects; the overlay's kustomization.yaml replaces it."""
+"""Name of the image inside the objects; the overlay's kustomization.yaml replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,21 @@ class ClusterDeployment:
 
     @property
     def metrics_port(self) -> str:
-        """Name of the port with /metrics; NVIDIA's OpenAI frontend shows them on its own."""
+        """Name of the port with /metrics; NVIDIA's OpenAI frontend serves them on its own port."""
         return "openai" if self.serving.openai and self.served.gpu else "metrics"
 
     @property
     def ssh_secret(self) -> str:
-        """Keys with which the nodes of a group reach each other."""
+        """Secret with the ssh keys that connect the nodes of a group."""
         return self.settings.ssh_secret or f"{self.name}-mpi-ssh"
 
     def labels(self, component: str | None = None) -> dict[str, str]:
-        """Labels that select the pods: all of them, or those of one component (server, worker)."""
+        """Return the labels that select all pods, or those of one component (server, worker)."""
         chosen = {"app.kubernetes.io/name": APP, "app.kubernetes.io/instance": self.name}
         return chosen | ({"app.kubernetes.io/component": component} if component else {})
 
     def object(self, kind: str, api: str, spec: Mapping[str, Any], name: str | None = None) -> Object:
-        """One object with our labels."""
+        """Make an object with our labels."""
         labels = {**self.labels(), "app.kubernetes.io/managed-by": "kustomize"}
         return {
             "apiVersion": api,
@@ -105,6 +105,6 @@ def deployment(
 
 
 def slug(text: str) -> str:
-    """A name for Kubernetes: lower case, digits and single dashes, a letter first, at most 40 characters."""
+    """Make a Kubernetes name: lower case, digits and single dashes, a letter first, at most 40 characters."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return (words if words[:1].isalpha() else f"m-{words}")[:40].strip("-")

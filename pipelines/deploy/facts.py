@@ -1,4 +1,4 @@
-"""What a deployment takes from the repository it serves; nothing here is asked of the user a second time."""
+"""Facts that a deployment reads from its repository, so that the user need not state them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.engines.registry import ENGINES, describe
 
 DESCRIPTION = "repository.json"
 USUAL_KV_BYTES = GIB
-"""The CPU engine's paged KV cache when nobody says how large it shall be (at most)."""
+"""Default size of the CPU engine's paged KV cache (upper bound)."""
 
 NEEDED = {"flavour", "label", "variant", "world_size", "settings", "engine_version"}
 
@@ -23,18 +23,18 @@ Kind = Literal["cpu", "gpu", "multinode"]
 
 @dataclass(frozen=True, slots=True)
 class RepositoryFacts:
-    """One model repository as its own files describe it.
+    """A model repository, as its own files describe it.
 
     Attributes:
-        folder: name of its folder; with the store's key in it, it names the content.
-        label: the model.
-        variant: its compression.
-        gpu: it runs on TensorRT-LLM.
+        folder: name of its folder, which contains the store's key and so identifies the content.
+        label: of the model.
+        variant: label of the compression.
+        gpu: whether it runs on TensorRT-LLM.
         world_size: ranks, each with a GPU.
         num_nodes: machines that one server spans.
         size_bytes: of all files.
         engine_bytes: of the engine alone.
-        engine_version: of what built it.
+        engine_version: version of the library that built it.
         kv_bytes: host memory of the KV cache: the CPU engine's pool, or the part a GPU engine offloads.
         threads: of the CPU engine; None takes every core.
     """
@@ -53,7 +53,7 @@ class RepositoryFacts:
 
     @property
     def kind(self) -> Kind:
-        """The overlay that fits."""
+        """Name of the overlay for this repository."""
         if not self.gpu:
             return "cpu"
         return "gpu" if self.num_nodes == 1 else "multinode"
@@ -65,10 +65,10 @@ class RepositoryFacts:
 
 
 def read_served(path: Path) -> RepositoryFacts:
-    """Look at a repository.
+    """Read the facts of a repository.
 
     Raises:
-        UserError: it does not describe itself, cannot be deployed, or its ranks cannot be spread over its nodes.
+        UserError: it has no description, cannot be deployed, or its ranks cannot be spread over its nodes.
     """
     described = _described(path)
     settings = described["settings"]
@@ -82,7 +82,7 @@ def read_served(path: Path) -> RepositoryFacts:
     if world % nodes:
         raise UserError(
             f"triton.num_nodes={nodes} does not divide the engine's {world} ranks.",
-            todo="Every node needs the same number of GPUs: make the repository again with another triton.num_nodes.",
+            todo="Every node needs the same number of GPUs: write the repository again with another triton.num_nodes.",
         )
     gpu = engine.needs_gpu
     return RepositoryFacts(
@@ -103,7 +103,7 @@ def read_served(path: Path) -> RepositoryFacts:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """repository.json with every key that is needed."""
+    """Read repository.json and check that it has every required key."""
     file = path / DESCRIPTION
     try:
         described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -112,8 +112,8 @@ def _described(path: Path) -> dict[str, Any]:
         described, missing = {}, [getattr(error, "strerror", None) or str(error)]
     if missing:
         raise UserError(
-            f"'{path}' does not say what it is: {DESCRIPTION}: {', '.join(missing)}.",
-            todo="Give a repository that this project made: make repository, or serving.repository=/its/folder",
+            f"'{path}' has no complete description: {DESCRIPTION}: {', '.join(missing)}.",
+            todo="Give a repository written by this project: make repository, or serving.repository=/its/folder",
         )
     return described
 
@@ -123,7 +123,7 @@ def _size(folder: Path) -> int:
 
 
 def _parameter(path: Path, name: str) -> int | None:
-    """A number among the parameters of `tensorrt_llm`, as config.pbtxt has it."""
+    """Read a number from the parameters of `tensorrt_llm` in config.pbtxt."""
     text = (path / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
     match = re.search(rf'key: "{name}"\s*value \{{\s*string_value: "(\d+)"', text)
     return int(match[1]) if match else None

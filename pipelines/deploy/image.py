@@ -1,4 +1,4 @@
-"""The command lines of `make image` and `make shell`: pure functions of settings and of what was found here."""
+"""The command lines of `make image` and `make shell`, as pure functions of settings and machine facts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipelines.settings.image import ImageSettings
 INSIDE = "/opt/trtllm-pipelines"
 HF_CACHE = "/cache/huggingface"
 PASSED_ON = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
-"""Variables that the shell gets by name, so that no value stands in a command line or in an image."""
+"""Variables passed to the shell by name, so that no value appears in a command line or an image."""
 
 ImageFlavour = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The checkout that an image is made of.
+    """The checkout that an image is built from.
 
     Attributes:
         root: its folder, the build context.
-        revision: commit, with "-dirty" when files differ from it; "unknown" outside git.
-        commit_time: of that commit in seconds since 1970, or None; the time stamp of every file in the image.
+        revision: commit, with "-dirty" if files differ from it; "unknown" outside git.
+        commit_time: of that commit in seconds since 1970, or None; becomes the time stamp of every file in the image.
     """
 
     root: Path
@@ -37,13 +37,13 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True)
 class SharedFolders:
-    """What `make shell` shares with the host, absolute.
+    """Folders that `make shell` shares with the host, as absolute paths.
 
     Attributes:
         store: finished artifacts.
         runs: logs and results of runs.
         hf_home: the Hub's cache.
-        user: "uid:gid" of whoever asked, so that what the shell writes is theirs.
+        user: "uid:gid" of the caller, so that files written in the shell belong to them.
     """
 
     store: Path
@@ -53,7 +53,7 @@ class SharedFolders:
 
 
 def flavour_of(engine: str, *, gpus: bool) -> ImageFlavour:
-    """Which image an engine runs in; `auto` looks whether this machine has a GPU."""
+    """Return which image an engine runs in; `auto` depends on whether this machine has a GPU."""
     if engine == "auto":
         return "gpu" if gpus else "cpu"
     described = with_setting(engine)
@@ -61,12 +61,12 @@ def flavour_of(engine: str, *, gpus: bool) -> ImageFlavour:
 
 
 def reference(settings: ImageSettings, flavour: ImageFlavour) -> str:
-    """Name and tag of the image: trtllm-pipelines:0.1.0-gpu."""
+    """Return name and tag of the image: trtllm-pipelines:0.1.0-gpu."""
     return f"{settings.name}:{settings.tag or f'{__version__}-{flavour}'}"
 
 
 def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, source: Checkout) -> tuple[str, ...]:
-    """How the image is built.
+    """Return the command that builds the image.
 
     Args:
         tool: docker or podman.
@@ -87,7 +87,7 @@ def build_command(tool: str, settings: ImageSettings, flavour: ImageFlavour, sou
     }
     command = [tool, "build", f"--file={source.root / 'docker' / f'Dockerfile.{flavour}'}"]
     command += [f"--tag={reference(settings, flavour)}"]
-    command += ["--format=docker"] if tool == "podman" else []  # OCI's own format has no health check
+    command += ["--format=docker"] if tool == "podman" else []  # the OCI format has no health check
     command += ["--no-cache"] if settings.no_cache else []
     command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
     command += [f"--secret=id=pip,src={settings.pip_config}"] if settings.pip_config else []
@@ -103,27 +103,27 @@ def shell_command(
     *,
     terminal: bool = True,
 ) -> tuple[str, ...]:
-    """How a shell in the image is started: this checkout in the place of the image's own copy, store and caches shared.
+    """Return the command that opens a shell in the image, with this checkout, the store and the caches mounted.
 
     Args:
         tool: docker or podman.
         settings: conf/image.
         flavour: which of the two images.
         source: the checkout.
-        places: what is shared besides it.
-        terminal: whether there is one to talk to.
+        places: folders to share besides the checkout.
+        terminal: whether there is a terminal.
 
     Raises:
-        UserError: a path has a comma, at which both tools split.
+        UserError: a path has a comma, which both tools take as a separator.
     """
     command = [tool, "run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
     if flavour == "gpu":
         command += ["--device=nvidia.com/gpu=all"] if tool == "podman" else ["--gpus=all"]
-        # Pinned host memory of any size, and the stack that CUDA libraries expect (NVIDIA's own advice for containers).
+        # Unlimited pinned host memory, and the stack size that CUDA libraries expect (NVIDIA's advice for containers).
         command += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
     command += ["--ipc=host"] if settings.ipc_host else [f"--shm-size={settings.shm_size}"]
     command += [f"--network={settings.network}", f"--user={places.user}"]
-    if tool == "podman":  # rootless: keep the user's number, and let SELinux pass the mounts as they are
+    if tool == "podman":  # rootless: keep the user id, and leave the SELinux labels of the mounts alone
         command += ["--userns=keep-id", "--security-opt=label=disable"]
     command += [f"--mount=type=bind,source={host},target={inside}" for host, inside in _mounts(source, places).items()]
     command += [f"--env={name}" for name in PASSED_ON]
@@ -132,7 +132,7 @@ def shell_command(
 
 
 def _mounts(source: Checkout, places: SharedFolders) -> Mapping[Path, str]:
-    """Host folder -> place inside. Store and runs in the checkout come with it; others keep their own path."""
+    """Map host folders to paths inside. Store and runs inside the checkout come with it; others keep their path."""
     mounts = {source.root: INSIDE}
     for folder in (places.store, places.runs):
         if not folder.is_relative_to(source.root):
@@ -140,6 +140,6 @@ def _mounts(source: Checkout, places: SharedFolders) -> Mapping[Path, str]:
     mounts[places.hf_home] = HF_CACHE
     if wrong := [str(path) for path in mounts if "," in str(path)]:
         raise UserError.of(
-            [Fault(f"'{path}' has a comma, at which docker and podman split a mount.") for path in wrong]
+            [Fault(f"'{path}' has a comma, which docker and podman take as a separator.") for path in wrong]
         )
     return mounts

@@ -1,4 +1,4 @@
-"""A deployment as the files of Kustomize: a base, and the overlay of the hardware the engine was built for."""
+"""Render a deployment as Kustomize files: a base, and an overlay for the hardware the engine was built for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FITS = {
 
 
 def files(deployed: ClusterDeployment) -> dict[str, str]:
-    """Every file by its relative name, in the order of their names."""
+    """Return all files by relative name, sorted."""
     kind = deployed.served.kind
     base = {
         "service": objects.service(deployed),
@@ -42,12 +42,12 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
 
 
 def _workload(deployed: ClusterDeployment, kind: Kind) -> tuple[dict[str, Object], dict[str, str]]:
-    """What runs: objects by file name, and files that become a ConfigMap."""
+    """Return the workload's objects by file name, and the files that become a ConfigMap."""
     if kind != "multinode":
         return {"deployment": objects.workload(deployed, pods.server_pod(deployed))}, {}
     further = {path.name: path.read_text(encoding="utf-8") for path in sorted(nodes.FILES.iterdir()) if path.is_file()}
     workload = nodes.leader_worker_set(deployed)
-    # The ConfigMap keeps its name, since Kustomize does not follow names into this type; so a change shows here.
+    # Kustomize does not track names in this type, so the ConfigMap keeps its name and this digest reflects changes.
     digest = hashlib.sha256("".join(further.values()).encode()).hexdigest()[:12]
     for role in ("leaderTemplate", "workerTemplate"):
         workload["spec"]["leaderWorkerTemplate"][role]["metadata"]["annotations"]["mpi-files"] = digest
@@ -75,10 +75,10 @@ def _kustomization(resources: Any) -> Object:
 
 
 def _image(reference: str) -> dict[str, str]:
-    """Kustomize's words for `registry:5000/name:tag` and `name@sha256:...`."""
+    """Convert `registry:5000/name:tag` or `name@sha256:...` to Kustomize's fields."""
     name, _, digest = reference.partition("@")
     head, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:  # no tag, at most a registry's port
+    if not colon or "/" in tag:  # no tag; the colon, if any, belongs to a registry's port
         head, tag = name, ""
     made = {"name": IMAGE, "newName": head}
     if digest:
@@ -92,7 +92,7 @@ def _comment(deployed: ClusterDeployment, kind: Kind) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes a part that stands twice twice: anchors are hard to read and to patch."""
+    """Writes repeated parts in full, because anchors are hard to read and to patch."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """See the class."""

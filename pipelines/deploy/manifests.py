@@ -1,4 +1,4 @@
-"""`make manifests`: finds the repository, writes the files, says what else the cluster needs."""
+"""`make manifests`: find the repository, write the files, and say what else the cluster needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
     Args:
         settings: the configuration.
         machine: facts of this machine, for the plan.
-        overrides: as given, for the command that makes a missing repository.
+        overrides: as given, for the command that builds a missing repository.
 
     Returns:
         the overlay, for `kubectl apply -k`.
@@ -50,7 +50,7 @@ def write_manifests(settings: Settings, machine: Machine, overrides: Sequence[st
 
 
 def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) -> Path:
-    """The repository given, or the one that the plan finds finished."""
+    """Return the repository given, or the finished one that the plan finds."""
     if settings.serving.repository is not None:
         return settings.serving.repository.expanduser().absolute()
     step = make_plan(settings, "repository", Store(settings.paths.store), machine).steps[-1]
@@ -59,27 +59,27 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
             todo=f"Make it: {shlex.join(['make', 'repository', *words])}. "
-            "Or give one from elsewhere: serving.repository=/its/folder",
+            "Or name an existing one: serving.repository=/its/folder",
         )
     return step.artifact.path
 
 
 def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
-    """What works on one machine but not in a pod."""
+    """Find settings that work on one machine but not in a pod."""
     serving, faults = settings.serving, []
     if serving.chat_template is not None:
         faults.append(
             Fault(
                 f"serving.chat_template='{serving.chat_template}' is a file of this machine, which no pod has.",
-                todo="Put the template into the tokenizer (chat_template) and make the repository again.",
+                todo="Put the template into the tokenizer (chat_template) and write the repository again.",
             )
         )
     if served.kind == "multinode" and serving.openai:
         faults.append(
             Fault(
-                "serving.openai=true does not go with a server over several nodes.",
+                "serving.openai=true does not work with a server over several nodes.",
                 "NVIDIA's frontend for TensorRT-LLM needs orchestrator mode, which works on one node.",
-                "Put an OpenAI-compatible proxy before it, or fit the engine into one node.",
+                "Put an OpenAI-compatible proxy in front of it, or fit the engine into one node.",
             )
         )
     if served.kind == "multinode" and serving.multi_gpu != "leader":
@@ -87,17 +87,17 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
             Fault(
                 f"serving.multi_gpu={serving.multi_gpu} spawns ranks on one node; this server spans "
                 f"{served.num_nodes}.",
-                todo="Give serving.multi_gpu=leader.",
+                todo="Set serving.multi_gpu=leader.",
             )
         )
     asked = with_setting(settings.engine.name)
     if asked is not None and not asked.needs_gpu and served.gpu:
-        faults.append(Fault(f"engine={asked.setting} was asked for; the repository runs on TensorRT-LLM."))
+        faults.append(Fault(f"engine={asked.setting} was given, but the repository runs on TensorRT-LLM."))
     return faults
 
 
 def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
-    """What was decided, and the commands that follow."""
+    """Print what was decided, and the next commands."""
     served, sizes, settings = deployed.served, deployed.sizes, deployed.settings
     say(f"repository: {served.folder} ({served.label}, {served.variant}, {show_bytes(served.size_bytes)})")
     gpus = f"{served.gpus_per_node} GPU, " if served.gpu else ""
@@ -120,7 +120,7 @@ def _say(deployed: ClusterDeployment, overlay: Path, *, changed: bool) -> None:
 
 
 def _secrets(deployed: ClusterDeployment) -> dict[str, str]:
-    """Secrets that must exist, and what is in them."""
+    """Return the Secrets that must exist, and their content."""
     settings = deployed.settings
     found = {
         settings.image_pull_secret: "of type kubernetes.io/dockerconfigjson",

@@ -1,4 +1,4 @@
-"""A server over several nodes: a LeaderWorkerSet whose leader starts one rank per GPU with mpirun, over ssh.
+"""Serve over several nodes: a LeaderWorkerSet whose leader starts one rank per GPU with mpirun over ssh.
 
 Names of pods and hosts: LeaderWorkerSet `api/leaderworkerset/v1/leaderworkerset_types.go` (leader `<set>-<group>`,
 workers `<set>-<group>-<index>`, both under the headless service `<set>`). Ranks and their flags: leader mode of
@@ -14,21 +14,21 @@ from pipelines.deploy.pods import REPOSITORY, container, pod, server_container
 from pipelines.serving.command import Ranks, server_command
 
 SSH_PORT = 2222
-"""Above 1024, which a user without rights may listen on."""
+"""Above 1024, so that an unprivileged user may listen on it."""
 CONFIG, KEYS = "/etc/pipelines/mpi", "/etc/pipelines/ssh"
 FILES = Path(__file__).with_name("mpi")
-"""ssh_config, sshd_config, wait.sh and drain.sh as the overlay carries them."""
+"""ssh_config, sshd_config, wait.sh and drain.sh, which the overlay includes."""
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "PYTHONDONTWRITEBYTECODE")
-"""Variables of the leader that the ranks of other nodes get; sshd gives them none of its own."""
+"""Variables of the leader that are passed to the ranks of other nodes, since sshd passes none."""
 
 
 def leader_worker_set(deployed: ClusterDeployment) -> Object:
-    """The set: every group is one server, and is made anew as a whole when one of its pods fails."""
+    """Make the set: every group is one server, and is recreated as a whole when one of its pods fails."""
     served = deployed.served
     spec = {
         **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
         "startupPolicy": "LeaderCreated",
-        # The other way than a Deployment: a whole further group of GPUs is rarely free.
+        # Unlike a Deployment: a whole spare group of GPUs is rarely free.
         "rolloutStrategy": {
             "type": "RollingUpdate",
             "rollingUpdateConfiguration": {"maxUnavailable": 1, "maxSurge": 0},
@@ -44,13 +44,13 @@ def leader_worker_set(deployed: ClusterDeployment) -> Object:
 
 
 def hosts(deployed: ClusterDeployment) -> list[str]:
-    """The nodes of a group, leader first; Kubernetes puts the leader's own name in."""
+    """List the nodes of a group, leader first; Kubernetes fills in the leader's name."""
     workers = [f"$(POD_NAME)-{index}.{deployed.name}" for index in range(1, deployed.served.num_nodes)]
     return ["$(POD_NAME)", *workers]
 
 
 def mpirun_command(deployed: ClusterDeployment) -> list[str]:
-    """What the leader runs: rank 0 answers, the others help with the engine."""
+    """Return the leader's command: rank 0 answers, the other ranks run the engine."""
     served = deployed.served
     slots = ",".join(f"{host}:{served.gpus_per_node}" for host in hosts(deployed))
     launch = server_command(
@@ -60,9 +60,9 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
         deployed.ports,
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(served.world_size),
-        admin_key="$(POD_UID)",  # different in every pod, told to nobody outside the cluster
+        admin_key="$(POD_UID)",  # different in every pod, never shown outside the cluster
     )
-    # mpirun applies both to one rank's words only: folder (the engine's path is relative to it) and variables.
+    # mpirun applies folder (the engine's path is relative to it) and variables to one rank's arguments only.
     each = ["--wdir", REPOSITORY, *(word for name in (*PASSED_ON, *deployed.settings.env) for word in ("-x", name))]
     ranks: list[str] = []
     for word in launch.command[launch.command.index("-n") :]:
@@ -97,7 +97,7 @@ def _leader(deployed: ClusterDeployment) -> Object:
 
 def _worker(deployed: ClusterDeployment) -> Object:
     main = container(deployed, "worker")
-    # Its ranks end when the leader's do; until then the node must stay.
+    # Its ranks end with the leader's; until then the node must stay.
     stay = deployed.settings.pre_stop_s + deployed.sizes.drain_s
     main |= {
         "command": ["/usr/sbin/sshd", "-D", "-e", "-f", f"{CONFIG}/sshd_config"],

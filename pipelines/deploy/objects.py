@@ -1,4 +1,4 @@
-"""What surrounds the pods: Service, PodDisruptionBudget, PodMonitor, HPA, and the rules that make its metrics."""
+"""Objects around the pods: Service, PodDisruptionBudget, PodMonitor, HPA, and the rules for its metrics."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pipelines.deploy.deployment import ClusterDeployment, Object
 QUEUE_METRIC = "triton_queue_ms_per_request"
 WAITING_METRIC = "trtllm_waiting_requests"
 RATE_WINDOW = "2m"
-"""Over how long rates are taken: eight looks of the usual interval, so that a missed one hides nothing."""
+"""Window of the rates: eight scrapes of the usual interval, so that a missed one does no harm."""
 
 
 def workload(deployed: ClusterDeployment, template: Object) -> Object:
-    """The Deployment of a server that fits one node."""
+    """Make the Deployment of a server that fits one node."""
     spec = {
         **({} if deployed.autoscaled else {"replicas": deployed.settings.replicas}),
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": deployed.sizes.startup_limit_s + 300,
-        # The new server is ready before an old one ends: a cold start costs minutes.
+        # Start the new server before an old one ends: a cold start takes minutes.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": {"matchLabels": deployed.labels("server")},
         "template": template,
@@ -25,7 +25,7 @@ def workload(deployed: ClusterDeployment, template: Object) -> Object:
 
 
 def service(deployed: ClusterDeployment) -> Object:
-    """One address for those that answer, inside the cluster only: nobody is asked for a name or a password."""
+    """Make one address for the pods that answer, inside the cluster only, because there is no authentication."""
     ports = []
     for key, port in deployed.ports.items():
         name = key.removesuffix("_port")
@@ -35,13 +35,13 @@ def service(deployed: ClusterDeployment) -> Object:
 
 
 def disruption_budget(deployed: ClusterDeployment) -> Object:
-    """Nodes are emptied one server after the other; each drains first."""
+    """Let nodes be drained one server at a time."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": deployed.labels()}}
     return deployed.object("PodDisruptionBudget", "policy/v1", spec)
 
 
 def pod_monitor(deployed: ClusterDeployment) -> Object:
-    """How Prometheus finds the metrics of every server."""
+    """Tell Prometheus where to find the metrics of every server."""
     endpoint = {
         "port": deployed.metrics_port,
         "path": "/metrics",
@@ -56,10 +56,10 @@ def pod_monitor(deployed: ClusterDeployment) -> Object:
 
 
 def autoscaler(deployed: ClusterDeployment) -> Object:
-    """The HPA: one more server when requests wait, one less after a long calm.
+    """Make the HPA: one server more when requests wait, one less after a long quiet time.
 
-    Two metrics, of which the worse decides: Triton's clock stops when its model takes a request over, and both engines
-    take them over at once into a queue of their own.
+    Two metrics, of which the worse decides: Triton's queue time ends when its model accepts a request, and both engines
+    accept requests at once into a queue of their own.
     """
     settings, sizes = deployed.settings, deployed.sizes
     many = deployed.served.kind == "multinode"
@@ -93,10 +93,10 @@ def _metric(name: str, value: int) -> Object:
 
 
 def adapter_rules() -> Object:
-    """Values for prometheus-adapter's Helm chart: the two metrics of the HPA, for each pod.
+    """Make the values of prometheus-adapter's Helm chart: the two metrics of the HPA, per pod.
 
-    Counters of all models, since a request may wait before each of them; divided by the requests that the engine
-    finished, since every request passes it once.
+    Queue counters cover all models, since a request may wait in front of each; they are divided by the requests that
+    the engine finished, since every request passes it once.
     """
     resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
     by = "sum by (<<.GroupBy>>)"

@@ -1,4 +1,4 @@
-"""Writes generated files into a folder of their own, all or none, and never over what a person changed."""
+"""Write generated files into a folder, all or none, and never over files changed by hand."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
 
 INDEX = ".generated.json"
-"""SHA-256 of every file as it was written; tells a file that was changed since."""
+"""SHA-256 of every file as written; reveals files changed since."""
 
 
 def write_folder(folder: Path, files: Mapping[str, str], *, command: str, setting: str) -> bool:
     """Make the folder hold exactly these files.
 
     Args:
-        folder: made when missing.
+        folder: created if missing.
         files: text by relative name.
-        command: what writes them, for messages.
-        setting: what names another folder, for messages.
+        command: that writes them, for messages.
+        setting: that names another folder, for messages.
 
     Returns:
         whether anything changed.
 
     Raises:
-        UserError: there are files in it that were not generated, or were changed by hand; or it cannot be written.
+        UserError: the folder has files that were not generated or were changed by hand, or it cannot be written.
     """
     digests = {name: _digest(text.encode()) for name, text in files.items()}
     present = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -38,8 +38,8 @@ def write_folder(folder: Path, files: Mapping[str, str], *, command: str, settin
     known = json.loads(index.read_text(encoding="utf-8")) if index else {}
     if foreign := sorted(name for name, digest in found.items() if known.get(name) != digest):
         raise UserError(
-            f"'{folder}' holds what was not written by `{command}`, or was changed since: {', '.join(foreign)}.",
-            todo="Keep changes in another folder; to write it anew, remove these files, or give another folder: "
+            f"'{folder}' holds files that `{command}` did not write or that were changed since: {', '.join(foreign)}.",
+            todo="Keep changes in another folder; to write this one again, remove these files, or give another folder: "
             f"{setting}=/some/folder",
         )
     try:

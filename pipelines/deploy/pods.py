@@ -10,17 +10,17 @@ from pipelines.deploy.storage import fetch_container, repository_volume
 
 REPOSITORY = "/repository"
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
-"""Triton's own endpoints: the process answers; every model is loaded and answers."""
+"""Triton's own endpoints: the process responds; every model is loaded and responds."""
 
 
 def server_pod(deployed: ClusterDeployment) -> Object:
-    """The pod of a server that fits one node: `serve` on the repository, drained when it ends."""
+    """Make the pod of a server that fits one node: `serve` on the repository, drained at the end."""
     container = server_container(deployed) | {"args": serve_arguments(deployed)}
     return pod(deployed, "server", container)
 
 
 def serve_arguments(deployed: ClusterDeployment) -> list[str]:
-    """Arguments of the image's own entry point; everything else has the value it has at `make serve`."""
+    """Return the arguments of the image's entry point; everything else has the defaults of `make serve`."""
     serving = deployed.serving
     words = {
         "repository": REPOSITORY,
@@ -37,7 +37,7 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
 
 
 def server_container(deployed: ClusterDeployment) -> Object:
-    """The container that answers requests, without what it runs."""
+    """Make the container that answers requests, without its command."""
     ports = [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.ports.items()]
     sleep = ["sleep", str(deployed.settings.pre_stop_s)]
     return {
@@ -46,13 +46,13 @@ def server_container(deployed: ClusterDeployment) -> Object:
         "startupProbe": _probe(READY, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
         "readinessProbe": _probe(READY, 5, failures=3),
         "livenessProbe": _probe(LIVE, PROBE_S, failures=6),
-        # Proxies learn of the end while the server still accepts; only then SIGTERM drains it.
+        # Proxies stop sending while the server still accepts requests; only then SIGTERM drains it.
         "lifecycle": {"preStop": {"exec": {"command": sleep}}},
     }
 
 
 def container(deployed: ClusterDeployment, name: str) -> Object:
-    """What server and worker have in common: image, devices, memory, folders, no rights."""
+    """Make what server and worker have in common: image, devices, memory, folders, no privileges."""
     settings, sizes = deployed.settings, deployed.sizes
     memory = f"{sizes.memory_mib}Mi"
     devices = {name: str(count) for name, count in sorted(settings.extra_resources.items())}
@@ -78,7 +78,7 @@ def container(deployed: ClusterDeployment, name: str) -> Object:
 
 
 def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[Object] | None = None) -> Object:
-    """A pod template around one container; `before` are its init containers, after the one that fetches."""
+    """Make a pod template around one container; `before` are its init containers, after the one that fetches."""
     settings, served, user = deployed.settings, deployed.served, deployed.image
     fetching = fetch_container(deployed, _no_rights())
     init = [*([fetching] if fetching else []), *(before or [])]
@@ -92,7 +92,7 @@ def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[
             "runAsUser": user.uid,
             "runAsGroup": user.gid,
             "fsGroup": user.gid,
-            "fsGroupChangePolicy": "OnRootMismatch",  # the repository is large; its owner is set once
+            "fsGroupChangePolicy": "OnRootMismatch",  # the repository is large, so set its owner only once
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **_placement(deployed),
@@ -112,7 +112,7 @@ def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[
 
 
 def _placement(deployed: ClusterDeployment) -> Object:
-    """On nodes with the GPU the engine was built for, as GPU feature discovery labels them."""
+    """Select nodes with the GPU the engine was built for, by the labels of GPU feature discovery."""
     labels: dict[str, str] = {}
     if (capability := deployed.compute_capability) is not None:
         major, minor = divmod(round(capability * 10), 10)

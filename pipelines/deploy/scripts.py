@@ -1,4 +1,4 @@
-"""The scripts that build an engine on a node of a cluster and serve it over one or several nodes, as text.
+"""Scripts that build an engine on a cluster node and serve it over one or several nodes, as text.
 
 Sources. Build: trtllm-build makes the engines of all ranks on one machine, `--workers` at a time, at most one per
 visible GPU (`tensorrt_llm/commands/build.py`); an engine belongs to the kind of GPU it was built on. Serving: leader
@@ -26,20 +26,20 @@ NOT_RUN = "Written by `make scripts`; checked by tests and by a real sbatch, but
 
 @dataclass(frozen=True, slots=True)
 class ScriptTarget:
-    """What is built and served, and where.
+    """Target of the scripts: what is built and served, and where.
 
     Attributes:
         label: model and format.
         world_size: ranks, each with a GPU.
-        num_nodes: nodes they are spread over, equally.
+        num_nodes: nodes they are spread over equally.
         words: overrides of this configuration, for the build.
-        workers: engines built at a time; None when the user said it, or there is one.
+        workers: engines built at a time; None if the user set it, or if there is only one.
         build_gpus: GPUs the build needs.
-        repository: one that is there already; None is made by the build script.
+        repository: an existing one; None if the build script makes it.
         folder: of the scripts, absolute.
-        cwd: where `make scripts` was given; relative paths of the settings start there.
-        python: what runs this project on the nodes.
-        store: of artifacts, for mounts of a container.
+        cwd: where `make scripts` ran; relative paths in the settings start there.
+        python: interpreter that runs this project on the nodes.
+        store: of artifacts, to mount in containers.
     """
 
     label: str
@@ -61,17 +61,17 @@ class ScriptTarget:
 
     @property
     def runs(self) -> Path:
-        """Logs, and the link to what the build made; the scripts' own folder holds nothing but them."""
+        """Folder of logs and the link to the build's result; the scripts' own folder holds nothing else."""
         return self.folder.with_name(f"{self.folder.name}.runs")
 
     @property
     def served(self) -> str:
-        """The repository's place as the shell reads it."""
+        """The repository's path as the shell reads it."""
         return shlex.quote(str(self.repository or self.runs / "repository"))
 
 
 def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> dict[str, str]:
-    """Every file by its name."""
+    """Return all files by name."""
     files = {"rank.sh": _rank(target, cluster, serving)}
     if cluster.kind == "slurm":
         files["serve.sbatch"] = _serve_slurm(target, cluster)
@@ -94,7 +94,7 @@ def _head(what: str, how: str) -> list[str]:
 
 
 def _directives(target: ScriptTarget, cluster: ClusterSettings, name: str, options: Mapping[str, object]) -> list[str]:
-    """#SBATCH lines; what is None is left to the cluster."""
+    """Render #SBATCH lines; None leaves an option to the cluster."""
     where = {key: getattr(cluster, key) for key in ("partition", "account", "qos", "constraint")}
     options = {"job-name": f"{name}-{target.label}", **options, **where}
     return [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value is not None]
@@ -116,7 +116,7 @@ def _build_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
 
 
 def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
-    """Everything up to the Triton repository, and a link to it beside the scripts."""
+    """Render the build: everything up to the Triton repository, and a link to it beside the scripts."""
     workers = [f"build.workers={target.workers}"] if target.workers else []
     command = [*prefix, target.python, "-m", "pipelines", "repository", *target.words, *workers]
     runs = shlex.quote(str(target.runs))
@@ -165,7 +165,7 @@ def _serves(target: ScriptTarget) -> str:
 
 
 def _container(target: ScriptTarget, cluster: ClusterSettings) -> list[str]:
-    """Options that Pyxis adds to srun."""
+    """Return the options that Pyxis adds to srun."""
     if cluster.image is None:
         return []
     own = [target.cwd, target.folder.parent, target.store, *([target.repository] if target.repository else [])]
@@ -185,7 +185,7 @@ def _serve_mpi(target: ScriptTarget) -> str:
 
 
 def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:
-    """What one rank runs; srun and mpirun each tell it its number."""
+    """Render the script of one rank; srun and mpirun each pass it its number."""
     first, other = _commands(target, cluster, serving)
     head = [
         "# One rank of the server: rank 0 answers, the others help with the engine. srun or mpirun starts it.",
@@ -204,7 +204,7 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
 
 
 def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
-    """Rank 0's and the others' command line, in the shell's words."""
+    """Return the command lines of rank 0 and of the others, quoted for the shell."""
     ports = {name: getattr(serving, name) or usual for name, usual in USUAL_PORTS.items()}
     launch = server_command(
         cluster.server,
@@ -226,6 +226,6 @@ def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSe
 
 
 def _shell(words: Sequence[str], rank: int) -> str:
-    """Words for the shell; the rank's number and the key are its variables."""
+    """Quote words for the shell; the rank's number and the key are shell variables."""
     mine = [word.replace(f"trtllm_pipelines_{rank}_", f"trtllm_pipelines_{RANK}_") for word in words]
     return " \\\n    ".join(f'"{word}"' if "${" in word else shlex.quote(word) for word in mine)

@@ -1,4 +1,4 @@
-"""How much of a node one pod asks for, from the repository's own sizes; what is assumed is a constant and says so."""
+"""Compute the resources of one pod from the repository's sizes; assumed values are constants marked as such."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.serving import ServingSettings
 
 CPU_PROGRAMS_BYTES = 2 * GIB
-"""tritonserver, three python models and `make serve`: 0.49 GiB were measured with a model of 3 MB under 64 requests."""
+"""tritonserver, three Python models and `make serve`: 0.49 GiB measured with a 3 MB model under 64 requests."""
 GPU_PROGRAMS_BYTES = 8 * GIB
 """The same for each GPU, with CUDA, TensorRT and NCCL in the process (assumed)."""
 CPU_SHM_BYTES = GIB // 4
-"""Triton's python backend: 1 MiB for each model instance (measured, 64 requests), more for large tensors."""
+"""Triton's Python backend: 1 MiB per model instance (measured, 64 requests), more for large tensors."""
 GPU_SHM_BYTES = GIB
-"""For each GPU: NCCL's buffers between processes, and those of the python backend (assumed)."""
+"""Per GPU: NCCL's buffers between processes, and those of the Python backend (assumed)."""
 START_BASE_S = 120
-"""From the container's start to the first byte of the engine, with room for CUDA and the python models (assumed)."""
+"""From the container's start to the first byte of the engine, including CUDA and the Python models (assumed)."""
 PROBE_S = 10
 LONGEST_POLICY_S, LONGEST_WINDOW_S = 1800, 3600
-"""What Kubernetes allows in the behaviour of an HPA."""
+"""Upper bound of Kubernetes for the behaviour of an HPA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one pod.
+    """Resources of one pod.
 
     Attributes:
-        cpus: cores asked for; there is no upper limit, since the engine's threads are not cut to one.
-        memory_mib: memory, asked for and limited, with /dev/shm.
-        shm_mib: of that, /dev/shm.
-        startup_s: from start to ready, as far as sizes tell; what the HPA reckons with.
-        startup_limit_s: when a start counts as failed: serving.startup_timeout_s, or longer where sizes ask for it.
+        cpus: requested cores; there is no limit, since the engine does not adapt its threads to one.
+        memory_mib: memory requested and limited, including /dev/shm.
+        shm_mib: /dev/shm.
+        startup_s: estimated time from start to ready, used by the HPA.
+        startup_limit_s: when a start counts as failed: serving.startup_timeout_s, or longer if the sizes require it.
         drain_s: how long running requests may take when it ends.
         grace_s: from SIGTERM to SIGKILL.
         claim_gib: of the claim that holds the repository.
@@ -52,17 +52,17 @@ class Sizes:
 
     @property
     def scale_up_s(self) -> int:
-        """No second server is added before the first could help."""
+        """Seconds before another server is added, so that the last one can take effect first."""
         return min(self.startup_s, LONGEST_POLICY_S)
 
     @property
     def scale_down_s(self) -> int:
-        """A server that took long to start is not given away for a short calm."""
+        """Seconds of quiet before a server is removed; longer for servers that start slowly."""
         return min(max(300, 2 * self.startup_s), LONGEST_WINDOW_S)
 
 
 def sizes(served: RepositoryFacts, settings: ManifestSettings, serving: ServingSettings) -> Sizes:
-    """Compute what was not given.
+    """Compute the sizes that were not given.
 
     Memory on the CPU: the programs + the engine twice (as read, and as OpenVINO packs it) + the KV pool + /dev/shm.
     On GPUs: for each rank of the node the programs, its share of the engine (it passes through host memory) and its
@@ -77,7 +77,7 @@ def sizes(served: RepositoryFacts, settings: ManifestSettings, serving: ServingS
     memory = settings.memory_gib * GIB if settings.memory_gib else memory + shm
     startup = START_BASE_S + math.ceil(served.size_bytes / (settings.read_mib_per_s * MIB))
     if settings.fetch.words is not None:
-        startup *= 2  # not of the same container, but the HPA waits for both
+        startup *= 2  # not in the same container, but the HPA waits for both
     startup = math.ceil(startup / PROBE_S) * PROBE_S
     limit = max(startup, math.ceil(serving.startup_timeout_s / PROBE_S) * PROBE_S)
     drain = serving.drain_timeout_s

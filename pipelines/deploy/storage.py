@@ -1,4 +1,4 @@
-"""Where the pods find the repository: a claim, a folder of the node, or an empty folder that is filled first."""
+"""Storage of the repository: a claim, a folder on the node, or an empty folder that is filled first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
 
 
 def claim_name(deployed: ClusterDeployment) -> str:
-    """The claim that the pods mount."""
+    """Return the name of the claim that the pods mount."""
     return deployed.settings.claim or f"{deployed.name}-repository"
 
 
 def claim(deployed: ClusterDeployment) -> Object | None:
-    """The PersistentVolumeClaim, or None when there is one already or none is needed."""
+    """Make the PersistentVolumeClaim, or None if one exists or none is needed."""
     settings = deployed.settings
     if settings.storage != "claim" or settings.claim is not None:
         return None
@@ -24,7 +24,7 @@ def claim(deployed: ClusterDeployment) -> Object | None:
 
 
 def repository_volume(deployed: ClusterDeployment) -> Object:
-    """The volume `repository`."""
+    """Make the volume `repository`."""
     settings = deployed.settings
     if settings.storage == "claim":
         return {"name": "repository", "persistentVolumeClaim": {"claimName": claim_name(deployed), "readOnly": True}}
@@ -34,7 +34,7 @@ def repository_volume(deployed: ClusterDeployment) -> Object:
 
 
 def fetch_container(deployed: ClusterDeployment, rights: Object) -> Object | None:
-    """The init container that fills the empty folder; it alone gets the token, by reference."""
+    """Make the init container that fills the empty folder; it alone gets the token, by reference."""
     settings = deployed.settings
     if (words := settings.fetch.words) is None:
         return None

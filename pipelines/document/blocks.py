@@ -1,4 +1,4 @@
-"""The content of a report, once: blocks that both renderers know. All strings are plain text."""
+"""Blocks of a report, understood by both renderers. All strings are plain text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Callout:
-    """A paragraph that must not be missed: "good", "note" or "warning"."""
+    """A highlighted paragraph: "good", "note" or "warning"."""
 
     kind: Literal["good", "note", "warning"]
     text: str
@@ -34,7 +34,7 @@ class BulletList:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Words with their meaning."""
+    """Terms and their definitions."""
 
     items: tuple[tuple[str, str], ...]
 
@@ -48,7 +48,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: title, the group of columns it stands in, numbers to the right."""
+    """A column of a table: title, group of columns, and whether it is right-aligned."""
 
     title: str
     group: str = ""
@@ -60,11 +60,11 @@ class Table:
     """Rows of text; the first cell of a row names it.
 
     Attributes:
-        caption: what it shows, with the six where numbers depend on them.
+        caption: what it shows, including model, precision, ISL, OSL, concurrency and TP where numbers depend on them.
         origin: of its numbers.
         columns: titles.
-        rows: as many cells as columns.
-        strong: row that stands out, or None.
+        rows: each with as many cells as there are columns.
+        strong: index of the highlighted row, or None.
         notes: below the table.
     """
 
@@ -76,9 +76,9 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """A cell under the wrong title would be a false number."""
+        """Refuse a row with a wrong number of cells: a cell under the wrong title would be a false number."""
         if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"a row of '{self.caption}' has not {len(self.columns)} cells")
+            raise ValueError(f"a row of '{self.caption}' does not have {len(self.columns)} cells")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Figure:
         name: of its file, without ending.
         title: one line above.
         caption: how to read it, and the six.
-        alt: what it shows, in words, for who cannot see it.
+        alt: what it shows, in words, for readers who cannot see it.
         origin: of its numbers.
         svg: `<svg>` element with CSS variables for colours.
-        png: the same for places that show no SVG; None when there is none.
+        png: the same for viewers without SVG; None if there is none.
     """
 
     name: str
@@ -106,18 +106,18 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks that are closed at first."""
+    """Blocks that are collapsed at first."""
 
     title: str
     blocks: tuple[Block, ...]
 
 
 LEFT = False
-"""For `Column.right`: words stand to the left."""
+"""For `Column.right`: words are left-aligned."""
 
 
 def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:
-    """Neighbouring columns under one title."""
+    """Group neighbouring columns under one title."""
     return tuple(Column(name, title) for name in names)
 
 
@@ -126,7 +126,7 @@ Block = Text | Callout | BulletList | Terms | Code | Table | Figure | Fold
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with its blocks; the id is its address in the page."""
+    """A heading with its blocks; the id is its anchor in the page."""
 
     id: str
     title: str
@@ -135,7 +135,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One answer of the first screen: question, answer, what it rests on."""
+    """One answer on the first screen: question, answer, and its basis."""
 
     title: str
     value: str
@@ -152,10 +152,10 @@ class Document:
         title: what it is about.
         subtitle: below the title.
         cards: the first screen.
-        lead: what must be said before the sections.
+        lead: blocks before the sections.
         sections: the rest.
-        kind: what sort of report it is, above the title.
-        source: what it was made from, at the end.
+        kind: of report, shown above the title.
+        source: what the report was made from, shown at the end.
     """
 
     title: str
@@ -167,7 +167,7 @@ class Document:
     source: str = "manifests and stored results"
 
     def figures(self) -> list[Figure]:
-        """All plots, in order."""
+        """List all plots in order."""
         return [figure for section in self.sections for figure in _figures(section.blocks)]
 
 

@@ -1,4 +1,4 @@
-"""Matplotlib -> SVG that follows the page's theme, and PNG in the light one. The same input gives the same bytes."""
+"""Draw with Matplotlib: SVG that follows the page's theme, and PNG in the light theme. Output is deterministic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 __all__ = ["Axes", "Drawing"]
-"""Handed on to whoever draws, as only this module imports matplotlib."""
+"""Re-exported for modules that draw, because only this module imports matplotlib."""
 
 ROLES = ("ink", "muted", "grid", "paper", "wait", "work", "bad")
 LIGHT = {
@@ -68,17 +68,17 @@ def plot(
     name: str, size: tuple[float, float], draw: Draw, *, title: str, caption: str, alt: str,
     origin: Origin = "measured", png: bool = False,
 ) -> Figure:  # fmt: skip
-    """Draw once for the page and, when asked, once as a picture.
+    """Draw a plot for the page and, if requested, as a PNG.
 
     Args:
-        name: of the file; also makes the ids of its elements unique in a page.
+        name: of the file; also makes the ids of its elements unique within a page.
         size: width and height in inches; 1 inch is 72 units of the SVG.
         draw: fills a figure.
         title: one line above.
         caption: below.
         alt: in words.
         origin: of the numbers.
-        png: whether a PNG is made as well.
+        png: whether to make a PNG as well.
     """
     svg = _svg(_render(size, draw, Theme(_SENTINEL), "svg").decode(), name, alt)
     picture = _render(size, draw, Theme(LIGHT), "png") if png else None
@@ -116,7 +116,7 @@ def _render(size: tuple[float, float], draw: Draw, theme: Theme, form: str) -> b
 
 
 def _svg(text: str, name: str, alt: str) -> str:
-    """Keep the element alone, make its ids its own, its colours variables and its size the page's."""
+    """Extract the SVG element, with unique ids, CSS variables for colours, and a size set by the page."""
     body = text[text.index("<svg") :]
     for role, colour in _SENTINEL.items():
         body = body.replace(colour, f"var(--{role})")
@@ -135,7 +135,7 @@ def _attribute(text: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """An SVG file of its own: the colours of both themes and the font inside."""
+    """Return a standalone SVG file with the colours of both themes and the font."""
     light, dark = (";".join(f"--{k}:{v}" for k, v in colours.items()) for colours in (LIGHT, DARK))
     style = (
         f"<style>svg{{{light};background:var(--paper)}}"
@@ -146,14 +146,14 @@ def standalone(svg: str) -> str:
 
 
 def axis(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Titles and labels of one panel."""
+    """Set the titles and labels of one panel."""
     axes.set_title(title)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
 
 
 def plain_log(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 1, 2, 5, 10, ..., or 1, 10, 100 over more than two decades.
+    """Make an axis logarithmic with plain numbers as ticks: 1, 2, 5, 10, ..., or 1, 10, 100 over more than two decades.
 
     Args:
         axes: the panel.

@@ -1,4 +1,4 @@
-"""Document -> one HTML file: nothing is fetched, nothing runs; light, dark, phone, print. Every string is escaped."""
+"""Render a document as one HTML file without scripts or external resources: light, dark, phone, print; all escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render_html(document: Document) -> str:
-    """The whole page as text."""
+    """Render the whole page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -27,14 +27,14 @@ def render_html(document: Document) -> str:
     )
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["heads"] = header_groups
-    environment.filters["svg"] = Markup  # our own drawing; its texts were escaped by the library that drew it
+    environment.filters["svg"] = Markup  # our own drawing; Matplotlib escaped its texts
     return environment.get_template("report.html").render(
         document=document, light=Markup(_variables(LIGHT)), dark=Markup(_variables(DARK))
     )
 
 
 def header_groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Titles over neighbouring columns with the number of columns each spans; [] when there are none."""
+    """Return group titles with the number of columns each spans; [] if there are none."""
     spans = [(title, len(list(items))) for title, items in itertools.groupby(columns, key=lambda column: column.group)]
     return spans if any(title for title, _ in spans) else []
 

@@ -1,4 +1,4 @@
-"""Direct labels in plots: names beside the ends of curves, loads beside markers, none on top of another."""
+"""Place labels in plots without overlaps: names beside the ends of curves, loads beside markers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Box = tuple[float, float, float, float]
 """Left, bottom, right, top."""
 
 NAME_STEP = 11.0
-"""Distance between two names one above the other, points."""
+"""Vertical distance between two names, points."""
 
 _OFFSETS = ((5, 6), (5, -12), (-5, 6), (-5, -12))
-"""Where a load may stand, points from its marker; the sign of the first says on which side."""
+"""Possible positions of a load's label, points from its marker; the sign of the first number is the side."""
 
 
 _SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"))
-"""Where a name may stand, points from the end of its curve, best first."""
+"""Possible positions of a name, points from the end of its curve, best first."""
 
 
 def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
-    """Name the curves: at their ends where there is room, else in a column beside the axes.
+    """Label the curves: at their ends where there is room, else in a column beside the axes.
 
     Args:
         axes: with its final limits.
@@ -36,7 +36,7 @@ def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]
         line: colour of the thin line from the column to a curve.
 
     Returns:
-        where names stand inside the axes, in points of the figure.
+        areas of the names inside the axes, in points of the figure.
     """
     floor = _at(axes, (axes.get_xlim()[0], axes.get_ylim()[0]))[1]
     used = [_around(_at(axes, point)) for point in points]
@@ -65,7 +65,7 @@ def _name_box(at: tuple[float, float], letters: int, dx: float, dy: float, side:
 
 
 def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
-    """Names right of the axes, ordered by height and kept apart, with a thin line to each curve."""
+    """Write names to the right of the axes, ordered by height and kept apart, with a thin line to each curve."""
     low, high = (_at(axes, (axes.get_xlim()[0], y))[1] for y in axes.get_ylim())
     places = [(_at(axes, point)[1] - low) / (high - low) for point, _, _ in ends]
     for (point, name, colour), fraction in zip(ends, apart(places, NAME_STEP / (high - low)), strict=True):
@@ -77,13 +77,13 @@ def _column(axes: Axes, ends: Sequence[End], line: str) -> None:
 
 
 def _at(axes: Axes, point: tuple[float, float]) -> tuple[float, float]:
-    """Where data stand in the figure, points."""
+    """Convert data coordinates to points of the figure."""
     x, y = axes.transData.transform(point)
     return float(x) * 72 / axes.figure.dpi, float(y) * 72 / axes.figure.dpi
 
 
 def _around(at: tuple[float, float]) -> Box:
-    """The space of a marker."""
+    """Return the area covered by a marker."""
     return at[0] - 4, at[1] - 4, at[0] + 4, at[1] + 4
 
 
@@ -94,7 +94,7 @@ def apart(places: Sequence[float], step: float) -> list[float]:
     for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + step)
     over = moved[order[-1]] - 1.0 if order else 0.0
-    if over > 0:  # the topmost left the picture: push down from above
+    if over > 0:  # the topmost left the picture, so push down from above
         moved[order[-1]] = 1.0
         for after, before in itertools.pairwise(reversed(order)):
             moved[before] = min(moved[before], moved[after] - step)
@@ -102,13 +102,13 @@ def apart(places: Sequence[float], step: float) -> list[float]:
 
 
 def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, taken: Sequence[Box] = ()) -> None:
-    """Write a load beside each marker where there is room; one that would cover another label is left out.
+    """Write a load beside each marker where there is room; labels that would overlap are omitted.
 
     Args:
         axes: with its final limits.
         marks: x, y and text.
         colour: of the text.
-        taken: space that is used already, points of the figure.
+        taken: areas already in use, points of the figure.
     """
     points = [_at(axes, mark[:2]) for mark in marks]
     used = [*map(_around, points), *taken]

@@ -1,4 +1,4 @@
-"""Document -> Markdown, with the plots as files beside it. Text is escaped so that it shows as it is."""
+"""Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown as it is."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipelines.document.blocks import (
     Text,
 )
 
-_SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore is an underscore
+_SPECIAL = re.compile(r"([\\`*\[\]|~$]|^#|(?<!\w)_|_(?!\w))")  # inside a word an underscore needs no escape
 _HTML = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _WORDS = {"good": "", "note": "Note: ", "warning": "Warning: "}
 
 
 def render_markdown(document: Document) -> str:
-    """The whole report as text."""
+    """Render the whole report."""
     lines = [f"# {escape(document.title)}", "", escape(document.subtitle), ""]
     lines += ["| | | |", "|---|---|---|"]
     for card in document.cards:
@@ -43,7 +43,7 @@ def render_markdown(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Text without meaning for Markdown or HTML, on one line."""
+    """Escape text for Markdown and HTML, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).translate(_HTML)
 
 
@@ -96,7 +96,7 @@ def _table(block: Table) -> list[str]:
 
 
 def _title(column: Column) -> str:
-    """Markdown has one row of titles: the group goes in front."""
+    """Join a column's group and title, since Markdown has only one row of titles."""
     return escape(f"{column.group}: {column.title}" if column.group else column.title)
 
 

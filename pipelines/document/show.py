@@ -1,4 +1,4 @@
-"""Numbers as people read them in a report. "No value" is a dash, never 0."""
+"""Format numbers for a report. "No value" is a dash, never 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE = "–"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands grouped: 1234.5 -> "1,234", 12.34 -> "12.3", 0.0001234 -> "0.000123"."""
+    """Format with three significant digits and grouped thousands: 1234.5 -> "1,234", 0.0001234 -> "0.000123"."""
     if value is None:
         return NONE
     size = abs(value)
@@ -25,22 +25,22 @@ def number(value: float | None) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds as milliseconds without the unit."""
+    """Format seconds as milliseconds without the unit."""
     return NONE if seconds is None else number(1000 * seconds)
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share (0..1) in percent without the sign."""
+    """Format a share (0..1) in percent without the sign."""
     return NONE if share is None else f"{100 * share:.{digits}f}"
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
-    """A mapping in one line: "isl 128, osl 32"; nested ones with dots, empty values left out."""
+    """Format a mapping on one line: "isl 128, osl 32"; nested keys have dots, empty values are omitted."""
     return ", ".join(f"{name} {value}" for name, value in flat(values))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(dotted name, value) of everything that has a value."""
+    """Flatten a mapping to (dotted name, value) pairs, without empty values."""
     found: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -60,7 +60,7 @@ def _plain(value: Any) -> str:
 
 
 def machine_text(machine: Mapping[str, Any]) -> str:
-    """A machine in one line: GPUs or processors, memory, system."""
+    """Describe a machine on one line: GPUs or processors, memory, system."""
     parts = [f"{gpu.get('name', 'GPU')} ({show_bytes(gpu['memory_bytes'])})" for gpu in machine.get("gpus") or ()]
     if machine.get("cpu"):
         parts.append(str(machine["cpu"]))
@@ -74,5 +74,5 @@ def machine_text(machine: Mapping[str, Any]) -> str:
 
 
 def when(iso: str) -> str:
-    """An ISO time without seconds: "2026-11-21 09:30 UTC"."""
+    """Format an ISO time without seconds: "2026-11-21 09:30 UTC"."""
     return f"{iso[:10]} {iso[11:16]} UTC" if len(iso) >= 16 else iso

@@ -1,4 +1,4 @@
-"""Document -> files: `report.html`, `report.md` and the plots beside it. A second time gives the same bytes."""
+"""Write a document to files: `report.html`, `report.md` and the plots. The same document gives the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.host.files import write_bytes
 
 @dataclass(frozen=True, slots=True)
 class ReportPaths:
-    """Where a report lies: the Markdown, the HTML, and every plot."""
+    """Paths of a report: the Markdown, the HTML, and every plot."""
 
     markdown: Path
     html: Path
@@ -21,7 +21,7 @@ class ReportPaths:
 
 
 def write_document(made: Document, folder: Path) -> ReportPaths:
-    """Write a document as Markdown, HTML and plots; each file is replaced whole or not at all, and the two texts last.
+    """Write a document as Markdown, HTML and plots; each file is replaced atomically, the two texts last.
 
     Raises:
         UserError: the folder cannot be written.
@@ -40,7 +40,7 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
                 plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
         markdown = write_bytes(folder / "report.md", render_markdown(made).encode())
         html = write_bytes(folder / "report.html", render_html(made).encode())
-        for name in before - {path.name for path in plots}:  # of formats that are not in this report
+        for name in before - {path.name for path in plots}:  # plots of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
@@ -51,7 +51,7 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
 
 
 def _plots_of(markdown: Path) -> set[str]:
-    """Names of the plots that an earlier report in this folder made."""
+    """List the plots that an earlier report left in this folder."""
     if not markdown.is_file():
         return set()
     made = re.findall(r"\(([\w-]+)\.svg\)", markdown.read_text(encoding="utf-8"))

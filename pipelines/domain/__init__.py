@@ -1,1 +1,1 @@
-"""The words of the project: frozen records and arithmetic, standard library only."""
+"""The vocabulary of the project: frozen records and arithmetic, standard library only."""

@@ -1,4 +1,4 @@
-"""A LoRA adapter as its files tell it."""
+"""A LoRA adapter, as its files describe it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Adapter:
     """One adapter for a base model.
 
     Attributes:
-        place: where it is, for messages.
-        kind: peft's type, "LORA" is the only one that is served.
+        place: path of the adapter, for messages.
+        kind: peft's type; only "LORA" can be served.
         rank: r.
         modules: Hugging Face names of the linears it changes, e.g. ("q_proj", "v_proj").
         widths: (inputs, outputs) of each of these linears, from its tensors.
-        is_dora: it scales magnitudes as well.
+        is_dora: whether it also scales magnitudes (DoRA).
     """
 
     place: str
@@ -40,12 +40,12 @@ class Adapter:
 
     @property
     def trtllm_modules(self) -> tuple[str, ...]:
-        """The same linears under TensorRT-LLM's names; unknown ones keep theirs."""
+        """The linears under TensorRT-LLM's names; unknown ones keep their own."""
         return tuple(MODULES.get(name, name) for name in self.modules)
 
 
 def linear_widths(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear of one layer, by Hugging Face name."""
+    """Return (inputs, outputs) of each linear of one layer, by Hugging Face name."""
     q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return {

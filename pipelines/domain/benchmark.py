@@ -30,7 +30,7 @@ class Distribution:
 
 
 PERCENTILES = tuple(item.name for item in fields(Distribution) if item.name.startswith("p"))
-"""The percentiles that a distribution keeps: "p50", "p90", ...; "p999" would be the 99.9th."""
+"""The percentiles kept by a distribution: "p50", "p90", ...; "p999" would be the 99.9th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Slo:
     """Limits a request must meet to count for goodput; None is no limit. Milliseconds.
 
     Attributes:
-        name: where they come from, e.g. "mlperf_llama2_70b", or "given".
+        name: of their source, e.g. "mlperf_llama2_70b", or "given".
     """
 
     name: str = "none"
@@ -51,18 +51,18 @@ class Slo:
 class Summary:
     """The figures of a window of requests; their definitions: `pipelines.domain.summary`.
 
-    A field that is added needs a default, so that results from before it still load.
+    A new field needs a default, so that older results still load.
 
     Attributes:
         window_s: length of the measured window.
-        requests: finished without error inside the window; what the rates count.
+        requests: finished without error inside the window; the rates count these.
         errors: failed, by kind, of the requests that were due inside the window.
         requests_per_s: finished requests / window.
         output_tokens_per_s: output tokens / window; "system" throughput.
         total_tokens_per_s: input and output tokens / window.
         goodput_per_s: requests per second that met every limit; None when no limit was given.
-        isl: input tokens per request; this and all below are of the requests that were due inside the window, each
-            followed to its end.
+        isl: input tokens per request; this and all distributions below cover the requests that were due inside the
+            window, each followed to its end.
         osl: output tokens per request.
         ttft_s: time to first token.
         itl_s: per-request mean inter-token latency, the first token excluded (= TPOT of NIM, genai-perf, MLPerf).
@@ -86,7 +86,7 @@ class Summary:
 
 
 DISTRIBUTIONS = tuple(item.name for item in fields(Summary) if item.type == "Distribution")
-"""Fields of a summary that are distributions."""
+"""The fields of a summary that are distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class ClientHealth:
     """Whether the load generator itself was the limit.
 
     Attributes:
-        bottleneck: the numbers of this level say more about the client than about the server.
-        reason: why, for people; empty otherwise.
-        facts: what it was judged by, e.g. {"send_lag_p99_ms": 0.3, "loop_lag_p99_ms": 0.2, "cpu_share": 0.4}.
+        bottleneck: whether the numbers of this level say more about the client than about the server.
+        reason: why, for messages; empty otherwise.
+        facts: evidence, e.g. {"send_lag_p99_ms": 0.3, "loop_lag_p99_ms": 0.2, "cpu_share": 0.4}.
     """
 
     bottleneck: bool
@@ -106,19 +106,19 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load put on the server.
+    """One load applied to the server.
 
     Attributes:
         arrival: "closed", "constant", "poisson", "gamma", "burst" or "trace".
         concurrency: requests kept in flight (closed loop), else None.
-        request_rate: requests per second asked for (open loop), else None.
+        request_rate: intended requests per second (open loop), else None.
         summary: of the measured window.
-        client: was the client the limit.
+        client: whether the client was the limit.
         server: counters of the same window from the server: queue and compute seconds, KV blocks, versions.
         requests_file: name of the file with one record per request, beside the result.
-        complete: False when it was cut short.
+        complete: False if the level was cut short.
         reason: why it was cut short.
-        notes: what a reader should know, e.g. that the queue grew all the time.
+        notes: for the reader, e.g. that the queue kept growing.
     """
 
     arrival: str
@@ -134,7 +134,7 @@ class Level:
 
     @property
     def load(self) -> str:
-        """The load in words: "concurrency 16", "4 requests/s (poisson)"."""
+        """The load as text: "concurrency 16", "4 requests/s (poisson)"."""
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
         if self.request_rate is not None:
@@ -148,20 +148,20 @@ class BenchmarkResult:
 
     Attributes:
         model: label of the model.
-        precision: compression in one word, e.g. "int4_awq", "fp8-kv_fp8".
-        engine: what executes it, e.g. "openvino"; "unknown" for a server somewhere.
+        precision: compression as one word, e.g. "int4_awq", "fp8-kv_fp8".
+        engine: that executes it, e.g. "openvino"; "unknown" for a server elsewhere.
         tp_size: tensor parallel ranks.
         world_size: tp x pp; throughput per GPU divides by it.
         workload: name and the settings of the lengths, prompts and arrival.
-        protocol: warm-up, window, counts, whether the start burst is in the window.
+        protocol: warm-up, window, counts, and whether the window includes the initial burst.
         server: url, model name, server version and model versions.
         machine: where the client ran (and the server, on loopback).
-        versions: of the libraries that made the numbers.
+        versions: of the libraries behind the numbers.
         measured_at: ISO time, UTC.
         slo: limits for goodput.
         levels: in the order measured.
-        complete: False when it was interrupted or the server died.
-        reason: why.
+        complete: False if it was interrupted or the server died.
+        reason: why it is incomplete.
         schema: of this file.
     """
 
@@ -183,7 +183,7 @@ class BenchmarkResult:
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the result as plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -191,7 +191,7 @@ class BenchmarkResult:
         """Read what `to_json` wrote.
 
         Raises:
-            UserError: it is of another version, or a field other than a metric is missing or unknown.
+            UserError: it has another schema, or a field other than a metric is missing or unknown.
         """
         if data.get("schema") != SCHEMA:
             raise UserError(
@@ -210,7 +210,7 @@ def _level(data: Mapping[str, Any]) -> Level:
 
 
 def _summary(data: Mapping[str, Any]) -> Summary:
-    """Metrics that this version does not know are left out; those that it knows and the file lacks have no value."""
+    """Read a summary; metrics unknown to this version are dropped, and metrics missing in the file have no value."""
     found = _known(Summary, data)
     found |= {name: Distribution(**_known(Distribution, found[name])) for name in DISTRIBUTIONS if name in found}
     return Summary(**found)

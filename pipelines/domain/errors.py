@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with what the user gave.
+    """One thing that is wrong with the user's input or machine.
 
     Attributes:
         message: what failed and what was given, as one sentence.
@@ -27,7 +27,7 @@ class Fault:
 
 
 class UserError(Exception):
-    """A fault of the input or of the machine; shown without traceback, exit code 2."""
+    """A fault in the input or the machine; shown without traceback, exit code 2."""
 
     def __init__(self, message: str, *, allowed: str = "", todo: str = "") -> None:
         self.faults: tuple[Fault, ...] = (Fault(message, allowed, todo),)
@@ -35,7 +35,7 @@ class UserError(Exception):
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> UserError:
-        """Make one error of several faults, so that all are reported at once."""
+        """Combine several faults in one error, so that all are reported at once."""
         error = cls(faults[0].message, allowed=faults[0].allowed, todo=faults[0].todo)
         error.faults = tuple(faults)
         error.args = ("\n".join(str(fault) for fault in faults),)
@@ -44,7 +44,7 @@ class UserError(Exception):
 
 @contextmanager
 def collecting(faults: list[Fault]) -> Iterator[None]:
-    """Add the faults of a UserError to a list and go on, so that all can be reported at once."""
+    """Append the faults of a UserError to a list and continue, so that all can be reported at once."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Model families: one row says everything that is known of a family, and all other code reads the row.
+"""Model families: one row holds everything known about a family, and all other code reads the row.
 
 Sources: the models' Transformers classes; TensorRT-LLM 1.2 `quantize_by_modelopt.py`, `builder.py`, support matrix;
 ModelOpt 0.37/0.47 exports. Rules on what a family supports give their sources themselves (`pipelines.rules`).
@@ -14,7 +14,7 @@ from pipelines.domain.formats import FormatSpec
 
 
 class Architecture(StrEnum):
-    """Hugging Face class names, by which config.json names a family; TensorRT-LLM has the same."""
+    """Hugging Face class names, which identify a family in config.json; TensorRT-LLM uses the same."""
 
     GEMMA = "GemmaForCausalLM"
     GEMMA2 = "Gemma2ForCausalLM"
@@ -30,26 +30,26 @@ conversion of Medusa, ReDrafter and EAGLE heads, LLaVA's vision encoder."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Everything that is known of one family of decoder-only models with gated MLPs and RMS norms.
+    """Everything known about one family of decoder-only models with gated MLPs and RMS norms.
 
     Attributes:
         name: short, in lower case.
-        title: for people.
+        title: for display.
         architecture: in config.json.
         modelopt_type: ModelOpt's name of the decoder, where it exports TensorRT-LLM checkpoints without tensorrt_llm
             being installed; None where it does not.
-        cpu_engine: the CPU engine's graph computes it.
-        head_is_embedding: a checkpoint has no output head of its own, and config.json need not say so.
+        cpu_engine: whether the CPU engine supports it.
+        head_is_embedding: whether checkpoints have no output head of their own, which config.json need not state.
         scales_embedding: embeddings are multiplied by sqrt(hidden size).
         norm_offset: norms multiply by (this + the weight of the Hugging Face model).
         layer_norms: norms of a layer, TensorRT-LLM's names.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
-        global_every: every n-th layer attends to all tokens in spite of the window; 0 is none.
-        float16_overflows: activations leave float16's range.
+        global_every: every n-th layer attends to all tokens despite the window; 0 is none.
+        float16_overflows: whether activations exceed float16's range.
         smoothquant_alpha: share of the outliers that SmoothQuant moves to the weights; None is ModelOpt's own.
         fp8_awq_alpha_step: step of AWQ's search before FP8 activations; None is ModelOpt's own.
-        w4a8_in_doubt: an official table says that W4A8 does not work, an official script that it does.
-        features: of TensorRT-LLM, that it has for this family.
+        w4a8_in_doubt: whether an official table says that W4A8 does not work and an official script that it does.
+        features: parts of TensorRT-LLM that support this family.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Family:
     features: frozenset[Feature] = frozenset()
 
     def tuning_default(self, form: FormatSpec) -> float | None:
-        """SmoothQuant's alpha or AWQ's step for a format when nobody gives one; None is ModelOpt's own."""
+        """Return the default of SmoothQuant's alpha or AWQ's step for a format; None is ModelOpt's own."""
         if form.tuning == "smoothquant":
             return self.smoothquant_alpha
         return self.fp8_awq_alpha_step if form.tuning == "awq" and form.activation == "fp8" else None
@@ -131,5 +131,5 @@ FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
 
 
 def titles(feature: Feature) -> list[str]:
-    """Titles of the families that have a feature of TensorRT-LLM."""
+    """List the titles of the families that have a feature of TensorRT-LLM."""
     return [family.title for family in _ROWS if feature in family.features]

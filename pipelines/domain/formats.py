@@ -1,7 +1,7 @@
-"""Quantization formats: one row says everything that is known of a format, and all other code reads the row.
+"""Quantization formats: one row holds everything known about a format, and all other code reads the row.
 
-A format combines a kind of weights with a kind of activations. Code that must be code (how a tensor is packed, read
-back and multiplied) is chosen by these kinds, so a format made of kinds that exist needs no code of its own.
+A format combines a kind of weights with a kind of activations. How a tensor is packed, read back and multiplied depends
+only on these kinds, so a format made of existing kinds needs no code of its own.
 
 Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_modelopt.py`, support matrix; ModelOpt
 0.37/0.47 exports. What the CPU engine costs is measured: docs/decisions/0015-knowing-the-machine.md.
@@ -38,10 +38,10 @@ class KvFormat(StrEnum):
 
 
 Activation = Literal["16bit", "fp8", "int8", "fp4"]
-"""What the matrix product is fed; "fp4" has a scale for each 16 neighbours, the others one per tensor."""
+"""Input of the matrix product; "fp4" has a scale per 16 neighbours, the others one per tensor."""
 
 Tuning = Literal["awq", "smoothquant"]
-"""How scales are moved between activations and weights: activations are multiplied by a scale per channel first."""
+"""Methods that move scales between activations and weights: activations are first multiplied by a scale per channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,16 @@ class WeightKind:
     """How the weight of a linear is stored.
 
     Attributes:
-        name: for people.
-        bits: per weight as the kernel reads it, scales not counted.
+        name: for display.
+        bits: per weight as the kernel reads it, without scales.
         stored: element type in a TensorRT-LLM checkpoint, safetensors spelling; None is the model's own float type.
-        integer: the kernel is TensorRT-LLM's for INT8 and INT4 weights.
-        group: input channels that share a scale, the usual number; 0 is no groups.
-        group_is_fixed: no other number is possible.
+        integer: whether TensorRT-LLM's kernel for INT8 and INT4 weights runs it.
+        group: usual number of input channels that share a scale; 0 is no groups.
+        group_is_fixed: whether no other number is possible.
         scale_bits: per group.
-        pairs_outputs: two neighbouring output channels share a byte of the checkpoint.
-        scale_per_output: one scale per output channel; ModelOpt cannot copy such weights to several ranks.
+        pairs_outputs: whether two neighbouring output channels share a byte of the checkpoint.
+        scale_per_output: whether there is one scale per output channel; ModelOpt cannot copy such weights to several
+            ranks.
     """
 
     name: str
@@ -72,11 +73,11 @@ class WeightKind:
 
     @property
     def at_build(self) -> bool:
-        """Float weights travel in the checkpoint; the engine build quantizes them."""
+        """Whether the checkpoint holds float weights that the engine build quantizes."""
         return self.stored is None and self.bits < 16
 
     def group_size(self, asked: int) -> int:
-        """Input channels that share a scale when `asked` is wished for; 0 where there are no groups."""
+        """Return how many input channels share a scale when `asked` is requested; 0 where there are no groups."""
         return asked if self.group and not self.group_is_fixed else self.group
 
 
@@ -99,11 +100,11 @@ INT4_AT_BUILD = WeightKind("INT4, quantized by the engine build", 4, None, integ
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels:
-    """Kernels that the CPU engine compiles for every number of tokens that an iteration has.
+    """Kernels that the CPU engine compiles for every number of tokens in an iteration.
 
     Attributes:
-        linears: each shape of linears has one, and there is one more; otherwise there is the one alone.
-        size: bytes of each of these, all that comes with it included; it does not depend on the model's size.
+        linears: whether each shape of linears has one, beside the one that always exists.
+        size: bytes of each kernel, everything included; it does not depend on the model's size.
     """
 
     linears: bool
@@ -112,15 +113,15 @@ class CpuKernels:
 
 @dataclass(frozen=True, slots=True)
 class CpuCost:
-    """Bytes of memory that a format costs the CPU engine (measured).
+    """Memory that a format costs the CPU engine, in bytes (measured).
 
     Attributes:
         linear: per weight of a linear, widened and packed copies together.
         mapped: per weight of a linear that stays mapped from the engine file.
         layer: per decoder layer, for the graph itself.
-        token: of an iteration, per token and channel of (MLP, hidden state, queries, keys).
+        token: per token of an iteration and channel of (MLP, hidden state, queries, keys).
         f32_linear: `linear` when the arithmetic is float32.
-        f32_factor: `token` is this many times as much when the arithmetic is float32.
+        f32_factor: multiplies `token` when the arithmetic is float32.
         kernels: compiled for every number of tokens.
         f32_kernels: `kernels` when the arithmetic is float32.
     """
@@ -137,22 +138,22 @@ class CpuCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSpec:
-    """Everything that is known of one quantization format.
+    """Everything known about one quantization format.
 
     Attributes:
-        summary: one line for people.
+        summary: one line for display.
         quant_algo: `quantization.quant_algo` in a TensorRT-LLM checkpoint; None is 16 bit.
         weights: how they are stored.
-        activation: what the matrix product is fed.
-        tuning: how scales are moved between activations and weights, or None.
+        activation: input of the matrix product.
+        tuning: method that moves scales between activations and weights, or None.
         preset: ModelOpt's configuration, an attribute of `modelopt.torch.quantization`; None exports floats.
         modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor).
-        llm_api: TensorRT-LLM's PyTorch backend lists it.
-        llm_api_below: it does so for compute capabilities below this one.
+        llm_api: whether TensorRT-LLM's PyTorch backend lists it.
+        llm_api_below: it is listed for compute capabilities below this one.
         fp8_kv_cache: published engines of this format hold the KV cache in FP8 unless they say otherwise.
-        aliases: other words for it in published measurements.
-        heading: of a narrow table's column, words in two lines.
-        cpu: what it costs the CPU engine; None was not measured, and nothing is said of its memory.
+        aliases: other names in published measurements.
+        heading: of a narrow table's column, in two lines.
+        cpu: cost for the CPU engine; None means not measured, and then its memory is not predicted.
     """
 
     summary: str
@@ -171,7 +172,7 @@ class FormatSpec:
 
     @property
     def calibrated(self) -> bool:
-        """Whether ModelOpt simulates the format, on texts."""
+        """Whether ModelOpt simulates the format on calibration texts."""
         return self.preset is not None
 
     @property
@@ -181,7 +182,7 @@ class FormatSpec:
 
     @property
     def linear_bits(self) -> float:
-        """Bits per weight of a linear, scales of groups of the usual size included."""
+        """Bits per weight of a linear, including the scales of groups of the usual size."""
         scales = self.weights.scale_bits / self.weights.group if self.weights.group else 0.0
         return self.weights.bits + scales
 
@@ -301,37 +302,37 @@ BY_ALIAS: dict[str, QFormat] = {word: name for name, spec in FORMATS.items() for
 
 
 def lacks_fp8(qformat: QFormat, capability: float) -> bool:
-    """Whether a GPU of this compute capability has no FP8 arithmetic for the format."""
+    """Return whether a GPU of this compute capability lacks FP8 arithmetic for the format."""
     return FORMATS[qformat].activation == "fp8" and 8.0 <= capability < 8.9
 
 
 def lacks_fp4(qformat: QFormat, capability: float) -> bool:
-    """Whether it has no FP4 arithmetic for the format."""
+    """Return whether a GPU of this compute capability lacks FP4 arithmetic for the format."""
     return FORMATS[qformat].activation == "fp4" and 8.0 <= capability < 10.0
 
 
 def lacks_integers(qformat: QFormat, capability: float) -> bool:
-    """Whether TensorRT-LLM's builder has no INT8 and INT4 kernels for the format there."""
+    """Return whether TensorRT-LLM's builder lacks INT8 and INT4 kernels for the format on this compute capability."""
     return FORMATS[qformat].weights.integer and 10.0 <= capability < 12.0
 
 
 def lacks_fp8_kv(kv_format: KvFormat, capability: float) -> bool:
-    """Whether it cannot convert a KV cache to FP8."""
+    """Return whether a GPU of this compute capability cannot convert a KV cache to FP8."""
     return kv_format is KvFormat.FP8 and 8.0 <= capability < 8.9
 
 
 def lacks_int8_kv(kv_format: KvFormat, capability: float) -> bool:
-    """Whether TensorRT-LLM's builder refuses an INT8 KV cache there."""
+    """Return whether TensorRT-LLM's builder refuses an INT8 KV cache on this compute capability."""
     return kv_format is KvFormat.INT8 and 10.0 <= capability < 12.0
 
 
 def formats_for(capability: float) -> list[QFormat]:
-    """The weight formats whose engines can be built for a compute capability of 8.0 or newer."""
+    """List the weight formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8, lacks_fp4, lacks_integers)
     return [qformat for qformat in QFormat if not any(lack(qformat, capability) for lack in lacks)]
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:
-    """The KV-cache formats whose engines can be built for a compute capability of 8.0 or newer."""
+    """List the KV-cache formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8_kv, lacks_int8_kv)
     return [kv_format for kv_format in KvFormat if not any(lack(kv_format, capability) for lack in lacks)]

@@ -1,4 +1,4 @@
-"""The metrics of a benchmark: what each is, in which unit, which direction is better, and which tables show it.
+"""The metrics of a benchmark: definition, unit, better direction, and the tables that show each.
 
 The tables of the load generator, the report, `make compare` and the nightly run, and docs/benchmarking.md take their
 metrics from here. To add one, see docs/develop.md. How the values are computed: `pipelines.domain.summary`.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pipelines.domain.benchmark import DISTRIBUTIONS, PERCENTILES, Summary
 
 STATISTICS = ("mean", "min", *PERCENTILES, "max")
-"""Of a distribution, in the order of tables."""
+"""Statistics of a distribution, in the order of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Metric:
 
     Attributes:
         name: its field in `Summary`, or in a line of the nightly history.
-        title: for people.
+        title: for display.
         definition: its formula in words.
         unit: how it is stored and shown.
         better: direction; None where neither is.
-        source: what finds it out.
+        source: what measures or computes it.
         column: heading of its column in a report; empty is the title.
         narrow: heading in a terminal; empty is the column's.
-        optional: tables leave it out where no load has a value, instead of a dash.
+        optional: whether tables omit it when no load has a value, instead of showing a dash.
     """
 
     name: str
@@ -125,14 +125,14 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, slots=True)
 class MetricStatistic:
-    """A metric; of a distribution with the statistic that is meant."""
+    """A metric and, for a distribution, one of its statistics."""
 
     metric: Metric
     statistic: str = ""
 
     @property
     def key(self) -> str:
-        """Its name in tables for programs and in the history: "ttft_p50_s", "requests_per_s"."""
+        """Name in machine-readable tables and in the history: "ttft_p50_s", "requests_per_s"."""
         name = self.metric.name
         if not self.statistic:
             return name
@@ -140,7 +140,7 @@ class MetricStatistic:
 
     @property
     def title(self) -> str:
-        """For people: "TTFT p50, ms"."""
+        """Title for display: "TTFT p50, ms"."""
         title = self.metric.title
         return f"{title} {self.statistic}, {self.metric.unit.shown}" if self.statistic else title
 
@@ -156,18 +156,18 @@ class MetricStatistic:
         return f"{name} {self.statistic}" if self.statistic else name
 
     def of(self, summary: Summary) -> float | None:
-        """Its value, in the stored unit; None when there is none."""
+        """Return the value in the stored unit, or None if there is none."""
         found = getattr(summary, self.metric.name)
         value: float | None = getattr(found, self.statistic) if self.statistic else found
         return value
 
     def of_line(self, load: Mapping[str, Any]) -> float | None:
-        """Its value in one load of the nightly history; None also in lines from before it was kept."""
+        """Return the value in one load of the nightly history; None in lines older than the metric."""
         found = load.get(self.metric.name)
         return found.get(self.statistic) if self.statistic and found is not None else found
 
     def shown(self, value: float | None) -> float | None:
-        """A value in the unit of tables."""
+        """Format a value in the unit of tables."""
         return None if value is None else self.metric.unit.scale * value
 
 
@@ -181,7 +181,7 @@ FIGURES: Mapping[str, MetricStatistic] = {figure.key: figure for figure in _figu
 
 
 def figures(*keys: str) -> tuple[MetricStatistic, ...]:
-    """The figures of a table, by their keys."""
+    """Look up the figures of a table by their keys."""
     return tuple(FIGURES[key] for key in keys)
 
 
@@ -191,7 +191,7 @@ TERMINAL = figures(
 )  # fmt: skip
 """The load generator's table, one row per load, in 80 columns."""
 PROGRESS = figures("requests_per_s", "output_tokens_per_s", "ttft_p50_s", "itl_p50_s")
-"""Its line when a load has just finished."""
+"""The load generator's line when a load has just finished."""
 RATES = figures("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_per_s")
 RATES_PER_GPU = figures("output_tokens_per_s", "requests_per_s")
 LATENCIES = figures(
@@ -200,7 +200,7 @@ LATENCIES = figures(
 )  # fmt: skip
 """The report's table of loads: rates, the same per GPU where there are several, latencies."""
 MODELLED = figures("requests_per_s", "ttft_p50_s", "ttft_p95_s", "itl_p50_s")
-"""Beside them, where there is a model of the deployment."""
+"""The columns beside them when there is a model of the deployment."""
 AT_PEAK = figures("output_tokens_per_s", "ttft_p50_s", "itl_p50_s", "e2e_p95_s")
 AT_SLO = figures("output_tokens_per_s", "ttft_p99_s", "itl_p99_s")
 """Formats side by side in a report: at the load with the most throughput, and at the best within the limits."""
@@ -210,12 +210,12 @@ FOR_PROGRAMS = figures(
     "output_tokens_per_s", "requests_per_s", "goodput_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s",
     "e2e_p95_s",
 )  # fmt: skip
-"""The same as rows for programs."""
+"""The same figures as machine-readable rows."""
 NIGHTLY_RATES = figures("output_tokens_per_s", "requests_per_s", "goodput_per_s")
 NIGHTLY_LATENCIES = tuple(
     FIGURES[f"{name}_{statistic}_s"] for name in ("ttft", "itl", "e2e") for statistic in PERCENTILES
 )
-"""What a line of the nightly history keeps of a load and what can be judged."""
+"""The figures that a line of the nightly history keeps per load, and that can be judged."""
 NIGHTLY_TABLE = figures("output_tokens_per_s", "ttft_p50_s", "itl_p50_s")
 TRENDS = (*NIGHTLY_TABLE, FIGURES["accuracy"])
-"""The nightly report: its table of cells, and the panels of a cell's picture."""
+"""The nightly report: the columns of its table of cells, and the panels of a cell's picture."""

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only language model: the sizes that decide bytes, divisibility and cost."""
+"""The shape of a decoder-only language model: the sizes that determine bytes, divisibility and cost."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class ModelShape:
     """Sizes of a decoder-only language model, dense or a mixture of experts. Lengths are in tokens.
 
     Attributes:
-        architecture: Hugging Face class name, e.g. "LlamaForCausalLM"; empty for a model that this project does not
-            build, of which only the sizes are known.
+        architecture: Hugging Face class name, e.g. "LlamaForCausalLM"; empty for a model that this project cannot
+            build and of which only the sizes are known.
         num_hidden_layers: decoder layers.
         hidden_size: residual stream width.
         num_attention_heads: query heads.
         num_key_value_heads: KV heads (1 = MQA, fewer than query heads = GQA).
         head_dim: width of one head; Gemma's is not hidden / heads.
-        intermediate_size: width of the MLP, in a mixture of one expert.
+        intermediate_size: width of the MLP; in a mixture of experts, of one expert.
         vocab_size: rows of the embedding.
-        max_position_embeddings: longest sequence the model was made for.
-        tie_word_embeddings: the output head is the embedding.
-        gated_mlp: the MLP has a gate (three linears instead of two).
+        max_position_embeddings: longest sequence the model supports.
+        tie_word_embeddings: whether the output head is the embedding.
+        gated_mlp: whether the MLP has a gate (three linears instead of two).
         num_experts: experts per layer; 1 is a dense model.
         num_experts_per_token: experts that one token goes through.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
-        global_every: every n-th layer attends to all tokens in spite of the window; 0 is none.
-        norms_per_layer: RMS or layer norms, each of `hidden_size` weights.
-        name: for people; two models with different names may have the same shape.
+        global_every: every n-th layer attends to all tokens despite the window; 0 is none.
+        norms_per_layer: RMS or layer norms, each with `hidden_size` weights.
+        name: for display; two models with different names may have the same shape.
     """
 
     architecture: str
@@ -60,9 +60,9 @@ class ModelShape:
         """Read the shape from a parsed Hugging Face config.json of a gated decoder.
 
         Args:
-            config: the file.
-            source: of the file, for messages.
-            name: of the model, for people.
+            config: content of the file.
+            source: name of the file, for messages.
+            name: of the model, for display.
             buildable: refuse an architecture that this project cannot build (Mistral, Mixtral, Qwen ...); sizing and
                 simulation take any.
 
@@ -73,7 +73,7 @@ class ModelShape:
         known = architecture in FAMILIES
         if buildable and not known:
             raise UserError(
-                f"{source} names the architecture '{architecture}', which is not known here.",
+                f"{source} names the architecture '{architecture}', which this project does not know.",
                 allowed=f"Known: {', '.join(FAMILIES)}.",
             )
         try:
@@ -99,24 +99,24 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What is known of all models of this architecture."""
+        """The family of this architecture."""
         return FAMILIES[self.architecture]
 
     def differences(self, other: ModelShape) -> list[str]:
-        """Names of the fields in which two shapes differ."""
+        """List the fields in which two shapes differ."""
         names = [each.name for each in fields(self) if each.compare]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     @property
     def window_layers(self) -> int:
-        """Layers with the sliding window."""
+        """Number of layers with the sliding window."""
         if not self.sliding_window:
             return 0
         return self.num_hidden_layers - (self.num_hidden_layers // self.global_every if self.global_every else 0)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Attention window per layer, to be repeated over the layers; empty is none."""
+        """Attention window per layer, as a pattern repeated over the layers; empty without windows."""
         if not self.sliding_window:
             return ()
         if not self.global_every:
@@ -130,12 +130,12 @@ class ModelShape:
 
     @property
     def expert_params(self) -> int:
-        """Weights of the MLP of one layer, in a mixture of one expert."""
+        """Weights of the MLP of one layer; in a mixture of experts, of one expert."""
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """[out, in] of each linear of one layer, by TensorRT-LLM name (qkv merged, experts put together)."""
+        """[out, in] of each linear of one layer, by TensorRT-LLM name (qkv merged, experts combined)."""
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         inner = self.intermediate_size * self.num_experts
         mlp = {
@@ -149,7 +149,7 @@ class ModelShape:
 
     @property
     def linear_params(self) -> int:
-        """Weights of all linears of all layers, all experts (what quantization shrinks)."""
+        """Weights of all linears of all layers, with all experts: what quantization shrinks."""
         return self.num_hidden_layers * (self.attention_params + self.num_experts * self.expert_params)
 
     @property
@@ -166,7 +166,7 @@ class ModelShape:
     def num_params(self) -> int:
         """All weights. Llama-3-8B: 8,030,261,248; Gemma-2B: 2,506,172,416; Mixtral 8x7B: 46,701,744,128.
 
-        A mixture's routers are left out.
+        The routers of a mixture are not counted.
         """
         tables = self.head_params * (1 if self.tie_word_embeddings else 2)
         norms = self.hidden_size * (self.norms_per_layer * self.num_hidden_layers + 1)
@@ -174,7 +174,7 @@ class ModelShape:
 
 
 def implied_sizes(architecture: str) -> dict[str, Any]:
-    """Fields of `ModelShape` that follow from a known architecture."""
+    """Return the fields of `ModelShape` that follow from a known architecture."""
     family = FAMILIES[architecture]
     return {
         "norms_per_layer": len(family.layer_norms),
@@ -184,7 +184,7 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
 
 
 def _stated_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Experts and windows as a config.json states them."""
+    """Read experts and windows from a config.json."""
     windowed = config.get("use_sliding_window", True)
     return {
         "num_experts": int(config.get("num_local_experts") or 1),

@@ -1,4 +1,4 @@
-"""How long work tells that it is alive, without knowing who shows it."""
+"""Progress of long work, independent of how it is displayed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ Advance = Callable[[float], None]
 
 
 class Progress(Protocol):
-    """A place where long work shows how far it is."""
+    """A display on which long work reports its progress."""
 
     def task(self, title: str, total: float | None, unit: str = "") -> AbstractContextManager[Advance]:
         """Open one line; the yielded function advances it by an amount of `unit`.
 
         Args:
-            title: what is being done, e.g. "calibrating".
-            total: amount of work, or None when unknown.
-            unit: what is counted: "batches", "layers", "bytes", "questions".
+            title: of the work, e.g. "calibrating".
+            total: amount of work, or None if unknown.
+            unit: of the amount: "batches", "layers", "bytes", "questions".
         """
         ...
 
     def note(self, text: str) -> None:
-        """Show one line that stays."""
+        """Show one permanent line."""
         ...
 
 
 class SilentProgress:
-    """Shows nothing; for tests and for callers that have no screen."""
+    """Shows nothing; for tests and for callers without a screen."""
 
     @contextmanager
     def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:

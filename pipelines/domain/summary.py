@@ -1,23 +1,23 @@
-"""From requests to the figures of a window: one definition of each, for measured and for simulated requests.
+"""Summarize requests: one definition of every figure, for measured and simulated requests alike.
 
 Load generator, simulator, sizing, the fit of the performance model and the report take their figures from here.
-`RequestColumns` says how each latency of a request is computed, `summarise` which requests and tokens count:
+`RequestColumns` defines the latencies of a request, `summarise` which requests and tokens count:
 
 * TTFT: from when the request was due to its first non-empty response; queue, prefill and network included.
 * ITL = TPOT = (E2E - TTFT) / (OSL - 1) per request, first token excluded; no value below two output tokens.
-* Token gaps: between neighbouring responses, pooled over all requests (vLLM's "ITL"); another metric than ITL.
+* Token gaps: between neighbouring responses, pooled over all requests (vLLM's "ITL"); not the same metric as ITL.
 * E2E: from when the request was due to its last response with text.
 * Queue time: from when the request was due to its first slot in the engine; only a simulator knows it per request.
-* Latencies and lengths are of the requests *due* inside the window, each followed to its end, so that a slow server
-  cannot lose its slow requests. Rates count what *arrived* inside the window: finished requests, output tokens by
-  their own stamps, input tokens with the first response. When the window spans all requests, both are the same and
+* Latencies and lengths cover the requests *due* inside the window, each followed to its end, so that a slow server
+  cannot hide its slow requests. Rates count what *arrived* inside the window: finished requests, output tokens by
+  their own stamps, input tokens with the first response. When the window spans all requests, both are the same, and
   output tokens/s = output tokens / (last response - first request).
-* A window holds its start and not its end.
+* A window includes its start but not its end.
 * Failed, rejected and cancelled requests count as errors only. The output tokens they delivered are not counted.
-* Requests under way when a simulation was cut count with what came: TTFT when they got a first token, output tokens;
-  not ITL, not E2E, not as finished.
-* Goodput: finished requests per second that met every limit; one without a value for a limited metric (no ITL below
-  two tokens) meets it.
+* Requests still running when a simulation is cut off count with what they received: TTFT if there was a first token,
+  and output tokens; not ITL, not E2E, and not as finished.
+* Goodput: finished requests per second that met every limit; a request without a value for a limited metric (no ITL
+  below two tokens) meets that limit.
 * Percentiles interpolate linearly between neighbours (numpy's default, also AIPerf's and genai-perf's). "index" is
   trtllm-bench's sorted[int(n p)], to compare with numbers of that tool.
 
@@ -44,7 +44,7 @@ CONVENTIONS = {
     "rates": "what arrived inside the window, output tokens by their own stamps",
     "percentiles": "linear interpolation between neighbours",
 }
-"""The above in short, for results."""
+"""The definitions above in short, stored with results."""
 Column = Any
 """A numpy array with one entry per request. Only its operators and methods are used, so this module needs no numpy."""
 Window = tuple[float, float]
@@ -54,34 +54,34 @@ Percentiles = Literal["linear", "index"]
 
 
 class Responses(Protocol):
-    """When the single responses of requests came."""
+    """Arrival times of the individual responses of requests."""
 
     @property
     def count(self) -> Column:
-        """int[n]: responses of each request when it is complete; 0 when it was not streamed."""
+        """int[n]: number of responses of each complete request; 0 if it was not streamed."""
 
     def before(self, time: float) -> Column:
-        """int[n]: responses of each request that came before a time."""
+        """Return int[n]: responses of each request before a time."""
 
     def gaps(self, which: Column) -> Column:
-        """Times between neighbouring responses of the requests of a mask, pooled."""
+        """Return the times between neighbouring responses, pooled over the requests of a mask."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestColumns:
-    """Requests, on the clock of the client that sent them. NaN stands for what did not happen.
+    """Requests, on the clock of the client that sent them. NaN means that something did not happen.
 
     Attributes:
-        due: when it should have left; latencies count from here.
-        first_token: when the first non-empty response came; NaN when none came or it was not streamed.
-        end: when the last response with text came, or the error; NaN while it is under way.
+        due: when the request should have been sent; latencies count from here.
+        first_token: when the first non-empty response arrived; NaN if none did or it was not streamed.
+        end: when the last response with text, or the error, arrived; NaN while the request is running.
         isl: int[n], input tokens.
-        osl: int[n], output tokens; of a request under way those it is to have.
-        errors: kind of error of each request, None where it has none; empty when no request failed.
-        responses: when the single responses came; None when only the first and the last were kept. The tokens between
-            these two count as evenly spaced then.
-        admitted: when it first got a slot; None when that is not known.
-        per_second: units of the clock in a second, 1e9 when it counts ns.
+        osl: int[n], output tokens; for a running request, those it will have.
+        errors: kind of error of each request, None where it has none; empty if no request failed.
+        responses: arrival times of the individual responses; None if only the first and the last were kept. The tokens
+            between these two then count as evenly spaced.
+        admitted: when the request first got a slot; None if that is not known.
+        per_second: units of the clock per second, 1e9 for ns.
     """
 
     due: Column
@@ -99,7 +99,7 @@ class RequestColumns:
         return self.first_token - self.due
 
     def itl(self) -> Column:
-        """Inter-token latency: the mean of each request, its first token excluded; NaN below two output tokens."""
+        """Inter-token latency: the mean of each request without its first token; NaN below two output tokens."""
         steps = self.osl - 1
         short = steps < 1
         steps[short] = 1
@@ -115,28 +115,28 @@ class RequestColumns:
         """Time to the first slot.
 
         Raises:
-            ValueError: the times of admission are not known.
+            ValueError: the admission times are not known.
         """
         if self.admitted is None:
-            raise ValueError("the queue time of requests needs the times they were admitted at")
+            raise ValueError("the queue time of requests needs their admission times")
         return self.admitted - self.due
 
     def whole(self) -> Window:
-        """From the first request to just past the last response, so that the last response is inside."""
+        """The window from the first request to just past the last response, so that it includes the last response."""
         return float(self.due.min()), math.nextafter(float(self.end[_known(self.end)].max()), math.inf)
 
     def fine(self) -> Column:
-        """bool[n]: did not fail."""
+        """bool[n]: requests that did not fail."""
         fine = _known(self.due)
         failed = [index for index, error in enumerate(self.errors) if error is not None]
         fine[failed] = False
         return fine
 
     def tokens_before(self, time: float) -> Column:
-        """int[n]: output tokens that came before a time.
+        """Return int[n]: output tokens that arrived before a time.
 
-        Responses carry `osl` tokens between them: one each, as a rule. When there are more tokens than responses, the
-        tokens are spread evenly over them, by cumulative rounding, so that neighbouring windows add up.
+        The responses of a request carry `osl` tokens in total, usually one each. If there are more tokens than
+        responses, they are spread evenly by cumulative rounding, so that adjacent windows add up.
         """
         tokens = self.osl * (self.end < time)
         if self.responses is None:
@@ -151,7 +151,7 @@ class RequestColumns:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What arrived inside a window; the fields are those of `Summary`."""
+    """Rates of what arrived inside a window; the fields are those of `Summary`."""
 
     window_s: float
     requests: int
@@ -162,7 +162,7 @@ class Rates:
 
 
 def whole_window(timings: Sequence[RequestTiming]) -> tuple[int, int]:
-    """`RequestColumns.whole` of records, ns. The end is one past, so that the last response is inside.
+    """Return `RequestColumns.whole` of records in ns. The end is one past, so that the last response is inside.
 
     Raises:
         ValueError: there are no requests.
@@ -180,15 +180,15 @@ def summarise(
     due: Column | None = None,
     percentiles: Percentiles = "linear",
 ) -> Summary:
-    """The figures of a window of requests.
+    """Summarize the requests of a window.
 
     Args:
-        requests: all of the run, those outside the window too: their tokens may arrive inside.
+        requests: all requests of the run, including those outside the window, whose tokens may arrive inside.
         window: [start, end) on the clock of the requests.
         slo: limits for goodput.
-        due: bool[n], the requests that latencies and errors are of, where they are chosen by number and not by time:
-            in a simulated closed loop several may be due at the very moment at which the window begins.
-        percentiles: how they are taken.
+        due: bool[n], the requests that latencies and errors cover, if chosen by number and not by time: in a simulated
+            closed loop, several may be due at the very moment at which the window begins.
+        percentiles: how they are computed.
 
     Raises:
         ValueError: the window is empty.
@@ -211,7 +211,7 @@ def summarise(
 
 
 def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> Rates:
-    """What arrived inside a window, per second.
+    """Compute the rates of what arrived inside a window.
 
     Raises:
         ValueError: the window is empty.
@@ -236,12 +236,12 @@ def rates(requests: RequestColumns, window: Window, slo: Slo | None = None) -> R
 
 
 def has_limits(slo: Slo | None) -> bool:
-    """Whether there is any limit to meet."""
+    """Return whether there is any limit."""
     return slo is not None and any(limit is not None for limit in (slo.ttft_ms, slo.itl_ms, slo.e2e_ms))
 
 
 def met(requests: RequestColumns, slo: Slo) -> Column:
-    """bool[n]: met every limit; a metric without a value does."""
+    """Return bool[n]: requests that met every limit; a metric without a value meets its limit."""
     found = _known(requests.due)
     pairs = ((slo.ttft_ms, requests.ttft), (slo.itl_ms, requests.itl), (slo.e2e_ms, requests.e2e))
     for limit, values in pairs:
@@ -251,7 +251,7 @@ def met(requests: RequestColumns, slo: Slo) -> Column:
 
 
 def ordered(values: Column | Sequence[float]) -> list[float]:
-    """Values in ascending order, without NaN."""
+    """Sort values in ascending order, without NaN."""
     if isinstance(values, Sequence):
         return sorted(value for value in values if value == value)
     known = values[_known(values)]
@@ -261,7 +261,7 @@ def ordered(values: Column | Sequence[float]) -> list[float]:
 
 
 def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles = "linear") -> float:
-    """The value below which `share` of sorted values lie; linear between neighbours, to the bit as numpy.percentile."""
+    """Return the value below which `share` of sorted values lie; bit-identical to numpy.percentile's linear method."""
     if percentiles == "index":
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
     place = share * (len(ordered) - 1)
@@ -272,15 +272,15 @@ def percentile(ordered: Sequence[float], share: float, percentiles: Percentiles 
     lower, upper = ordered[low], ordered[low + 1]
     step = upper - lower
     found = lower + step * part if part < 0.5 else upper - step * (1 - part)
-    return min(upper, max(lower, found))  # rounding never leaves the two
+    return min(upper, max(lower, found))  # rounding must not leave the interval
 
 
 def distribution(values: Column | Sequence[float], percentiles: Percentiles = "linear") -> Distribution:
-    """Mean, extremes and percentiles of the values that are not NaN; no values when there are none."""
+    """Return mean, extremes and percentiles of the values that are not NaN; all None if there are none."""
     known = ordered(values)
     if not known:
         return Distribution(0)
-    # Rounding of the sum must not carry the mean of equal values past them.
+    # Rounding in the sum must not move the mean of equal values past them.
     mean = min(max(sum(known) / len(known), known[0]), known[-1])
     shares = {name: int(name[1:]) / 10 ** len(name[1:]) for name in PERCENTILES}
     found = {name: percentile(known, share, percentiles) for name, share in shares.items()}
@@ -288,7 +288,7 @@ def distribution(values: Column | Sequence[float], percentiles: Percentiles = "l
 
 
 def _known(values: Column) -> Column:
-    """bool[n]: is not NaN."""
+    """Return bool[n]: values that are not NaN."""
     return values == values
 
 
@@ -297,7 +297,7 @@ def _inside(times: Column, window: Window) -> Column:
 
 
 def _prefilled(requests: RequestColumns) -> Column:
-    """When input tokens count: with the first response, or with the only one."""
+    """Return when input tokens count: with the first response, or with the only one."""
     times = requests.first_token.copy()
     whole = ~_known(times)
     times[whole] = requests.end[whole]

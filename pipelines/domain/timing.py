@@ -1,4 +1,4 @@
-"""What happened to one request: the record that the load generator keeps.
+"""Timing of one request: the record that the load generator keeps.
 
 All stamps are nanoseconds since the start of the run on one monotonic clock. `pipelines.domain.summary` defines the
 latencies and rates that follow from them.
@@ -17,15 +17,15 @@ class RequestTiming:
 
     Attributes:
         index: position in the load, from 0.
-        intended_ns: when it should have left. Latencies count from here, so that waiting in a slow client or behind a
-            slow server is not hidden (coordinated omission). In a closed loop it is `sent_ns`.
-        sent_ns: when it really left.
-        first_token_ns: when the first non-empty response came; None when none came.
-        end_ns: when the last response with text, or the error, came.
+        intended_ns: when it should have been sent. Latencies count from here, so that waiting in a slow client or
+            behind a slow server is not hidden (coordinated omission). In a closed loop it equals `sent_ns`.
+        sent_ns: when it was actually sent.
+        first_token_ns: when the first non-empty response arrived; None if none did.
+        end_ns: when the last response with text, or the error, arrived.
         isl: input tokens as the engine counts them.
         osl: output tokens received.
-        chunk_ns: arrival of every non-empty response, ascending; empty when it was not streamed.
-        error: kind of error ("timeout", "rejected", "connection", ...), None when it finished.
+        chunk_ns: arrival of every non-empty response, ascending; empty if it was not streamed.
+        error: kind of error ("timeout", "rejected", "connection", ...), None if it finished.
     """
 
     index: int
@@ -48,7 +48,7 @@ _COLUMNS = tuple(field.name for field in fields(RequestTiming))
 
 
 def to_columns(timings: Iterable[RequestTiming]) -> dict[str, list[Any]]:
-    """Records as one list per field, the compact form results are kept in."""
+    """Convert records to one list per field, the compact form in which results are stored."""
     rows = list(timings)
     return {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
 

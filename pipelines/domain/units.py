@@ -25,5 +25,5 @@ def show_seconds(seconds: float) -> str:
 
 
 def rate_of_users(users: float, requests_per_user_day: float, hours: float = 24.0) -> float:
-    """Average requests per second of so many daily users, spread evenly over some hours."""
+    """Average requests per second of a number of daily users, spread evenly over `hours`."""
     return users * requests_per_user_day / (hours * HOUR)

@@ -16,6 +16,8 @@ from threading import Event
 from typing import Any
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+
+# The public functions fetch a file from its start only, and do not say where the cache keeps it.
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but its stub lists none of them
     WeakFileLock,

@@ -1,1 +1,1 @@
-"""Load on a Triton server, and what it did with it: workloads, arrival processes, the client processes, the result."""
+"""The load generator for Triton servers: workloads, arrival processes, client processes, results."""

@@ -1,4 +1,4 @@
-"""When requests are due in an open loop: offsets in ns from the start of the level."""
+"""Arrival processes: when requests of an open loop are due, in ns from the start of the level."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipelines.domain.summary import SECOND
 
 
 def offsets(arrival: str, rate: float, cv: float, rng: Random) -> Iterator[int]:
-    """Due times without end, ascending, the first after one gap.
+    """Yield due times forever, ascending, the first after one gap.
 
     Args:
         arrival: "constant", "poisson" or "gamma".
         rate: requests per second.
         cv: gamma: coefficient of variation of the gaps (shape 1/cv^2, mean 1/rate).
-        rng: the source of chance.
+        rng: random number generator.
     """
     count, now = 0, 0.0
     while True:
         count += 1
         if arrival == "constant":
-            now = count / rate  # not a running sum, so that rounding does not add up
+            now = count / rate  # no running sum, so that rounding errors do not accumulate
         elif arrival == "poisson":
             now += rng.expovariate(rate)
         else:
@@ -46,14 +46,14 @@ class TraceItem:
 
 
 def read_trace(path: Path, speed: float) -> list[TraceItem]:
-    """A trace of JSON lines, sorted by time, its first request at 0.
+    """Read a trace of JSON lines, sorted by time, with its first request at 0.
 
     Args:
         path: the file; each line has `time` (seconds), `osl`, and `isl` or `prompt`.
         speed: 2 plays it twice as fast.
 
     Raises:
-        UserError: it cannot be read, or a line is not as said.
+        UserError: it cannot be read, or a line has another form.
     """
     try:
         lines = path.expanduser().read_text().splitlines()
@@ -79,7 +79,7 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict) or not _fine(row):
-        raise UserError(f"workload.trace={path} line {number} is '{line[:60]}'.", allowed=_FORM)
+        raise UserError(f"workload.trace={path}, line {number}: '{line[:60]}' is not a request.", allowed=_FORM)
     return row
 
 

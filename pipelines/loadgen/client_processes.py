@@ -1,4 +1,4 @@
-"""The client processes of a benchmark. They live as long as it does and die with the process that started them."""
+"""The client processes of a benchmark. They live as long as it does and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RATE_EACH = 500.0
 
 
 def processes_for(workload: WorkloadSettings, settings: BenchmarkSettings, cpus: int) -> int:
-    """How many client processes: one for 64 users or 500 requests/s, and no more than a quarter of the CPUs."""
+    """Return the number of client processes: one per 64 users or 500 requests/s, at most a quarter of the CPUs."""
     if settings.processes is not None:
         return settings.processes
     users = max(settings.concurrency or (1,)) / _USERS_EACH
@@ -30,7 +30,7 @@ def processes_for(workload: WorkloadSettings, settings: BenchmarkSettings, cpus:
 
 
 def cpu_count() -> int:
-    """CPUs this process may use."""
+    """Return how many CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -60,7 +60,7 @@ class ClientProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for pipe in self._pipes:
-            pipe.close()  # each process ends when its pipe does
+            pipe.close()  # each process ends when its pipe closes
         for process in self._processes:
             process.join(5)
             if process.is_alive():
@@ -73,10 +73,10 @@ class ClientProcesses:
         return len(self._processes)
 
     def start(self, jobs: Sequence[ClientJob]) -> int:
-        """Hand out the shares of a level and start them together.
+        """Distribute a level over the processes and start them together.
 
         Returns:
-            the moment of the start, ns on CLOCK_MONOTONIC, a little ahead.
+            the start time, ns on CLOCK_MONOTONIC, slightly in the future.
         """
         self.board.clear()
         for pipe, job in zip(self._pipes, jobs, strict=True):
@@ -88,19 +88,19 @@ class ClientProcesses:
         return start
 
     def finished(self, seconds: float) -> bool:
-        """Wait at most so long; whether every process has something to report."""
+        """Wait up to a timeout and return whether every process has something to report."""
         silent = [pipe for pipe in self._pipes if not pipe.poll()]
         if silent:
             wait(silent, seconds)
         return all(pipe.poll() for pipe in silent)
 
     def abort(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the running requests."""
         for pipe in self._pipes:
             pipe.send(("abort",))
 
     def collect(self) -> list[ClientReport]:
-        """The reports of all processes.
+        """Collect the reports of all processes.
 
         Raises:
             UserError: a process died.
@@ -112,12 +112,14 @@ class ClientProcesses:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             try:
                 if not pipe.poll(_PREPARE_S):
-                    raise UserError(f"A client process of the load generator did not say '{word}' in {_PREPARE_S:g} s.")
+                    raise UserError(
+                        f"A client process of the load generator did not send '{word}' within {_PREPARE_S:g} s."
+                    )
                 messages.append(pipe.recv())
             except (EOFError, ConnectionResetError):
                 process.join(1)
                 raise UserError(
                     f"A client process of the load generator ended with code {process.exitcode}.",
-                    todo="Its last words are above; memory may have run out.",
+                    todo="Its last output is above; memory may have run out.",
                 ) from None
         return messages

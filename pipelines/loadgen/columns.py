@@ -1,4 +1,4 @@
-"""Records of requests as columns, the form that `pipelines.domain.summary` reads."""
+"""Convert request records to columns, the form that `pipelines.domain.summary` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.domain.timing import RequestTiming
 
 
 class Chunks:
-    """When the responses of requests came, ns."""
+    """Arrival times of the responses of requests, ns."""
 
     def __init__(self, timings: Sequence[RequestTiming]) -> None:
         self.count: Any = np.array([len(t.chunk_ns) for t in timings], dtype=np.int64)
@@ -33,7 +33,7 @@ class Chunks:
 
 
 def columns_of(timings: Sequence[RequestTiming]) -> RequestColumns:
-    """Records as columns. A float64 holds ns exactly for 104 days."""
+    """Convert records to columns. A float64 holds ns exactly for 104 days."""
     return RequestColumns(
         due=np.array([t.intended_ns for t in timings], dtype=np.float64),
         first_token=np.array([np.nan if (at := t.first_token_ns) is None else at for t in timings], dtype=np.float64),

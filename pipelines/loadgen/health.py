@@ -1,4 +1,4 @@
-"""Was the client the limit? Judged after each level from what the client processes and the machine say."""
+"""Judge after each level whether the client was the limit, from reports of the client processes and the machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipelines.loadgen.columns import columns_of
 from pipelines.loadgen.shared import ClientReport
 
 BUSY = 0.9
-"""Share of one CPU from which a client process is full: it is one thread of Python."""
+"""Share of one CPU above which a client process, being one Python thread, counts as saturated."""
 STEAL = 0.05
 LAG_SHARE = 0.1
-"""Lateness of the client may be this share of the latency measured (p99 of both, p90 for the event loop) ..."""
+"""Tolerated lateness of the client as a share of the measured latency (p99 of both, p90 for the event loop) ..."""
 SEND_LAG_S, LOOP_LAG_S = 1e-3, 3e-3
-"""... or this, which is what timers and schedulers of a machine in use cost."""
+"""... or this many seconds, the cost of timers and schedulers on a busy machine."""
 _GROWTH = 1.5
 _GROWTH_LEAST_NS = 20_000_000
 _HALF_LEAST = 8
@@ -28,7 +28,7 @@ _HALF_LEAST = 8
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """CPU time of the whole machine between two readings: shares of all CPUs that worked and that a host took away."""
+    """CPU time of the whole machine between two readings: the busy share, and the share stolen by the host."""
 
     busy: float
     steal: float
@@ -36,13 +36,13 @@ class MachineLoad:
 
 
 class MachineWatch:
-    """Reads the machine's CPU times at its making and when asked."""
+    """Reads the machine's CPU times when created and when asked."""
 
     def __init__(self) -> None:
         self._before = psutil.cpu_times()
 
     def load(self) -> MachineLoad:
-        """Since it was made."""
+        """Return the load since creation."""
         after = psutil.cpu_times()
         delta = {name: getattr(after, name) - getattr(self._before, name) for name in after._fields}
         # Linux counts guest time inside user time.
@@ -55,7 +55,7 @@ class MachineWatch:
 def judge(
     reports: Sequence[ClientReport], timings: Sequence[RequestTiming], summary: Summary, machine: MachineLoad
 ) -> ClientHealth:
-    """Whether the numbers of a level say more about the client than about the server.
+    """Judge whether the numbers of a level say more about the client than about the server.
 
     Args:
         reports: of the client processes.
@@ -100,7 +100,7 @@ def judge(
 
 
 def tail_note(client: ClientHealth, summary: Summary) -> str:
-    """A sentence when only the last percent of the stamps is late: then p99 is not to be trusted, the rest is."""
+    """Return a note if only the last percent of the stamps is late: then p99 cannot be trusted, but the rest can."""
     latency = summary.ttft_s.p99 if summary.ttft_s.count else summary.e2e_s.p99
     if client.bottleneck or not _matters(client.facts["loop_lag_p99_ms"] / 1e3, latency, LOOP_LAG_S):
         return ""
@@ -108,7 +108,7 @@ def tail_note(client: ClientHealth, summary: Summary) -> str:
 
 
 def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
-    """A sentence when the second half of an open loop waited much longer than the first; empty otherwise."""
+    """Return a note if the second half of an open loop waited much longer than the first; empty otherwise."""
     middle = (window[0] + window[1]) // 2
     requests = columns_of([timing for timing in timings if timing.ok])
     waits = np.where(np.isnan(requests.ttft()), requests.e2e(), requests.ttft())
@@ -126,7 +126,7 @@ def growth_note(timings: Sequence[RequestTiming], window: Window) -> str:
 
 
 def _percentile(values_ns: list[int], share: float) -> float:
-    """Seconds; 0 when there are none."""
+    """Return a percentile in seconds; 0 without values."""
     return percentile(sorted(values_ns), share) / 1e9 if values_ns else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a model on a Triton server can be asked, and the request made of it."""
+"""The interface of a model on a Triton server, and the request message built for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pipelines.loadgen.plan import PlannedRequest
 
 TEXT, OUTPUT_TOKENS, INPUT_TOKENS = "text_output", "num_output_tokens", "num_input_tokens"
 _STOP_INPUTS = ("min_tokens", "min_length", "end_id")
-"""Ways to reach the asked length although the model would stop, best first: forbid the end token before it (the
-ensemble's name, then genai-perf's), or have no end token."""
+"""Inputs that enforce the output length even if the model would stop earlier, best first: forbid the end token until
+then (the ensemble's name, then genai-perf's), or have no end token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Interface:
 
     Attributes:
         model_name: its name.
-        batched: it takes a batch dimension (max_batch_size > 0).
-        decoupled: it may send several responses per request, which streaming needs.
+        batched: whether it takes a batch dimension (max_batch_size > 0).
+        decoupled: whether it can send several responses per request, which streaming needs.
         inputs: names.
         outputs: names.
-        add_special_tokens: whether the preprocessing adds them.
+        add_special_tokens: whether the preprocessing adds special tokens.
     """
 
     model_name: str
@@ -39,7 +39,7 @@ class Interface:
 
     @property
     def stop_input(self) -> str | None:
-        """The input that makes output lengths exact; None when the model has none."""
+        """The input that makes output lengths exact, or None."""
         return next((name for name in _STOP_INPUTS if name in self.inputs), None)
 
     @property
@@ -54,9 +54,9 @@ class Interface:
 
 
 def build_request(interface: Interface, ask: PlannedRequest, *, streaming: bool, ignore_eos: bool) -> Any:
-    """The protobuf message of one request (`ModelInferRequest`); only its id is left to set.
+    """Build the protobuf message of one request (`ModelInferRequest`), without its id.
 
-    Only the outputs that are read are asked for, so that the server's answers are small.
+    Only the outputs that are read are requested, so that the responses stay small.
     """
     request = service_pb2.ModelInferRequest(model_name=interface.model_name)
     text = ask.text.encode()
@@ -83,7 +83,7 @@ def _outputs(interface: Interface) -> Sequence[str]:
 
 
 class _Adder:
-    """Appends inputs of one element."""
+    """Appends inputs with one element."""
 
     def __init__(self, request: Any, shape: Sequence[int]) -> None:
         self._request, self._shape = request, shape

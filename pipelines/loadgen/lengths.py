@@ -1,4 +1,4 @@
-"""Lengths of prompts and answers, drawn per request."""
+"""Draw the lengths of prompts and outputs for each request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipelines.settings.load import LengthSettings
 
 
 def sampler(length: LengthSettings, rng: Random, *, key: str) -> Callable[[], int]:
-    """A function that draws one length, in tokens, at least 1.
+    """Return a function that draws one length, in tokens, at least 1.
 
     Args:
         length: the distribution.
-        rng: the source of chance; the same seed gives the same lengths.
+        rng: random number generator; the same seed gives the same lengths.
         key: its name in the configuration, for messages, e.g. "workload.isl".
 
     Raises:
@@ -34,7 +34,7 @@ def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float
     if length.distribution == "normal":
         return lambda: rng.gauss(mean, stdev)
     if length.distribution == "lognormal":
-        # Of the tokens themselves: mean = exp(mu + sigma^2/2), (stdev/mean)^2 = exp(sigma^2) - 1.
+        # For the tokens themselves: mean = exp(mu + sigma^2/2), (stdev/mean)^2 = exp(sigma^2) - 1.
         variance = math.log1p((stdev / mean) ** 2)
         return lambda: rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
     if length.distribution == "uniform":
@@ -45,8 +45,8 @@ def _family(length: LengthSettings, rng: Random, key: str) -> Callable[[], float
 
 
 def _read(path: Path | None, key: str) -> tuple[int, ...]:
-    """One whole positive number per line; empty lines are skipped."""
-    assert path is not None  # judged by the settings
+    """Read one positive integer per line; empty lines are skipped."""
+    assert path is not None  # checked by the settings
     try:
         lines = path.expanduser().read_text().splitlines()
     except OSError as error:
@@ -56,7 +56,8 @@ def _read(path: Path | None, key: str) -> tuple[int, ...]:
         text = line.strip()
         if text and not (text.isdecimal() and int(text) > 0):
             raise UserError(
-                f"{key}.file={path} line {number} is '{text[:40]}'.", allowed="One positive number per line."
+                f"{key}.file={path}, line {number}: '{text[:40]}' is not a positive number.",
+                allowed="One positive number per line.",
             )
         values += [int(text)] if text else []
     if not values:

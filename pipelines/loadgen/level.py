@@ -1,10 +1,10 @@
-"""One level: warm-up, measured window, the end. Directs the client processes; measures nothing itself.
+"""Run one level: warm-up, measured window, end. Directs the client processes and measures nothing itself.
 
-Closed loop, steady window: users start at once; when the warm-up is over the window begins, under load; when it is over
-nobody sends any more and what is under way is followed to its end.
+Closed loop, steady window: all users start at once; after the warm-up the window begins, under load; at its end no more
+requests are sent, and running ones are followed to their end.
 Open loop, steady window: the schedule covers warm-up and window.
-Whole: a closed loop warms the server up and ends; then users or schedule start at an idle server; the window is from
-the first request to the last response.
+Whole: a closed loop warms the server up and ends; then users or schedule start on an idle server; the window spans the
+first request to the last response.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INTERRUPTED, GONE, REFUSED = "interrupted", "the server stopped answering", "eve
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkContext:
-    """What all levels of a benchmark share."""
+    """State shared by all levels of a benchmark."""
 
     clients: ClientProcesses
     server: Server
@@ -51,16 +51,16 @@ class BenchmarkContext:
 
 @dataclass
 class LevelOutcome:
-    """What came out of one level.
+    """Outcome of one level.
 
     Attributes:
-        timings: of all requests, warm-up included, ns from the start of the level.
-        window: what is measured of it, same clock; None when it ended before the window began.
+        timings: of all requests, including the warm-up, ns from the start of the level.
+        window: the measured part, same clock; None if the level ended before the window began.
         start_ns: when the level started, on CLOCK_MONOTONIC of the client's machine.
         reports: of the client processes.
         machine: CPU load of the machine.
         server: counters of the server over the window.
-        reason: why it was cut short; empty when it was not.
+        reason: why it was cut short; empty if it was not.
     """
 
     timings: list[RequestTiming]
@@ -73,17 +73,17 @@ class LevelOutcome:
 
     @property
     def messages(self) -> dict[str, str]:
-        """One example of the server's words per kind of error."""
+        """One example of the server's message per kind of error."""
         return {kind: text for report in self.reports for kind, text in report.messages.items()}
 
 
 def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome:
-    """Put one load on the server.
+    """Apply one load to the server.
 
     Args:
         bench: server, client processes, settings.
         load: the level.
-        title: the load in words, for the live view.
+        title: the load as text, for the live view.
     """
     plan = LevelPlan(load, bench.workload, bench.settings, bench.maker)
     if is_whole(bench.workload, bench.settings):
@@ -94,7 +94,7 @@ def run_level(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelO
 
 
 def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOutcome | None:
-    """A closed loop before a whole window; its outcome only when it did not get to its end."""
+    """Run a closed loop before a whole window; return its outcome only if it was cut short."""
     settings = bench.settings
     if not settings.warmup_s and not settings.warmup_requests:
         return None
@@ -113,7 +113,7 @@ def _warm_up(bench: BenchmarkContext, load: PlannedLevel, title: str) -> LevelOu
 
 
 class _Run:
-    """One start of the client processes, followed to its end."""
+    """One run of the client processes, followed to its end."""
 
     def __init__(self, bench: BenchmarkContext, load: PlannedLevel, plan: LevelPlan, title: str) -> None:
         self._bench, self._load, self._settings = bench, load, bench.settings
@@ -162,17 +162,17 @@ class _Run:
             self._close()
 
     def _close(self) -> None:
-        """The window is over: nobody sends any more."""
+        """End the window: no more requests are sent."""
         self._end = self._planned[1] + self._start if self._planned else monotonic_ns()
         self._bench.clients.board.stop_at(self._end)
         self._after = self._bench.server.counters()
 
     def _cut(self, reason: str) -> None:
-        """End it before its time."""
+        """End the level early."""
         self._reason = reason
         now = monotonic_ns()
         self._end = min(self._end or now, now)
-        if reason.startswith(GONE):  # what was measured ends with the last answer, not with the silence after it
+        if reason.startswith(GONE):  # the measurement ends with the last response, not with the silence after it
             self._end = min(self._end, self._bench.clients.board.latest(LAST_OK) + 1)
         self._after = self._after or self._bench.server.counters()
         self._bench.clients.board.stop_at(now)
@@ -203,7 +203,7 @@ class _Run:
         return enough or (late and done >= min(self._settings.min_requests, asked or self._settings.min_requests))
 
     def _trouble(self, now: int) -> str:
-        """Why to go on makes no sense: connections fail and nothing has come for some seconds, or all is refused."""
+        """Return why continuing is pointless: no connection and no response for seconds, or everything is refused."""
         board = self._bench.clients.board
         if board.total(CONNECTION) and now - max(board.latest(LAST_OK), self._start) > _SILENCE_NS:
             return GONE + (", though it is still there" if self._bench.server.is_live() else "")
@@ -221,7 +221,7 @@ class _Run:
         return None if end is None else max(end - now, 0) / SECOND
 
     def _window(self, timings: Sequence[RequestTiming]) -> Window | None:
-        """The measured window, ns from the start."""
+        """Return the measured window, ns from the start."""
         if self._whole:
             return whole_window(timings) if timings else None
         if self._begin is None or self._end is None or self._end <= self._begin:
@@ -230,7 +230,7 @@ class _Run:
         asked = self._settings.num_requests
         if asked is not None and not self._planned and not self._reason:
             ends = sorted(t.end_ns for t in timings if begin <= t.end_ns < end)
-            end = min(end, ends[asked - 1] + 1) if len(ends) >= asked else end  # exactly as many as were asked for
+            end = min(end, ends[asked - 1] + 1) if len(ends) >= asked else end  # exactly as many as configured
         return begin, end
 
     def _timings(self, reports: Sequence[ClientReport]) -> list[RequestTiming]:
@@ -252,7 +252,7 @@ class _Run:
         ]
 
     def _share(self, plan: LevelPlan) -> tuple[list[ClientJob], tuple[int, int] | None]:
-        """Every process's part, and the steady window of an open loop."""
+        """Return each process's part, and the steady window of an open loop."""
         size, base = self._bench.clients.size, self._base()
         if self._load.arrival == "closed":
             users, asked = self._load.concurrency or 1, self._settings.num_requests
@@ -291,5 +291,5 @@ class _Run:
 
 
 def _part(whole: int, number: int, parts: int) -> int:
-    """The share of one of several, so that they add up."""
+    """Return the share of one process, so that the shares add up."""
     return (whole + parts - 1 - number) // parts

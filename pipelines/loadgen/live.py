@@ -1,4 +1,4 @@
-"""What a person sees while a level runs: one line that changes on a terminal, a line every few seconds elsewhere."""
+"""Live view of a running level: an updating line on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RATE_OVER_S = 2.0
 
 
 class View(Protocol):
-    """Shows how a level goes."""
+    """Shows the progress of a level."""
 
     def __enter__(self) -> View:
-        """Begin to show."""
+        """Start showing."""
         ...
 
     def __exit__(
@@ -35,17 +35,17 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a level goes.
+    """Progress of a level.
 
     Attributes:
         title: the load, e.g. "concurrency 16".
         phase: "warm-up", "measuring" or "finishing".
         rate: finished requests per second, over the last seconds.
-        in_flight: sent and not finished.
+        in_flight: requests sent but not finished.
         ttft_s: mean so far, None without streaming.
         itl_s: mean so far.
         errors: so far.
-        left_s: seconds to the end of the window, None when that is not known.
+        left_s: seconds to the end of the window, None if unknown.
     """
 
     title: str
@@ -58,7 +58,7 @@ class State:
     left_s: float | None
 
     def line(self) -> str:
-        """At most 77 columns."""
+        """Render the state in at most 77 columns."""
         parts = [] if self.phase == "measuring" else [self.phase]
         parts += [f"{_short(self.rate)} req/s", f"{self.in_flight} in flight"]
         if self.ttft_s is not None:
@@ -73,7 +73,7 @@ class State:
 
 
 class Meter:
-    """Turns the counters into states."""
+    """Computes states from the shared counters."""
 
     def __init__(self, board: SharedCounters, title: str) -> None:
         self._board, self._title = board, title
@@ -151,7 +151,7 @@ class TerminalView:
 
 
 def default_view() -> View:
-    """The one that fits where standard error goes."""
+    """Choose the view that suits standard error."""
     return TerminalView() if sys.stderr.isatty() else PlainView()
 
 
@@ -160,5 +160,5 @@ def _mean(total_us: int, count: int) -> float | None:
 
 
 def _short(value: float) -> str:
-    """Three digits that matter."""
+    """Format with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""The server's Prometheus page, read every second of a window: what the KV cache and the scheduler held."""
+"""Sample the server's Prometheus page every second of a window: the state of KV cache and scheduler."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FAMILIES = {
     "nv_trt_llm_request_metrics": ("requests", "request_type"),
     "nv_trt_llm_inflight_batcher_metrics": ("batcher", "inflight_batcher_specific_metric"),
 }
-"""Family -> prefix of our names, label that tells its series apart (TensorRT-LLM's custom metrics reporter)."""
+"""Family -> prefix of our names, label that distinguishes its series (TensorRT-LLM's custom metrics reporter)."""
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """The gauges of TensorRT-LLM's families in a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
+    """Read the gauges of TensorRT-LLM's families from a Prometheus page, e.g. {"kv_cache_block_used": 12.0}.
 
-    Series of several models or versions are added up.
+    Series of several models or versions are summed.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -36,7 +36,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 class MetricsWatch:
-    """Reads the page in a thread of its own between `with` and its end."""
+    """Samples the page in a thread of its own inside a `with` block."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
@@ -44,7 +44,7 @@ class MetricsWatch:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.fault = ""
-        """Why there are no values, for people."""
+        """Why there are no values, for messages."""
 
     def __enter__(self) -> MetricsWatch:
         if self._url is not None:
@@ -60,7 +60,7 @@ class MetricsWatch:
             self._thread.join(5)
 
     def summary(self) -> dict[str, Any]:
-        """Mean and maximum of every gauge over the samples, and their number."""
+        """Return mean and maximum of every gauge over the samples, and the number of samples."""
         if not self._samples:
             return {"samples": 0} | ({"fault": self.fault} if self.fault else {})
         names = sorted(set().union(*self._samples))
@@ -73,7 +73,7 @@ class MetricsWatch:
             try:
                 with urllib.request.urlopen(str(self._url), timeout=5) as page:
                     self._samples.append(read_metrics(page.read().decode()))
-            except (OSError, ValueError) as error:  # URLError is an OSError; a page that is no metrics a ValueError
+            except (OSError, ValueError) as error:  # URLError is an OSError; a page without metrics raises ValueError
                 self.fault = f"{self._url}: {error}"
             if self._stop.wait(_PERIOD_S):
                 return

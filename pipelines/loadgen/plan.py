@@ -1,4 +1,4 @@
-"""What each level asks, drawn before it starts: prompts, lengths and due times. Same settings, same load."""
+"""Draw each level's requests before it starts: prompts, lengths and due times. Same settings, same load."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipelines.settings.load import DEFAULT_CONCURRENCY, OPEN_RATE, BenchmarkSet
 WARMUP_USERS = 4
 """Users of the closed loop that warms up for a burst, a trace or a whole open loop."""
 OPEN_CONVERSATIONS = 16
-"""Conversations an open loop goes on with in turn."""
+"""Conversations that an open loop continues in turn."""
 _POOL_TOKENS = 4_000_000
 _POOL_LEAST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request: prompt, its input tokens by the tokenizer, output tokens wanted."""
+    """One request: prompt, its input tokens by the tokenizer, requested output tokens."""
 
     text: str
     isl: int
@@ -51,7 +51,7 @@ class PlannedLevel:
 
 
 def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[PlannedLevel]:
-    """The levels, in the order they are measured."""
+    """List the levels in the order they are measured."""
     arrival = workload.arrival
     if arrival == "closed":
         levels = settings.concurrency or DEFAULT_CONCURRENCY
@@ -62,7 +62,7 @@ def loads(workload: WorkloadSettings, settings: BenchmarkSettings) -> list[Plann
 
 
 def is_whole(workload: WorkloadSettings, settings: BenchmarkSettings) -> bool:
-    """Whether the window is the whole run: as asked; a burst and a trace have no steady state."""
+    """Return whether the window spans the whole run, as it must for bursts and traces, which have no steady state."""
     return settings.window == "whole" or workload.arrival in ("burst", "trace")
 
 
@@ -84,17 +84,17 @@ class LevelPlan:
             workload: lengths, prompts, arrival.
             settings: length of the window, number of requests.
             maker: makes the prompts.
-            salt: another number gives other requests; the warm-up has its own.
+            salt: another number gives other requests; the warm-up uses its own.
         """
         self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
         self._rng = Random(f"{workload.seed}/{load.number}/{salt}")
         self._prefix_rng_seed = f"{workload.seed}/prefix"
 
     def pool(self, count: int | None = None) -> list[Conversation]:
-        """Conversations for a closed loop; users take one after the other and begin again when all are used.
+        """Make conversations for a closed loop; users take one after another and start over when all are used.
 
         Args:
-            count: requests needed; None when it is not known beforehand.
+            count: requests needed; None if not known beforehand.
         """
         rng, turns = self._rng, self._workload.turns
         isl = sampler(self._workload.isl, rng, key="workload.isl")
@@ -112,7 +112,7 @@ class LevelPlan:
         return found
 
     def schedule(self) -> list[tuple[int, PlannedRequest]]:
-        """Due times, ns from the start of the level, and requests of an open loop, a burst or a trace."""
+        """Make the due times (ns from the start of the level) and requests of an open loop, a burst or a trace."""
         if self.load.arrival == "trace":
             return self._trace()
         times = self._times()
@@ -120,7 +120,7 @@ class LevelPlan:
         return list(zip(times, _interleaved(pool), strict=False))
 
     def window_ns(self, times: list[int]) -> tuple[int, int]:
-        """The steady window of an open loop: [end of warm-up, end of the last gap)."""
+        """Return the steady window of an open loop: [end of warm-up, end of the last gap)."""
         return self._begin(), max(self._end(times), times[-1] + 1)
 
     def _times(self) -> list[int]:
@@ -146,7 +146,7 @@ class LevelPlan:
         return 0 if self._settings.window == "whole" else round(self._settings.warmup_s * SECOND)
 
     def _end(self, times: list[int]) -> int:
-        """The asked duration, when it was not the number of requests that ended it."""
+        """Return the configured duration, unless the number of requests ended the level."""
         begin, asked = self._begin(), self._settings.num_requests
         inside = sum(at >= begin for at in times)
         if self._settings.duration_s is None or (asked is not None and inside >= asked):
@@ -154,7 +154,7 @@ class LevelPlan:
         return begin + round(self._settings.duration_s * SECOND)
 
     def _go_on(self, conversation: Conversation, isl: object, osl: object) -> None:
-        """Add the later turns: all before, a synthetic answer as long as the one asked for, and new words."""
+        """Add the later turns: everything before, a synthetic answer of the requested length, and new words."""
         assert callable(isl)
         assert callable(osl)
         for _ in range(self._workload.turns - 1):
@@ -164,12 +164,12 @@ class LevelPlan:
             conversation.append(PlannedRequest(text, tokens, osl()))
 
     def _room(self, tokens: int) -> int:
-        """A drawn length that leaves no room for a word becomes the shortest that does; a fixed one is refused."""
+        """Raise a drawn length that leaves no room for a word to the shortest that does; a fixed one is refused."""
         fixed = self._workload.isl.distribution == "fixed"
         return tokens if fixed else max(tokens, self._maker.overhead + 1)
 
     def _trace(self) -> list[tuple[int, PlannedRequest]]:
-        assert self._workload.trace is not None  # judged by the settings
+        assert self._workload.trace is not None  # checked by the settings
         items = read_trace(self._workload.trace, self._workload.trace_speed)[: self._settings.num_requests]
         lengths = [self._room(item.isl) for item in items if item.isl is not None]
         made = iter(self._maker.make(lengths, self._rng, prefix_share=self._workload.shared_prefix_share))
@@ -181,7 +181,7 @@ class LevelPlan:
 
 
 def _interleaved(pool: list[Conversation]) -> Iterator[PlannedRequest]:
-    """Turns of several conversations in turn, each conversation's own turns in order."""
+    """Interleave the turns of several conversations, keeping the order within each."""
     for start in range(0, len(pool), OPEN_CONVERSATIONS):
         group = pool[start : start + OPEN_CONVERSATIONS]
         for turn in range(len(group[0])):

@@ -1,8 +1,8 @@
-"""Prompts of an exact number of tokens, made of tokens of the model's own tokenizer.
+"""Make prompts with an exact number of tokens, from tokens of the model's own tokenizer.
 
-The server is sent text and tokenizes it again, so token ids cannot simply be drawn: neighbours may merge. Words that
-stand by themselves in any surroundings are found first; texts of them keep their count. Every text is tokenized again
-before it is used, and repaired when a tokenizer merged after all.
+The server receives text and tokenizes it again, so token ids cannot simply be drawn: neighbours may merge. So words
+that are single tokens in any context are found first, and texts made of them keep their count. Every text is tokenized
+again before use, and repaired if tokens merged after all.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class PromptMaker:
         self._tokenizer, self._dir = _read(tokenizer_dir), tokenizer_dir
         self._special = add_special_tokens
         self.overhead = self.count("")
-        """Tokens of the empty text: the special ones."""
+        """Tokens of the empty text, that is, the special tokens."""
         self._words = self._find_words()
         self._first = self._find_first()
 
     def count(self, text: str) -> int:
-        """Input tokens of a text as the server counts them."""
+        """Count the input tokens of a text as the server does."""
         return len(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
 
     def make(self, lengths: Sequence[int], rng: Random, *, prefix_share: float = 0.0) -> list[str]:
-        """One text per length, all different by chance.
+        """Make one random text per length.
 
         Args:
-            lengths: input tokens each, special ones included.
-            rng: the source of chance.
+            lengths: input tokens of each, including special tokens.
+            rng: random number generator.
             prefix_share: this share of the tokens of each text is the beginning of one common text.
 
         Raises:
@@ -60,7 +60,7 @@ class PromptMaker:
         if min(lengths) <= self.overhead:
             raise UserError(
                 f"workload.isl={min(lengths)} leaves no room for text: special tokens take {self.overhead}.",
-                todo=f"Ask for at least {self.overhead + 1}.",
+                todo=f"Use at least {self.overhead + 1}.",
             )
         common = self._draw(max(lengths), rng) if prefix_share else []
         texts = []
@@ -71,7 +71,7 @@ class PromptMaker:
         return self._checked(texts, lengths, rng)
 
     def extend(self, text: str, length: int, rng: Random) -> str:
-        """A longer text that begins with `text` and has exactly `length` tokens."""
+        """Extend `text` to exactly `length` tokens."""
         missing = length - self.count(text)
         return self._repaired(text, text + "".join(rng.choices(self._words, k=max(missing, 0))), length, rng)
 
@@ -79,7 +79,7 @@ class PromptMaker:
         return [rng.choice(self._first), *rng.choices(self._words, k=count - 1)]
 
     def _inner(self, words: list[str], rng: Random) -> list[str]:
-        """The first word is of the kind that begins a text; behind a common prefix it does not."""
+        """Draw words; the first one is of the kind that begins a text, unless it follows a common prefix."""
         return [rng.choice(self._words), *words[1:]]
 
     def _checked(self, texts: list[str], lengths: Sequence[int], rng: Random) -> list[str]:
@@ -90,7 +90,7 @@ class PromptMaker:
         ]
 
     def _repaired(self, keep: str, text: str, length: int, rng: Random) -> str:
-        """Change words behind `keep` until the count is right."""
+        """Change words after `keep` until the count is right."""
         pool = self._words or self._first
         for attempt in range(_TRIES):
             count = self.count(text)
@@ -98,17 +98,17 @@ class PromptMaker:
                 return text
             if count < length:
                 text += "".join(rng.choices(pool, k=length - count))
-            else:  # cut more than needed now and then: the cut itself may change the count
+            else:  # sometimes cut more than needed, because the cut itself may change the count
                 body = text[len(keep) :]
                 words = re.findall(r"\s?\S+", body)
                 text = keep + "".join(words[: max(len(words) - (count - length) - attempt % 3, 0)])
         raise UserError(
-            f"The tokenizer in {self._dir} has no text of exactly {length} tokens among {_TRIES} tried.",
+            f"The tokenizer in {self._dir} gave no text of exactly {length} tokens in {_TRIES} attempts.",
             todo="Choose another workload.isl.",
         )
 
     def _find_words(self) -> list[str]:
-        """Words with a blank before them that are one token wherever they stand."""
+        """Find words with a leading space that are one token in any context."""
         tokenizer, anchor = self._tokenizer, "the"
         before = tokenizer.decode(tokenizer.encode(anchor, add_special_tokens=False).ids)
         ids = range(tokenizer.get_vocab_size())
@@ -128,7 +128,7 @@ class PromptMaker:
         return words
 
     def _find_first(self) -> list[str]:
-        """Forms that are one token at the very beginning: without the blank where that works, else with it."""
+        """Find forms that are one token at the very beginning: without the space if possible, else with it."""
         follow = self._words[0]
         for forms in ([word.lstrip() for word in self._words], self._words):
             found = self._tokenizer.encode_batch([form + follow for form in forms], add_special_tokens=False)
@@ -144,9 +144,9 @@ def _read(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(
-            f"{folder} has no tokenizer.json, which prompts are made with.", todo="Give the model's folder."
+            f"{folder} has no tokenizer.json, which is needed to make prompts.", todo="Give the model's folder."
         )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers raises nothing more specific
         raise UserError(f"{path} cannot be read: {error}.") from error

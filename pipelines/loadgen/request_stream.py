@@ -1,7 +1,7 @@
 """One long-lived gRPC stream that carries one request at a time.
 
-Opening a stream costs about as much as a request, so streams are kept. One request at a time, because then closing a
-stream cancels that request and no other, and no response needs to be matched. A stream that failed is replaced.
+Opening a stream costs about as much as a request, so streams are reused. With one request at a time, closing a stream
+cancels that request and no other, and responses need not be matched. A failed stream is replaced.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import grpc
 from pipelines.loadgen.interface import INPUT_TOKENS, OUTPUT_TOKENS, TEXT
 
 Row = tuple[int, int, int, int | None, int, int, int, tuple[int, ...], str | None]
-"""The fields of RequestTiming, stamps on CLOCK_MONOTONIC."""
+"""The fields of RequestTiming, with stamps on CLOCK_MONOTONIC."""
 _END = grpc.aio.EOF
 _REJECTED = ("exceeds maximum queue size", "maximum queue size", "exceeds max queue", "queue is full")
 
 
 class RequestStream:
-    """A stream and the request on it."""
+    """A stream and its current request."""
 
     __slots__ = ("_call", "_places", "_stub", "deadline_ns", "error_text", "given_up")
 
@@ -30,14 +30,14 @@ class RequestStream:
         self._call: Any = None
         self._places: tuple[int, dict[str, int]] = (-1, {})
         self.deadline_ns: int | None = None
-        """When the request on it is given up, ns; None while it is idle."""
+        """When the current request is given up, ns; None while idle."""
         self.given_up: str | None = None
-        """Why it was closed from our side: "timeout" or "cancelled"."""
+        """Why we closed it: "timeout" or "cancelled"."""
         self.error_text = ""
-        """What the server said about the last failure."""
+        """The server's message about the last failure."""
 
     async def open(self) -> None:
-        """Connect before the first request, so that it does not pay for it. A failure shows with the request."""
+        """Connect early, so that the first request does not include connection time. Failures show up with it."""
         self._call = self._stub.ModelStreamInfer()
         try:
             await self._call.wait_for_connection()
@@ -45,13 +45,13 @@ class RequestStream:
             self._call = None
 
     def give_up(self, kind: str) -> None:
-        """Cancel the request on it."""
+        """Cancel the current request."""
         if self.deadline_ns is not None and self._call is not None:
             self.given_up = kind
             self._call.cancel()
 
     async def close(self) -> None:
-        """End the stream in good order."""
+        """Close the stream gracefully."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
@@ -62,10 +62,10 @@ class RequestStream:
         Args:
             request: the message, its id set.
             index: position in the load.
-            due_ns: when it should have left; None is now.
+            due_ns: when it should have been sent; None means now.
             wait_ns: how long it may take.
-            streamed: stamp every response; otherwise only the end.
-            isl: input tokens, used when the server does not count.
+            streamed: whether to stamp every response, or only the end.
+            isl: input tokens, used if the server does not count them.
         """
         chunks: list[int] = []
         counts = [isl]  # input tokens, then num_output_tokens, which TensorRT-LLM counts per response
@@ -84,7 +84,7 @@ class RequestStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
             end, error = now(), self._broken(failure)
         if self.given_up is not None:
-            # whatever the cancelled stream said on its way out, also nothing; a request that was done first stays done
+            # whatever the cancelled stream reported, even nothing; a request that finished first stays finished
             error = error and self.given_up
             waited = f"not finished within {wait_ns / 1e9:g} s (benchmark.timeout_s)"
             self.error_text = waited if self.given_up == "timeout" else "cancelled by the load generator"
@@ -100,7 +100,7 @@ class RequestStream:
         """Read until the final response.
 
         Returns:
-            when the last response with content came, ns, and the kind of error.
+            when the last response with content arrived, ns, and the kind of error.
         """
         assert self._call is not None
         read, end = self._call.read, 0
@@ -120,7 +120,7 @@ class RequestStream:
                 return end or stamp, None
 
     def _take(self, answer: Any, counts: list[int]) -> bool:
-        """Read one response's counts; whether it brought anything."""
+        """Read the counts of one response, and return whether it had content."""
         contents, places = answer.raw_output_contents, self._places
         if places[0] != len(answer.outputs):
             self._places = places = (len(answer.outputs), {o.name: i for i, o in enumerate(answer.outputs)})
@@ -151,7 +151,7 @@ class RequestStream:
 
 
 def classify(text: str) -> str:
-    """The kind of an error the server sent in words."""
+    """Classify an error message of the server."""
     low = text.lower()
     if any(part in low for part in _REJECTED):
         return "rejected"

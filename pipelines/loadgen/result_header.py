@@ -1,4 +1,4 @@
-"""The head of a result: what was measured, where and how, before any number."""
+"""The header of a result: what was measured, where and how."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What the server is, as the caller knows it; copied into the result.
+    """Identity of the server as the caller knows it; copied into the result.
 
     Attributes:
         model: label of the model.
-        precision: compression in one word.
-        engine: what executes it.
+        precision: compression as one word.
+        engine: that executes it.
         tp_size: tensor parallel ranks.
         world_size: tp x pp.
         machine: where client and server run.
@@ -46,7 +46,7 @@ def empty_result(
     settings: BenchmarkSettings,
     identity: ServerIdentity,
 ) -> BenchmarkResult:
-    """The result before anything is measured."""
+    """Return the result before anything is measured."""
     return BenchmarkResult(
         model=identity.model,
         precision=identity.precision,
@@ -65,7 +65,7 @@ def empty_result(
 
 
 def protocol(interface: Interface, workload: WorkloadSettings, settings: BenchmarkSettings) -> dict[str, Any]:
-    """How it was measured, as far as numbers depend on it."""
+    """Describe how it was measured, as far as the numbers depend on it."""
     whole = is_whole(workload, settings)
     keys = ("streaming", "warmup_s", "warmup_requests", "duration_s", "num_requests", "min_requests", "timeout_s")
     exact = f"{interface.stop_input} forbids to stop before" if interface.stop_input else "the model may stop before"
@@ -85,5 +85,5 @@ def protocol(interface: Interface, workload: WorkloadSettings, settings: Benchma
 
 
 def _warms(settings: BenchmarkSettings) -> bool:
-    """Whether users have been sending before a steady window begins."""
+    """Return whether users are already sending before a steady window begins."""
     return bool(settings.warmup_s or settings.warmup_requests)

@@ -1,4 +1,4 @@
-"""The entry: measure one server under every level of load."""
+"""Measure one server under every level of load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerTarget:
     Attributes:
         url: host:port of its gRPC.
         model_name: model to ask, e.g. "ensemble".
-        metrics_url: its Prometheus page, None when there is none.
+        metrics_url: its Prometheus page, or None.
     """
 
     url: str
@@ -58,16 +58,17 @@ def run_benchmark(
 
     Args:
         target: the server.
-        workload: what is asked.
-        settings: how it is measured.
+        workload: requests to send.
+        settings: of the measurement.
         tokenizer_dir: folder with the model's tokenizer.json.
-        identity: what the server is.
+        identity: of the server.
         out_dir: an existing folder.
-        note: told one line about each finished level, e.g. `pipelines.host.screen.say`.
-        view: makes what is shown while a level runs.
+        note: called with one line per finished level, e.g. `pipelines.host.screen.say`.
+        view: makes the live view of a level.
 
     Returns:
-        the result; `complete` is False when it was interrupted (Ctrl-C) or the server died, and holds all until then.
+        the result; if it was interrupted (Ctrl-C) or the server died, `complete` is False and the result holds
+        everything until then.
 
     Raises:
         UserError: contradicting settings, no server, unknown model, a model without the interface, no tokenizer, or a
@@ -91,7 +92,7 @@ def run_benchmark(
 def _measure(
     bench: BenchmarkContext, result: BenchmarkResult, out_dir: Path, note: Callable[[str], None]
 ) -> BenchmarkResult:
-    """All levels, the result written after each."""
+    """Measure all levels, writing the result after each."""
     for load in loads(bench.workload, bench.settings):
         try:
             outcome = run_level(bench, load, _title(load))
@@ -131,7 +132,7 @@ def _level(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome, s
 
 
 def _tokens_per_response(outcome: LevelOutcome) -> float | None:
-    """Above 1 when the server sends several tokens at once; gaps are between responses then. None without streaming."""
+    """Return the mean tokens per response; above 1, gaps are between responses, not tokens. None without streaming."""
     streamed = [timing for timing in outcome.timings if timing.ok and timing.chunk_ns]
     responses = sum(len(timing.chunk_ns) for timing in streamed)
     return sum(timing.osl for timing in streamed) / responses if responses else None
@@ -144,25 +145,25 @@ def _notes(bench: BenchmarkContext, load: PlannedLevel, outcome: LevelOutcome) -
         notes.append(grown)
     notes += [f"First error of kind {kind}: {text[:200]}" for kind, text in sorted(outcome.messages.items())]
     if not all(report.distinct for report in outcome.reports):
-        notes.append("Prompts were used more than once; a server that reuses KV blocks gains by it (workload.prompts).")
+        notes.append("Prompts were repeated, which favours a server that reuses KV blocks (workload.prompts).")
     done = [timing for timing in outcome.timings if timing.ok]
     if bench.workload.ignore_eos and not bench.interface.stop_input:
-        notes.append("The model has no input that keeps it from stopping early: output lengths are its own.")
+        notes.append("The model has no input that prevents it from stopping early, so output lengths vary.")
     if not done:
         notes.append("No request finished.")
     return notes
 
 
 def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
-    """A load of which every request was refused measures nothing; say why at once.
+    """Refuse a load without a single finished request: it measures nothing.
 
     Raises:
-        UserError: not one request finished and the server said why.
+        UserError: no request finished, and the server gave a reason.
     """
     if outcome.reason not in ("", REFUSED) or not outcome.timings or any(timing.ok for timing in outcome.timings):
         return
-    kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it did not say why"))
-    todo = "Look at workload.isl and workload.osl against the engine's max_input_len and max_seq_len."
+    kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it gave no reason"))
+    todo = "Compare workload.isl and workload.osl with the engine's max_input_len and max_seq_len."
     raise UserError(
         f"All {len(outcome.timings)} requests at {_title(load)} failed ({kind}): {text[:300].rstrip('.')}.",
         todo=todo if kind == "invalid" else "See the server's log.",
@@ -170,7 +171,7 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
 
 
 def _title(load: PlannedLevel) -> str:
-    """As `Level.load`."""
+    """Describe the load, as `Level.load` does."""
     if load.concurrency is not None:
         return f"concurrency {load.concurrency}"
     if load.request_rate is not None:

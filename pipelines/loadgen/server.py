@@ -1,4 +1,4 @@
-"""The server's side of a benchmark: what it offers, what it counted, what it is. All over Triton's gRPC interface."""
+"""Query the server through Triton's gRPC interface: its models, statistics and versions."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Server:
         self._client.close()
 
     def is_live(self) -> bool:
-        """Whether it answers."""
+        """Return whether the server responds."""
         try:
             return bool(self._client.is_server_live(client_timeout=_TIMEOUT_S))
         except InferenceServerException:
             return False
 
     def describe(self, model_name: str, *, streaming: bool) -> Interface:
-        """Make sure that a model can be asked, and how.
+        """Check that a model can be benchmarked, and return its interface.
 
         Raises:
-            UserError: nothing answers, no such model, not ready, not this interface, or streaming is not possible.
+            UserError: no server responds, or the model is missing, not ready, has another interface or cannot stream.
         """
         if not self.is_live():
             raise UserError(
-                f"No Triton server answers at {self.url} (gRPC).",
-                todo="Look at benchmark.url: it is the gRPC port, 8001 as a rule, not HTTP's 8000.",
+                f"No Triton server responds at {self.url} (gRPC).",
+                todo="Check benchmark.url: it must name the gRPC port, usually 8001, not HTTP's 8000.",
             )
         with self._faults():
             self._check_model(model_name)
@@ -61,7 +61,7 @@ class Server:
         return interface
 
     def facts(self, model_name: str) -> dict[str, Any]:
-        """Versions and names, for the result."""
+        """Return versions and names, for the result."""
         with self._faults():
             about = self._client.get_server_metadata(client_timeout=_TIMEOUT_S)
             models = self._client.get_model_repository_index(client_timeout=_TIMEOUT_S).models
@@ -75,7 +75,7 @@ class Server:
         }
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Cumulative statistics per model: counts and ns; empty when the server does not say (it may have died)."""
+        """Return cumulative statistics per model: counts and ns; empty if the server does not respond."""
         try:
             answer = self._client.get_inference_statistics(client_timeout=_TIMEOUT_S)
         except InferenceServerException:
@@ -92,13 +92,13 @@ class Server:
             raise UserError(f"Model '{name}' on {self.url} is not ready: {state}{why}.", todo="See the server's log.")
         known = ", ".join(sorted(index)) or "none"
         raise UserError(
-            f"benchmark.model_name='{name}' is not a model of the server at {self.url}.",
+            f"benchmark.model_name='{name}' is not a model on the server at {self.url}.",
             allowed=f"It has {known}.",
             todo=did_you_mean(name, index),
         )
 
     def _any_step_decoupled(self, config: Any) -> bool:
-        """An ensemble is decoupled when one of its models is; its own configuration does not say so."""
+        """Return whether any model of an ensemble is decoupled, which its own configuration does not state."""
         for step in config.ensemble_scheduling.step:
             inner = self._client.get_model_config(step.model_name, client_timeout=_TIMEOUT_S).config
             if inner.model_transaction_policy.decoupled:
@@ -106,7 +106,7 @@ class Server:
         return False
 
     def _adds_special_tokens(self) -> bool:
-        """What the model `preprocessing` is set to; its default is to add them."""
+        """Return whether the model `preprocessing` adds special tokens; by default it does."""
         try:
             config = self._client.get_model_config("preprocessing", client_timeout=_TIMEOUT_S).config
         except InferenceServerException:
@@ -126,8 +126,8 @@ def _check_interface(interface: Interface, streaming: bool, required: list[str])
     name = interface.model_name
     if missing := [key for key in _NEEDED if key not in interface.inputs]:
         raise UserError(
-            f"Model '{name}' does not know the input '{missing[0]}'.",
-            allowed=f"The load generator asks models with {' and '.join(_NEEDED)}; this one has "
+            f"Model '{name}' has no input '{missing[0]}'.",
+            allowed=f"The load generator needs the inputs {' and '.join(_NEEDED)}; this model has "
             f"{', '.join(sorted(interface.inputs)) or 'no inputs'}.",
             todo="Set benchmark.model_name to ensemble or tensorrt_llm_bls.",
         )
@@ -140,7 +140,7 @@ def _check_interface(interface: Interface, streaming: bool, required: list[str])
     if streaming and not interface.decoupled:
         raise UserError(
             f"Model '{name}' is not decoupled, so it sends one response per request and cannot stream.",
-            todo="Add benchmark.streaming=false, or make the repository with decoupled mode.",
+            todo="Add benchmark.streaming=false, or write the repository with decoupled mode.",
         )
 
 
@@ -156,7 +156,7 @@ def _row(model: Any) -> dict[str, int]:
 def statistics_between(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, float]]:
-    """What each model did between two readings: counts, and mean seconds per request in queue and compute."""
+    """Return each model's statistics between two readings: counts, mean seconds per request in queue and compute."""
     found = {}
     for name, late in after.items():
         early = before.get(name, {})

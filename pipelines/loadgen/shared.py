@@ -1,4 +1,4 @@
-"""What client processes and the one that directs them share while a level runs: a block of counters, and the jobs."""
+"""State shared by the client processes and the process that directs them: a block of counters, and the jobs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ WIDTH = len(_FIELDS)
 
 
 class SharedCounters:
-    """Counters of all client processes, written by each without locks in its own row, and the time to stop at."""
+    """Counters of all client processes, each writing its own row without locks, and the time to stop."""
 
     def __init__(self, processes: int) -> None:
         self.cells: Any = RawArray("q", 1 + processes * WIDTH)
 
     def clear(self) -> None:
-        """Before a level."""
+        """Reset the counters before a level."""
         for index in range(len(self.cells)):
             self.cells[index] = 0
 
     def stop_at(self, stamp_ns: int) -> None:
-        """No request is sent after this, ns on CLOCK_MONOTONIC."""
+        """Set the time after which no request is sent, ns on CLOCK_MONOTONIC."""
         self.cells[0] = stamp_ns
 
     def total(self, column: int) -> int:
-        """Sum over the processes."""
+        """Return the sum over the processes."""
         return int(sum(self.cells[1 + column :: WIDTH]))
 
     def latest(self, column: int) -> int:
-        """Maximum over the processes."""
+        """Return the maximum over the processes."""
         return int(max(self.cells[1 + column :: WIDTH]))
 
 
@@ -46,17 +46,17 @@ class ClientJob:
     Attributes:
         url: host:port of the server.
         interface: of the model.
-        streaming: stamp every response.
-        ignore_eos: lengths are exact.
+        streaming: whether to stamp every response.
+        ignore_eos: whether output lengths are exact.
         timeout_ns: per request.
-        id_base: request ids are this plus index + 1, so that no two clients of a server use the same.
+        id_base: request ids are this plus index + 1, so that no two clients of a server use the same ids.
         first_index: index of its first request; the next ones follow in steps of `step`.
         step: number of processes.
         users: closed loop: requests kept in flight.
-        think_ns: closed loop: pause between answer and next request.
-        limit: closed loop: requests to send at most; None is until told to stop.
-        pool: closed loop: what is asked.
-        schedule: open loop: due times from the start of the level, and what is asked.
+        think_ns: closed loop: pause between a response and the next request.
+        limit: closed loop: maximum number of requests; None means until told to stop.
+        pool: closed loop: conversations to draw from.
+        schedule: open loop: due times from the start of the level, and the requests.
         mean_gap_ns: open loop: expected between two of them.
     """
 
@@ -78,16 +78,16 @@ class ClientJob:
 
 @dataclass(frozen=True, slots=True)
 class ClientReport:
-    """What one process did with its job.
+    """Report of one process on its job.
 
     Attributes:
         rows: one per request, stamps on CLOCK_MONOTONIC.
-        messages: what the server said, one example per kind of error.
+        messages: of the server, one example per kind of error.
         loop_lag_ns: how late the event loop came back from short sleeps.
-        cpu_share: CPU seconds / seconds, the deliberate waiting of the pacer not counted.
+        cpu_share: CPU seconds / seconds, without the pacer's deliberate spinning.
         cpu: number of the CPU it last ran on.
-        distinct: it never had to ask the same twice.
-        nice: its scheduling priority; -10 where the system let it go before a server on the same CPUs.
+        distinct: whether no request was repeated.
+        nice: its scheduling priority; -10 if the system let it run ahead of a server on the same CPUs.
     """
 
     rows: list[Row]

@@ -10,7 +10,7 @@ from pipelines.host.screen import table, width, wrapped
 
 
 def benchmark_table(result: BenchmarkResult) -> str:
-    """One row per level, times in ms; below it what qualifies the numbers."""
+    """Render one row per level, times in ms, and below it notes that qualify the numbers."""
     summaries = [level.summary for level in result.levels]
     columns = [each for each in TERMINAL if not each.metric.optional or any(each.of(s) is not None for s in summaries)]
     marks: dict[str, str] = {}
@@ -26,7 +26,7 @@ def benchmark_table(result: BenchmarkResult) -> str:
 
 
 def level_line(level: Level) -> str:
-    """One level in one line, for when it has just finished."""
+    """Render one level on one line, for when it has just finished."""
     parts = [f"{level.load}:"]
     for figure in PROGRESS:
         value, metric = figure.shown(figure.of(level.summary)), figure.metric
@@ -46,20 +46,20 @@ def _heading(result: BenchmarkResult) -> str:
 
 
 def _load_name(result: BenchmarkResult) -> str:
-    """Head of the first column."""
+    """Return the heading of the first column."""
     arrival = str(result.workload.get("arrival"))
     return {"closed": "concurrency", "burst": "load", "trace": "load"}.get(arrival, arrival)
 
 
 def _load(level: Level) -> str:
-    """In a word: `16`, `4/s`, `burst`."""
+    """Return the load as one word: `16`, `4/s`, `burst`."""
     if level.concurrency is not None:
         return str(level.concurrency)
     return level.arrival if level.request_rate is None else f"{level.request_rate:g}/s"
 
 
 def _headings(columns: Sequence[MetricStatistic]) -> Iterable[str]:
-    """The metric is named once where several of its statistics follow each other."""
+    """Render the headings; a metric is named once if several of its statistics follow each other."""
     for before, figure in zip((None, *columns), columns, strict=False):
         yield figure.statistic if before is not None and before.metric is figure.metric else figure.narrow
 
@@ -77,7 +77,7 @@ def _row(level: Level, columns: Sequence[MetricStatistic], marks: dict[str, str]
 
 
 def _mark(text: str, marks: dict[str, str]) -> str:
-    """The same text has the same letter everywhere."""
+    """Return the footnote letter of a text; the same text always has the same letter."""
     return marks.setdefault(text, chr(ord("a") + len(marks) % 26))
 
 
@@ -89,7 +89,7 @@ def _limits(result: BenchmarkResult) -> str:
 
 
 def _length(length: object) -> str:
-    """A distribution in a few letters: "128", "lognormal 48+-24", "uniform 32-224"."""
+    """Describe a distribution briefly: "128", "lognormal 48+-24", "uniform 32-224"."""
     if not isinstance(length, dict):
         return str(length)
     kind = str(length.get("distribution"))
@@ -101,5 +101,5 @@ def _length(length: object) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that matter, no exponent."""
+    """Format with three significant digits, without exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""A client process: keeps streams to the server open, sends what it is told when it is told, stamps what comes back."""
+"""A client process: keeps streams to the server open, sends requests when they are due, and stamps the responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.loadgen.shared import WIDTH, ClientJob, ClientReport
 _LAG_PERIOD_S = 0.02
 _SWEEP_S = 0.05
 _RETRY_S = 0.2
-"""Pause of a user after an error, so that a server in trouble is not hammered."""
+"""Pause of a user after an error, so that a struggling server is not hammered."""
 _OPEN_STREAMS = 8
 _NICE = -10
 _SWITCH_S = 5e-4
@@ -36,28 +36,28 @@ _CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 
 def main(pipe: Connection, cells: Any, number: int) -> None:
-    """Serve jobs until the pipe closes; entry of the process.
+    """Serve jobs until the pipe closes; entry point of the process.
 
     Args:
-        pipe: jobs in, reports out. When the other end is gone, so is this process.
+        pipe: jobs in, reports out. The process ends when the other end is gone.
         cells: the shared counters.
         number: of this process, from 0.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that directs
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the directing process
     _prefer()
     # Without it each read takes one more hop between threads: 0.06 ms of every stamp, measured. Read when the first
     # channel is made; versions that have no such thing would say so, hence the silence (failures come as statuses).
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    sys.setswitchinterval(_SWITCH_S)  # gRPC's own thread must not wait 5 ms for ours
+    sys.setswitchinterval(_SWITCH_S)  # gRPC's thread must not wait 5 ms for ours
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _runner()(_Worker(pipe, cells, number).serve())
 
 
 def _prefer() -> None:
-    """Be scheduled before a server that fills the same CPUs, as if on a machine of our own, where we are allowed to.
+    """Raise our priority over a server that fills the same CPUs, as if on a separate machine, if permitted.
 
-    Called before any thread is started: Linux keeps niceness by thread, and new ones inherit it.
+    Call this before starting any thread: Linux keeps niceness per thread, and new threads inherit it.
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
@@ -66,7 +66,7 @@ def _prefer() -> None:
 def _runner() -> Any:
     try:
         import uvloop
-    except ImportError:  # not on every platform; asyncio's own loop is slower, which the health check shows
+    except ImportError:  # not available everywhere; asyncio's own loop is slower, which the health check reveals
         return asyncio.run
     return uvloop.run
 
@@ -90,12 +90,12 @@ class _Worker:
                 self._pipe.send(("report", await self._run(rest[0])))
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for messages in a thread: they are whole objects, which an event loop cannot wait for."""
+        """Wait for messages in a thread: they are pickled objects, which an event loop cannot await."""
         while True:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # whoever directed us is gone; nothing here is worth keeping
+                os._exit(0)  # the directing process is gone, so nothing here is worth keeping
             loop.call_soon_threadsafe(self._receive, message)
 
     def _receive(self, message: tuple[Any, ...]) -> None:
@@ -117,7 +117,7 @@ class _Worker:
             _, start = await self._inbox.get()
             gc.collect()
             gc.freeze()
-            gc.disable()  # a collection stops everything for milliseconds; what it would free fits in memory
+            gc.disable()  # a collection pauses everything for milliseconds, and its garbage fits in memory
             try:
                 return await self._measured(load, start)
             finally:
@@ -137,7 +137,7 @@ class _Worker:
         return ClientReport(self._rows, self._messages, lag, max(share, 0.0), _cpu_number(), load.distinct, os.nice(0))
 
     async def _sweep(self) -> None:
-        """Give up requests that took too long."""
+        """Give up requests that take too long."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             stamp = now()
@@ -146,17 +146,17 @@ class _Worker:
                     stream.give_up("timeout")
 
     def stream(self, stub: Any) -> RequestStream:
-        """A new stream."""
+        """Open a new stream."""
         self._streams.append(stream := RequestStream(stub))
         return stream
 
     def stopped(self) -> bool:
-        """Whether no more requests may be sent."""
+        """Return whether no more requests may be sent."""
         stop = self._cells[0]
         return self._aborted.is_set() or (stop != 0 and now() >= stop)
 
     def sending(self) -> None:
-        """Count a request that leaves."""
+        """Count a request that is being sent."""
         self._cells[self._base + shared.SENT] += 1
 
     def keep(self, row: Row, stream: RequestStream) -> None:
@@ -180,7 +180,7 @@ class _Worker:
 
 
 class _Closed:
-    """Users that send the next request when they have the answer."""
+    """Closed loop: users who send the next request after receiving a response."""
 
     spun_ns = 0
 
@@ -230,7 +230,7 @@ class _Closed:
 
 
 class _Open:
-    """Requests that leave when they are due, whatever the server does."""
+    """Open loop: requests sent when due, whatever the server does."""
 
     distinct = True
 
@@ -271,12 +271,12 @@ class _Open:
 
 
 def build(job: ClientJob, ask: Any) -> Any:
-    """The message of one request of a job."""
+    """Build the message of one request of a job."""
     return build_request(job.interface, ask, streaming=job.streaming, ignore_eos=job.ignore_eos)
 
 
 async def _watch_lag(lag: list[int]) -> None:
-    """Note how late the loop comes back from short sleeps: stamps may be late by as much."""
+    """Record how late the loop returns from short sleeps: stamps may be late by as much."""
     while True:
         asked = now()
         await asyncio.sleep(_LAG_PERIOD_S)
@@ -284,7 +284,7 @@ async def _watch_lag(lag: list[int]) -> None:
 
 
 def _cpu_number() -> int:
-    """CPU this process last ran on; -1 where the system does not say."""
+    """Return the CPU this process last ran on; -1 if unknown."""
     try:
         with open("/proc/self/stat") as file:  # noqa: PTH123 - a path object brings nothing here
             return int(file.read().rpartition(")")[2].split()[36])

@@ -1,4 +1,4 @@
-"""Accuracy of a night: against the limit that was pinned, and question by question against the nights before."""
+"""Judge the accuracy of a night: against a pinned limit, and question by question against earlier nights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
 def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Regression]:
-    """More loss than the format may have, and chance does not explain it."""
+    """Find a loss above the format's limit that chance does not explain."""
     found = record.accuracy
     limits = expect.accuracy_loss_percent
     limit = limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
@@ -25,12 +25,12 @@ def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Regression]:
 
 
 def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float) -> list[Regression]:
-    """Fewer right answers to the same questions than on the best night before, paired question by question.
+    """Find a significant loss of right answers against the best earlier night, paired question by question.
 
     Args:
         nights: of one cell since its accuracy was last expected to change, oldest first; the last one is judged.
-        settings: with the loss that is let pass.
-        chance: below which a loss is no accident.
+        settings: with the tolerated loss.
+        chance: probability below which a loss counts as real.
     """
     floor = settings.expect.floor_percent.get("accuracy")
     last = nights[-1].accuracy
@@ -67,7 +67,7 @@ def _fell(best: Record, night: Record, floor: float, chance: float) -> bool:
 
 
 def _paired(best: Record, night: Record) -> tuple[int, int]:
-    """(questions lost, questions gained) from one night to another."""
+    """Count (questions lost, questions gained) from one night to another."""
     before, after = (_answers(record.accuracy) for record in (best, night))
     return (
         sum(a and not b for a, b in zip(before, after, strict=True)),

@@ -1,8 +1,8 @@
-"""One measurement of one cell, a process of its own: `python -m pipelines.nightly.cell RESULT SINCE key=value ...`.
+"""Measure one cell in its own process: `python -m pipelines.nightly.cell RESULT SINCE key=value ...`.
 
-A crash of native code, or the system that ends a process when memory runs out, ends this process and not the night.
-RESULT is written when the cell is done: what it gave ("facts", "loads"), or why there is nothing ("not possible" when
-the plan refuses the combination, else "failed"). SINCE is when the run began, an ISO time.
+A crash in native code, or the kernel running out of memory, ends this process and not the night. RESULT is written when
+the cell ends: what it measured ("facts", "loads"), or why there is nothing ("not possible" if the plan refuses the
+combination, else "failed"). SINCE is the ISO time at which the run began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run everything for one cell.
 
     Returns:
-        0 when the result holds numbers, 1 when it holds the reason why not.
+        0 if the result holds numbers, 1 if it holds the reason why not.
     """
     result, since, overrides = Path(arguments[0]), datetime.fromisoformat(arguments[1]), list(arguments[2:])
     signal.signal(signal.SIGTERM, _terminate)
@@ -66,7 +66,7 @@ def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """When the night is killed, the cell unwinds as after Ctrl-C and takes its server along."""
+    """Let the cell unwind as after Ctrl-C, and stop its server, when the night is killed."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""What differs between the last good night and the first bad one."""
+"""Compare the last good night with the first bad one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.nightly.record import Record
 
 
 def changes(history: History, before: Record, after: Record) -> list[str]:
-    """Everything recorded that is not the same: commit, libraries, machine, settings."""
+    """List everything recorded that differs: commit, libraries, machine, settings."""
     found = []
     if before.commit != after.commit:
         found.append(f"commit {before.commit[:12]} -> {after.commit[:12]}")

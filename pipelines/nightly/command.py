@@ -1,6 +1,6 @@
-"""`nightly`: measure the matrix, judge it by its history, write the report, and say what got worse.
+"""The command `nightly`: measure the matrix, judge it by its history, write the report, and say what got worse.
 
-Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could be measured; 2 a fault of the input.
+Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could be measured; 2 a fault in the input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(overrides: Sequence[str]) -> int:
         read = history.read()
         if not read.records:
             raise UserError(
-                f"nightly.history='{settings.nightly.history}' holds no result.",
+                f"nightly.history='{settings.nightly.history}' holds no results.",
                 todo="Measure first (make nightly), or give the folder of a history: nightly.history=/some/folder",
             )
         run_id = read.records[-1].run
@@ -50,7 +50,7 @@ def run(overrides: Sequence[str]) -> int:
 
 
 def words(history: History, verdict: NightVerdict) -> list[str]:
-    """The verdict for a terminal."""
+    """Render the verdict for a terminal."""
     lines = [f"REGRESSION  {line}" for found in verdict.regressions for line in [finding_text(history, found)]]
     lines += [f"FAILED  {cell}: {reason}" for cell, reason in verdict.failures]
     lines.append(headline(verdict))

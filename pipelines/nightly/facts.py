@@ -1,4 +1,4 @@
-"""What a finished cell left in the store -> the fields of its line in the history."""
+"""Turn what a finished cell left in the store into the fields of its line in the history."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LIBRARIES = (
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
 NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor")
-"""Groups that change no number."""
+"""Groups of settings that change no result."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
-"""A load is part of a metric's name, so that adding one keeps the series of the others."""
+"""The load is part of a metric's name, so that adding a load keeps the series of the others."""
 PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
 Artifacts = Mapping[str, Path]
 
 
 def machine_class(machine: Machine) -> str:
-    """What a machine is compared with: its GPUs, or without any its processor and how many cores may be used."""
+    """Return the class of machines to compare with: the GPUs or, without any, the processor and its usable cores."""
     if machine.gpus:
         return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(g.name for g in machine.gpus).items()))
     return f"{_processor()}, {machine.cpu_count} cores"
@@ -48,13 +48,13 @@ def _processor() -> str:
 
 
 def deciding(settings: Settings) -> dict[str, Any]:
-    """All settings that decide the result, flat, for the digest and for naming what changed."""
+    """Return all settings that determine the result, flattened, for the digest and for naming changes."""
     raw = {group: value for group, value in settings.model_dump(mode="json").items() if group not in NOT_DECIDING}
     return flatten(raw)
 
 
 def protocol(settings: Settings) -> dict[str, Any]:
-    """What is asked of the deployment: workload, benchmark, eval."""
+    """Return what is asked of the deployment: workload, benchmark, eval."""
     return {
         key: value
         for key, value in deciding(settings).items()
@@ -63,12 +63,12 @@ def protocol(settings: Settings) -> dict[str, Any]:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """Short name of some settings."""
+    """Return a short digest of settings."""
     return fingerprint(values)[:16]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    """Flatten a dictionary: {"a": {"b": 1}} -> {"a.b": 1}."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -76,11 +76,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
-    """Accuracy, sizes, seconds, memory and versions of a cell.
+    """Collect accuracy, sizes, seconds, memory and versions of a cell.
 
     Args:
         artifacts: node id -> folder.
-        since: when the run began: what was made before it was taken from the store and has no seconds of tonight.
+        since: when the run began; artifacts made earlier came from the store and have no duration for tonight.
     """
     manifests = {node: json.loads((path / MANIFEST).read_text()) for node, path in artifacts.items()}
     made = {
@@ -105,7 +105,7 @@ def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
 
 
 def loads(benchmark: Path) -> list[dict[str, Any]]:
-    """Every load of a benchmark artifact, with what it measured."""
+    """List every load of a benchmark artifact with its measurements."""
     result = BenchmarkResult.from_json(json.loads((benchmark / BENCHMARK).read_text()))
     return [_load(level) for level in result.levels]
 
@@ -145,7 +145,7 @@ def _server(server: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
-    """Accuracy, its pairing with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
+    """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
     from eval.paired import compare_pair
     from eval.results import EvalResult
     from pipelines.stages.evaluate import RESULT

@@ -1,7 +1,7 @@
-"""The history: one JSON line per cell and run, only ever appended to.
+"""The history: one JSON line per cell and run, append-only.
 
-A line is written with one call and synced, under a lock, so that writers never mix. A line that `kill -9` tore stays as
-it is: the next writer begins a new line, and readers skip it with a note.
+A line is written with one call and synced, under a lock, so that writers never interleave. A line torn by `kill -9`
+stays as it is: the next writer starts a new line, and readers skip the torn one with a note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class HistoryContents:
-    """What a history holds: its records in the order written, and what was skipped, for people."""
+    """Content of a history: its records in the order written, and notes on what was skipped."""
 
     records: tuple[Record, ...]
     notes: tuple[str, ...]
@@ -33,12 +33,12 @@ class History:
     """The history in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Nothing is made before the first line."""
+        """Remember the folder; nothing is created before the first line."""
         self.folder = folder.absolute()
         self.file = self.folder / FILE
 
     def read(self) -> HistoryContents:
-        """Every readable line."""
+        """Read every readable line."""
         records: list[Record] = []
         notes: list[str] = []
         lines = self.file.read_bytes().split(b"\n") if self.file.is_file() else []
@@ -49,11 +49,11 @@ class History:
                 except (ValueError, AttributeError) as error:
                     torn = not line.endswith(b"}")
                     why = "was torn when its writer was killed" if torn else f"cannot be read: {error}"
-                    notes.append(f"Line {number} of {FILE} {why}; it is skipped.")
+                    notes.append(f"Line {number} of {FILE} {why} and was skipped.")
         return HistoryContents(tuple(records), tuple(notes))
 
     def append(self, record: Record) -> None:
-        """Add one line; when this returns it survives a crash.
+        """Append one line; once this returns, the line survives a crash.
 
         Raises:
             UserError: the folder cannot be written.
@@ -70,7 +70,7 @@ class History:
                 os.close(handle)
 
     def keep_settings(self, digest: str, settings: Mapping[str, Any]) -> None:
-        """Keep the settings behind a digest once, so that later a change can be named."""
+        """Store the settings behind a digest once, so that a later change can be named."""
         place = self._settings(digest)
         if not place.is_file():
             with self._writing():
@@ -78,7 +78,7 @@ class History:
                 write_json(place, settings)
 
     def settings(self, digest: str) -> dict[str, Any] | None:
-        """The settings behind a digest; None when they are not there."""
+        """Return the settings behind a digest, or None if they are missing."""
         try:
             found: dict[str, Any] = json.loads(self._settings(digest).read_text())
         except (OSError, ValueError):
@@ -87,7 +87,7 @@ class History:
 
     @contextmanager
     def only_run(self, host: str) -> Iterator[None]:
-        """Hold the only right to measure on this host: two runs at once would measure each other.
+        """Hold an exclusive lock for measuring on this host: two runs at once would measure each other.
 
         Raises:
             UserError: another run holds it.
@@ -101,7 +101,7 @@ class History:
             except Timeout:
                 raise UserError(
                     f"Another nightly run measures on {host} with the history {self.folder}.",
-                    todo="Wait until it has ended: two at once would measure each other.",
+                    todo="Wait until it ends: two at once would measure each other.",
                 ) from None
         try:
             yield

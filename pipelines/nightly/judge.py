@@ -1,17 +1,17 @@
-"""Is tonight worse than before? A series of nights judged against its own noise. Pure; see docs/nightly.md.
+"""Judge whether tonight is worse than before, against the noise of the series itself. Pure; see docs/nightly.md.
 
-Values are compared as logarithms, because noise of rates and latencies is relative: doubled and halved weigh the same.
-Nights before are summed up by their median `m` and standard deviation `s`. If nothing changed, the mean of `k` nights
-to come is about Student-t distributed around `m` with scale `s * sqrt(1/k + pi/2n)` (a median of n varies by pi/2n). A
-night is worse when it lies beyond the quantile that chance passes once in so many runs, and by more than a floor below
-which nobody cares. Two questions are asked:
+Values are compared as logarithms, because the noise of rates and latencies is relative: doubling and halving weigh the
+same. Earlier nights are summarized by their median `m` and standard deviation `s`. If nothing changed, the mean of `k`
+future nights follows roughly Student's t around `m` with scale `s * sqrt(1/k + pi/2n)` (the median of n values has
+variance pi/2n). A night is worse if it lies beyond the quantile that matches the configured rate of false alarms, and
+by more than a floor below which a change does not matter. Two tests are made:
 
 * jump: is tonight alone (k = 1) beyond the limit?
-* shift: are the last four nights (k = 4) together, and each of them by at least half of the limit? That finds what is
-  smaller than one night's noise, and a single slow night never answers it.
+* shift: are the last four nights (k = 4) together beyond their limit, and each of them beyond half of it? This finds
+  changes smaller than the noise of one night, and a single slow night cannot trigger it.
 
-A night that is worse does not become part of what later nights are compared with, so a regression stays one until it is
-repaired or accepted. After a lasting gain only the nights since then count, so losing it again is found.
+A worse night does not become part of what later nights are compared with, so a regression stays one until it is
+repaired or accepted. After a lasting gain only the nights since then count, so losing the gain is found.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ State = Literal["learning", "level", "worse", "better", "no value"]
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """What counts as a change.
+    """Rule for what counts as a change.
 
     Attributes:
-        higher_is_better: throughput; False for latency, size and seconds.
-        floor: relative change that is never worth a word, e.g. 0.05.
-        chance: probability that one question about an unchanged series is answered "worse".
-        window: nights before that are looked at, at most.
-        least: nights before that are needed; with fewer the noise is not known.
+        higher_is_better: True for throughput; False for latency, size and seconds.
+        floor: relative change that never counts, e.g. 0.05.
+        chance: probability that one test of an unchanged series says "worse".
+        window: how many earlier nights are considered at most.
+        least: how many earlier nights are needed; with fewer, the noise is unknown.
     """
 
     higher_is_better: bool
@@ -51,10 +51,10 @@ class JudgedNight:
     """One night of a series.
 
     Attributes:
-        state: "learning" while there are too few nights before.
-        before: median of the nights before; None while learning.
+        state: "learning" while there are too few earlier nights.
+        before: median of the earlier nights; None while learning.
         limit: value beyond which one night is worse; None while learning.
-        since: index of the first night of the stretch that is worse; None when this night is not.
+        since: index of the first night of the worse stretch; None if this night is not worse.
     """
 
     state: State
@@ -66,19 +66,19 @@ class JudgedNight:
 def replay(
     values: Sequence[float | None], rule: ChangeRule, restarts: frozenset[int] = frozenset()
 ) -> list[JudgedNight]:
-    """Judge every night by those before it.
+    """Judge every night by the nights before it.
 
     Args:
-        values: one per night, oldest first; None or 0 where nothing could be measured.
-        rule: what counts.
-        restarts: indices of nights from which on the level was accepted: what was before no longer counts.
+        values: one per night, oldest first; None or 0 if nothing could be measured.
+        rule: for what counts as a change.
+        restarts: indices of nights from which a new level was accepted; earlier nights no longer count.
 
     Returns:
         one entry per night.
     """
     sign = -1.0 if rule.higher_is_better else 1.0
     badness = [sign * math.log(value) if value else None for value in values]
-    good: list[int] = []  # nights that later ones are compared with
+    good: list[int] = []  # nights that later nights are compared with
     found: list[JudgedNight] = []
     start, since = 0, None
     for night, value in enumerate(badness):
@@ -103,7 +103,7 @@ def replay(
 def _judge(
     badness: Sequence[float | None], good: list[int], recent: list[int], rule: ChangeRule
 ) -> tuple[State, int, float | None, float]:
-    """(state, first night of the change or tonight, centre, limit of a single night)."""
+    """Return (state, first night of the change or tonight, centre, limit of a single night)."""
     night = recent[-1]
     known = [value for i in good if (value := badness[i]) is not None]
     if len(known) < rule.least:
@@ -125,7 +125,7 @@ def _judge(
 
 
 def _limit(known: Sequence[float], nights: int, rule: ChangeRule) -> float:
-    """How far the mean of `nights` nights may lie from the median of the known ones; natural logarithm of a ratio."""
+    """Return how far the mean of `nights` nights may lie from the known median, as the natural logarithm of a ratio."""
     n = len(known)
     noise = statistics.stdev(known) * math.sqrt(1 / nights + math.pi / 2 / n)
     return max(math.log1p(rule.floor), quantile(n - 1, rule.chance) * noise)
@@ -133,7 +133,7 @@ def _limit(known: Sequence[float], nights: int, rule: ChangeRule) -> float:
 
 @cache
 def quantile(freedom: int, chance: float) -> float:
-    """Value that Student's t with so many degrees of freedom exceeds with this probability."""
+    """Return the value that Student's t exceeds with this probability."""
     from scipy.stats import t
 
     return float(t.isf(chance, freedom))

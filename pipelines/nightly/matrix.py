@@ -1,4 +1,4 @@
-"""Settings and a user's overrides -> the cells of a run."""
+"""Expand settings and the user's overrides into the cells of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pipelines.settings.nightly import NightlySettings
 from pipelines.store.store import fingerprint
 
 OWN = ("nightly",)
-"""Overrides of the run itself."""
+"""Overrides that apply to the run itself."""
 PLACES = ("paths", "report")
-"""Overrides of the run and of every cell."""
+"""Overrides that apply to the run and to every cell."""
 NOT_ASKED = (*PLACES, "workload", "benchmark", "eval")
-"""What a series is not told apart by: places, and the questions, which are compared one by one."""
+"""Overrides that do not separate series: folders, and the questions, which are compared one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class NightlyCell:
     """One combination.
 
     Attributes:
-        name: for people: values of the axes.
-        overrides: everything that makes it, as on the command line.
-        key: of what was asked for; the same next night, whatever the defaults then are.
+        name: values of the axes, for display.
+        overrides: complete, as on the command line.
+        key: of what was requested; the same on every night, even if defaults change.
     """
 
     name: str
@@ -36,17 +36,17 @@ class NightlyCell:
 
 
 def own_overrides(overrides: Sequence[str]) -> list[str]:
-    """Those that decide the run: the matrix, and where things are kept."""
+    """Return the overrides that concern the run: the matrix, and where things are kept."""
     return [text for text in overrides if _key(text).split(".")[0] in (*OWN, *PLACES)]
 
 
 def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCell]:
-    """All cells in the order they run: the last axis varies first.
+    """List all cells in the order they run; the last axis varies fastest.
 
     Args:
         settings: the matrix.
         overrides: of the command line. One that names an axis, or gives a list of values, replaces that axis; the
-            others hold for every cell, and win over what the matrix sets.
+            others apply to every cell and take precedence over the matrix.
 
     Raises:
         UserError: an override cannot be read, or there is no axis.
@@ -90,7 +90,7 @@ def _key(text: str) -> str:
 
 
 def _values(text: str) -> list[str]:
-    """The values of `key=a,b`; one value otherwise."""
+    """Return the values of `key=a,b`; a single value otherwise."""
     parsed = parse_override(text)
     if parsed.is_sweep_override():
         return [str(value) for value in parsed.sweep_string_iterator()]

@@ -1,4 +1,4 @@
-"""Measures the cells of a run one after another; each leaves its line in the history before the next begins."""
+"""Measure the cells of a run one after another; each writes its line in the history before the next begins."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from pipelines.settings.root import Settings
 from pipelines.store.store import fingerprint
 
 GRACE_S = 90
-"""How long a cell that is stopped may take to drain its server."""
+"""How long a stopped cell may take to drain its server."""
 RESUMED = timedelta(hours=18)
-"""A run that began longer ago is not gone on with: tonight's results would be of two nights."""
+"""An older run is not resumed: its results would mix two nights."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Night:
 
     Attributes:
         run: id, sortable by time.
-        since: when it began.
+        since: when the run began.
         settings: of the run itself.
         history: where lines go.
         machine: facts of this machine.
-        machine_class: what results are compared within.
+        machine_class: results are compared only within this class.
         commit: of this project.
-        store: where this run's artifacts lie.
+        store: folder of this run's artifacts.
         logs: folder of the cells' logs.
     """
 
@@ -74,7 +74,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
 
     Raises:
         UserError: a cell's configuration is wrong, or another run measures on this host.
-        KeyboardInterrupt: it was told to stop; the same command goes on from there.
+        KeyboardInterrupt: it was told to stop; the same command resumes from there.
     """
     configured = _configured(cells)
     history = History(settings.nightly.history)
@@ -83,7 +83,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
         night = _begin(settings, cells, history, host)
         done = {record.key for record in history.read().records if record.run == night.run}
         if done:
-            say(f"going on with run {night.run}: {len(done)} of {len(cells)} cells are done")
+            say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
         for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
             if cell.key in done:
                 continue
@@ -97,7 +97,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
 
 
 def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
-    """Every cell's settings, so that a wrong word is found before the night begins."""
+    """Compose every cell's settings, so that a wrong override is found before the night begins."""
     faults: list[Fault] = []
     found = []
     for cell in cells:
@@ -113,7 +113,7 @@ def _state(history: History, host: str) -> Path:
 
 
 def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, host: str) -> Night:
-    """Go on with a run that was stopped when nothing differs, else begin a new one."""
+    """Resume a stopped run if nothing has changed, else begin a new one."""
     machine, commit = gather(), git_commit()
     kind = facts.machine_class(machine)
     plan = fingerprint([[cell.key, cell.overrides] for cell in cells] + [commit, kind])
@@ -125,7 +125,7 @@ def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, h
     now = datetime.now(UTC).replace(microsecond=0)
     if state.get("plan") != plan or now - datetime.fromisoformat(state["since"]) > RESUMED:
         if state:
-            say(f"run {state['run']} was stopped and is not gone on with: other cells, commit or machine, or too old")
+            say(f"run {state['run']} was stopped and is not resumed: other cells, commit or machine, or too old")
         state = {"plan": plan, "run": f"{now:%Y%m%dT%H%M%SZ}-{host}-{os.getpid()}", "since": now.isoformat()}
         write_json(place, state)
     root = settings.paths.store.absolute()
@@ -137,11 +137,11 @@ def _begin(settings: Settings, cells: Sequence[NightlyCell], history: History, h
 
 
 def fresh_store(store: Path, root: Path) -> Path:
-    """An empty store of one run beside those of the runs before on this host, which are removed.
+    """Create an empty store for one run, and remove the stores of earlier runs on this host.
 
     Args:
-        store: where it goes; when it is there the run goes on.
-        root: the usual store; downloads and timing caches are shared with it.
+        store: folder to create; if it exists, the run is resumed.
+        root: the usual store, with which downloads and timing caches are shared.
     """
     import shutil
 
@@ -158,7 +158,7 @@ def fresh_store(store: Path, root: Path) -> Path:
 
 
 def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: int) -> Record:
-    """Plan, measure, and measure again what looks worse."""
+    """Plan and measure a cell, and measure it again if it looks worse."""
     values = facts.deciding(own)
     digest = facts.digest(values)
     night.history.keep_settings(digest, values)
@@ -198,7 +198,7 @@ def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count:
     for _ in range(night.settings.nightly.confirmations):
         if not is_suspect(before, record, night.settings.nightly, count):
             break
-        say("  looks worse than before; measured again")
+        say("  looks worse than before; measuring again")
         again = _child(night, cell, log)
         if "loads" not in again:
             return replace(record, status="failed", reason=f"measured again: {next(iter(again.values()))}")
@@ -207,10 +207,10 @@ def _measured(night: Night, cell: NightlyCell, record: Record, log: Path, count:
 
 
 def _child(night: Night, cell: NightlyCell, log: Path) -> dict[str, Any]:
-    """Run one measurement as a process of its own.
+    """Run one measurement in its own process.
 
     Returns:
-        what `pipelines.nightly.cell` found, or {"failed": reason} when it found no time to say so.
+        the result of `pipelines.nightly.cell`, or {"failed": reason} if it ended without writing one.
     """
     timeout_s = night.settings.nightly.timeout_s
     result = log.with_suffix(".json")
@@ -246,7 +246,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def summary(record: Record) -> str:
-    """What became of a cell, in one line."""
+    """Summarize the outcome of a cell in one line."""
     if record.status != "done":
         return f"{record.status}: {record.reason}"
     best = max(record.measurements[-1], key=lambda load: float(load["output_tokens_per_s"]))

@@ -1,4 +1,4 @@
-"""One line of the history: what one cell gave in one run. Facts only; what they mean is judged when they are read.
+"""One line of the history: the results of one cell in one run. Facts only; they are judged when read.
 
 Units: seconds, bytes, tokens; shares 0..1. Schema 1.
 """
@@ -23,28 +23,28 @@ class Record:
 
     Attributes:
         run: id of the run, sortable by time.
-        at: ISO time, UTC, when the cell was finished.
+        at: ISO time, UTC, at which the cell finished.
         cell: name, e.g. "tiny_gemma fp8 fixed".
-        key: of what was asked for: axes and overrides that decide the deployment; equal means the same series.
-        machine_class: GPUs, or processor and number of its cores; only runs on the same class are compared.
-        status: "done", "failed", or "not possible" where the plan's rules refuse the combination.
-        reason: why not "done".
-        commit: of this project; "+changes" when the work tree differed.
+        key: of the axes and overrides that determine the deployment; equal keys form one series.
+        machine_class: GPUs, or processor and its number of cores; only runs on the same class are compared.
+        status: "done", "failed", or "not possible" if the plan refuses the combination.
+        reason: why it is not "done".
+        commit: of this project, with "+changes" if the work tree differed.
         overrides: of the cell, as on the command line.
         model: label.
-        precision: compression in one word.
-        engine: flavour that executed it.
+        precision: compression as one word.
+        engine: that executed it.
         tp_size: tensor parallel ranks of the running engine.
-        protocol: settings of workload, benchmark and eval, flat: what was asked. Only equal questions are compared.
-        settings_digest: of all settings that decide the result; the settings lie beside the history.
+        protocol: settings of workload, benchmark and eval, flattened. Only equal protocols are compared.
+        settings_digest: of all settings that determine the result; the settings are stored beside the history.
         machine: facts of the machine.
         versions: of the libraries, driver and server.
         accuracy: task, questions, share right, loss against the baseline with its statistics, per subject, and every
             answer as a bit (`right`, base64) so that nights can be paired question by question.
-        measurements: one benchmark each, a list of loads with ISL, OSL, rates, percentiles and errors; more than one
-            when the first looked worse and was repeated.
+        measurements: one per benchmark, each a list of loads with ISL, OSL, rates, percentiles and errors; more than
+            one if the first looked worse and was repeated.
         sizes: bytes of checkpoint and engine.
-        seconds: of the stages that this run made; what was taken from the store is not there.
+        seconds: of the stages that this run executed, without those taken from the store.
         peak_memory_bytes: of the same stages.
         log: of the cell, relative to the current folder of the run.
         schema: of this line.
@@ -76,7 +76,7 @@ class Record:
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the record as plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -84,7 +84,7 @@ class Record:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: it is of another schema, or a field is missing or unknown.
+            ValueError: it has another schema, or a field is missing or unknown.
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"has schema {data.get('schema')!r}; this version reads {SCHEMA}")
@@ -96,10 +96,10 @@ class Record:
             raise ValueError(str(error).split("() ")[-1]) from None
 
     def metrics(self) -> dict[str, float]:
-        """Name -> value of everything that can be judged; loads carry theirs in the name.
+        """Map metric names to values for everything that can be judged; the load is part of the name.
 
-        Of repeated measurements the median counts. A load at which the client was the limit or that was cut short has
-        no rates and latencies.
+        For repeated measurements the median counts. A load that was limited by the client or cut short has no rates
+        and latencies.
         """
         found = {"engine_bytes": float(self.sizes["engine_bytes"])} if self.sizes.get("engine_bytes") else {}
         found |= {f"{stage}_s": float(seconds) for stage, seconds in self.seconds.items()}
@@ -115,7 +115,7 @@ class Record:
 
 
 def load_metrics(load: Mapping[str, Any]) -> dict[str, float]:
-    """Rates, latencies and the share of failed requests of one load."""
+    """Return rates, latencies and the share of failed requests of one load."""
     found = {"error_share": float(load["error_share"])}
     if load["client_limited"] or not load["complete"]:
         return found
@@ -127,18 +127,18 @@ def load_metrics(load: Mapping[str, Any]) -> dict[str, float]:
 
 
 def base_name(metric: str) -> str:
-    """Metric without its load: "ttft_p50_s at concurrency 8" -> "ttft_p50_s"."""
+    """Remove the load from a metric's name: "ttft_p50_s at concurrency 8" -> "ttft_p50_s"."""
     return metric.partition(" at ")[0]
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether more of it is better; of what is in no table (seconds and memory of stages) less is."""
+    """Return whether more is better; for metrics outside the table (seconds and memory of stages), less is."""
     figure = FIGURES.get(base_name(metric))
     return figure is not None and figure.metric.better == "higher"
 
 
 def pack_bits(right: Sequence[bool]) -> str:
-    """Answers as bits, most significant first, base64."""
+    """Pack answers as bits, most significant first, in base64."""
     packed = bytearray((len(right) + 7) // 8)
     for place, value in enumerate(right):
         packed[place // 8] |= value << (7 - place % 8)
@@ -146,6 +146,6 @@ def pack_bits(right: Sequence[bool]) -> str:
 
 
 def unpack_bits(text: str, count: int) -> list[bool]:
-    """What `pack_bits` packed."""
+    """Unpack what `pack_bits` packed."""
     packed = base64.b64decode(text)
     return [bool(packed[place // 8] >> (7 - place % 8) & 1) for place in range(count)]

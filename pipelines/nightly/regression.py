@@ -1,4 +1,4 @@
-"""What a night can be found to have: something that is worse than it was or should be."""
+"""A regression: something that is worse than it was, or than it should be."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pipelines.nightly.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Something that is worse than it was or should be.
+    """Something that is worse than it was, or than it should be.
 
     Attributes:
         cell: name.
-        metric: with its load.
-        before: median of the nights before, or the limit that was pinned.
+        metric: including its load.
+        before: median of the earlier nights, or the pinned limit.
         now: tonight's value.
         limit: value beyond which tonight counts as worse.
-        reason: why it counts, for people.
-        first: the first record of the stretch that is worse.
+        reason: why it counts, for messages.
+        first: the first record of the worse stretch.
         last_good: the record before it; None where there is none.
     """
 
@@ -33,5 +33,5 @@ class Regression:
 
     @property
     def change_percent(self) -> float:
-        """Of tonight against before; positive is more."""
+        """Change from before to tonight in percent; positive means more."""
         return 100 * (self.now / self.before - 1) if self.before else float("inf")

@@ -1,4 +1,4 @@
-"""The verdict of a night in sentences, for the terminal and the report."""
+"""The verdict of a night as sentences, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.nightly.verdict import NightVerdict
 
 
 def headline(verdict: NightVerdict) -> str:
-    """The verdict in one sentence."""
+    """Summarize the verdict in one sentence."""
     count = {status: sum(r.status == status for r in verdict.records) for status in ("done", "failed", "not possible")}
     parts = [f"{count['done']} cell{'' if count['done'] == 1 else 's'} measured"]
     parts += [f"{count[status]} {status}" for status in ("failed", "not possible") if count[status]]
@@ -23,7 +23,7 @@ def headline(verdict: NightVerdict) -> str:
 
 
 def finding_text(history: History, found: Regression) -> str:
-    """Cell, metric, before, now, threshold, since which commit, and what changed then."""
+    """Describe a regression: cell, metric, before, now, limit, first bad commit, and what changed with it."""
     text = (
         f"{found.cell}: {found.metric} {shown(found.metric, found.before)} before, "
         f"{shown(found.metric, found.now)} now ({found.change_percent:+.1f} %), "
@@ -34,4 +34,4 @@ def finding_text(history: History, found: Regression) -> str:
         return f"{text}."
     text += f"; last good {found.last_good.commit[:12]} of {found.last_good.at[:10]}."
     different = changes(history, found.last_good, found.first)
-    return f"{text} Changed in between: {'; '.join(different) or 'nothing that is recorded'}."
+    return f"{text} Changed in between: {'; '.join(different) or 'nothing recorded'}."

@@ -1,4 +1,4 @@
-"""Values of metrics as people read them."""
+"""Format the values of metrics for display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.nightly.record import base_name
 
 
 def shown(metric: str, value: float | None) -> str:
-    """A value with its unit."""
+    """Format a value with its unit."""
     base = base_name(metric)
     if value is None:
         return NONE
@@ -26,7 +26,7 @@ def shown(metric: str, value: float | None) -> str:
 
 
 def title(metric: str) -> str:
-    """A metric's name for a plot: "TTFT p50, ms at concurrency 8"."""
+    """Return a metric's name for a plot: "TTFT p50, ms at concurrency 8"."""
     base, _, load = metric.partition(" at ")
     figure = FIGURES.get(base)
     name = figure.title if figure else f"{base.removesuffix('_s')}, s"
@@ -34,7 +34,7 @@ def title(metric: str) -> str:
 
 
 def scale(metric: str) -> float:
-    """Factor from the stored value to the one that `title` names."""
+    """Return the factor from the stored value to the unit in `title`."""
     base = base_name(metric)
     if base.endswith("_bytes"):
         return 1 / 2**20

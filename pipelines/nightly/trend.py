@@ -1,4 +1,4 @@
-"""Verdict and history -> the trend report, in the blocks that every report is made of."""
+"""Build the trend report from verdict and history, in the blocks that every report is made of."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipelines.settings.nightly import NightlySettings
 def trend_document(
     history: History, read: HistoryContents, verdict: NightVerdict, settings: NightlySettings
 ) -> Document:
-    """Everything the trend report says about one run."""
+    """Build the trend report of one run."""
     first = verdict.records[0]
     sections = (
         Section("tonight", "Tonight", tuple(_tonight(verdict))),
@@ -99,7 +99,7 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
     )  # fmt: skip
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
     note = (
-        "Change is against the median of the nights before; a dash is not yet known. Repeated measurements: the median."
+        "Change is relative to the median of earlier nights; a dash: not yet known. Repeated measurements: the median."
     )
     tps = ", ".join(str(tp) for tp in dict.fromkeys(record.tp_size for record in done))
     caption = f"Every cell of this run, by model, precision and workload; TP {tps}; engine {done[0].engine}"
@@ -107,7 +107,7 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
 
 
 def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> list[tuple[str, ...]]:
-    """One row per load; the first carries what the loads share."""
+    """Make one row per load; the first row also has what the loads share."""
     rows = []
     for place, load in enumerate(record.measurements[-1]):
         cells = []
@@ -135,14 +135,14 @@ def _signed(value: float | None) -> str:
 
 
 def _change(line: Series | None) -> float | None:
-    """Of the last night against the median before, in percent."""
+    """Return the change of the last night relative to the median before, in percent."""
     if line is None or line.judged[-1].before is None or line.values[-1] is None:
         return None
     return 100 * (line.values[-1] / line.judged[-1].before - 1)
 
 
 def _trends(verdict: NightVerdict) -> list[Block]:
-    """A picture per cell: the ones that got worse in the open, the others folded by model."""
+    """Draw a picture per cell: cells that got worse are shown, the others folded by model."""
     worse = {found.cell for found in verdict.regressions}
     figures: dict[str, list[Figure]] = {}
     blocks: list[Block] = []
@@ -198,16 +198,16 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
     limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
     accepted = "; ".join(f"{a.cell}, {a.metric}, since {a.since}: {a.reason}" for a in expect.accepted)
     return (
-        ("compared", "With nights of the same cell on the same machine class that were asked the same questions."),
+        ("compared", "With nights of the same cell, machine class and protocol."),
         (
             "noise",
             f"Student's t over the last {settings.window} nights, at least {settings.least}, of logarithms. All "
-            f"{verdict.questions} comparisons of this run together call an unchanged system worse in "
+            f"{verdict.questions} comparisons of this run together report an unchanged system as worse in "
             f"{100 * settings.false_alarms:g} % of runs. What looks worse is measured up to "
             f"{settings.confirmations} times more, and the median counts.",
         ),
         ("jump, shift", "Worse is tonight alone beyond the limit, or the last four nights together beyond theirs."),
-        ("until repaired", "A night that is worse is not what later nights are compared with."),
+        ("until repaired", "Later nights are not compared with a worse night."),
         ("floors", f"Smaller changes never count: {floors}."),
         ("accuracy loss", f"Against 16 bit, measurable by McNemar's exact test: {limits or 'no limit given'}."),
         ("accepted", accepted or "nothing"),

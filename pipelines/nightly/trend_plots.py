@@ -1,4 +1,4 @@
-"""One picture per cell: throughput, latencies and accuracy over the nights, with what counts as worse."""
+"""Draw one picture per cell: throughput, latencies and accuracy over the nights, with the limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Line = tuple[str, list[float | None], Series | None]
 
 
 def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | None:
-    """The trend of one cell; None when none of its metrics is judged.
+    """Draw the trend of one cell; return None if none of its metrics is judged.
 
     Args:
         record: tonight's line.
@@ -56,7 +56,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
         draw,
         title=record.cell,
         caption=(
-            f"{len(nights)} nights on {record.machine_class}. Dashed: beyond it tonight counts as worse. "
+            f"{len(nights)} nights on {record.machine_class}. Dashed: limit beyond which tonight counts as worse. "
             f"Cross: was worse. Measured: {six}; engine {record.engine}."
         ),
         alt=f"Trend of {record.cell}: "
@@ -65,7 +65,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
 
 
 def _lines(base: str, record: Record, lines: Sequence[Series], nights: Sequence[Record]) -> list[Line]:
-    """(load, values over the nights shown, series) of one panel."""
+    """Return (load, values over the nights shown, series) of one panel."""
     if base == "accuracy":
         return [("", [metrics_of(night).get("accuracy") for night in nights], None)] if record.accuracy else []
     found: list[Line] = []
@@ -104,7 +104,7 @@ def _panel(axes: Axes, base: str, lines: Sequence[Line], nights: Sequence[Record
 
 
 def _dates(axes: Axes, nights: Sequence[Record]) -> None:
-    """At most four dates below."""
+    """Label at most four dates on the axis."""
     last = len(nights) - 1
     ticks = sorted({round(last * part / 3) for part in range(4)})
     axes.set_xticks(ticks, [nights[tick].at[5:10] for tick in ticks])

@@ -1,4 +1,4 @@
-"""History and expectations -> what got worse. Pure: the same history always gives the same verdict."""
+"""Judge what got worse from history and expectations. Pure: the same history always gives the same verdict."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
-"""Metrics with a judgement of their own."""
+"""Metrics that are judged by rules of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one cell over the nights, oldest first; the last one is the run that is judged."""
+    """One metric of one cell over the nights, oldest first; the last night is the run being judged."""
 
     cell: str
     metric: str
@@ -31,14 +31,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class NightVerdict:
-    """Everything about one run.
+    """Verdict on one run.
 
     Attributes:
         run: id.
-        records: its lines.
-        series: of every metric that is judged.
+        records: lines of this run.
+        series: of every judged metric.
         regressions: what got worse.
-        failures: cells that failed, or are refused though they were possible before: (cell, reason).
+        failures: cells that failed, or that are refused but were possible before: (cell, reason).
         questions: comparisons made; the chance of each is `false_alarms` divided by it.
     """
 
@@ -51,7 +51,7 @@ class NightVerdict:
 
     @property
     def exit_code(self) -> int:
-        """3 for a regression, 1 for a cell that failed (or when no cell could run), else 0."""
+        """Exit code: 3 for a regression, 1 if a cell failed or no cell could run, else 0."""
         if self.regressions:
             return 3
         return 1 if self.failures else 0
@@ -93,7 +93,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
 
 
 def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
-    """Finished nights of the same series: asked for with the same words, on the same machine class, same questions."""
+    """List finished nights of the same series: same overrides, machine class and protocol."""
     return [
         other
         for other in records
@@ -106,14 +106,14 @@ def nights_before(records: Sequence[Record], record: Record) -> list[Record]:
 
 
 def same_question(one: Record, other: Record) -> bool:
-    """Whether two nights were asked the same; a setting that one of them did not have yet tells nothing."""
+    """Return whether two nights have the same protocol, ignoring settings that one of them did not have yet."""
     if not one.protocol or not other.protocol:
-        return True  # a cell that was never measured asked nothing
+        return True  # a cell that was never measured has no protocol
     return all(one.protocol[key] == other.protocol[key] for key in one.protocol.keys() & other.protocol.keys())
 
 
 def judged_metrics(record: Record, expect: ExpectSettings) -> list[str]:
-    """Metrics of a line that are compared with the nights before."""
+    """Return the metrics of a line that are compared with earlier nights."""
     names = metrics_of(record) if record.status == "done" else {}
     return [name for name in names if base_name(name) in expect.floor_percent and base_name(name) not in PAIRED]
 
@@ -129,7 +129,7 @@ def judge_series(nights: Sequence[Record], metric: str, settings: NightlySetting
 
 
 def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -> frozenset[int]:
-    """First night of every accepted level."""
+    """Return the first night of every accepted level."""
     found = set()
     for accepted in expect.accepted:
         if fnmatchcase(nights[-1].cell, accepted.cell) and fnmatchcase(metric, accepted.metric):
@@ -138,12 +138,12 @@ def restarts_of(nights: Sequence[Record], metric: str, expect: ExpectSettings) -
 
 
 def metrics_of(record: Record) -> dict[str, float]:
-    """`Record.metrics`, remembered."""
+    """Return `Record.metrics`, cached."""
     return _metrics(_ById(record))
 
 
 class _ById:
-    """A record as a key of a memory: it holds dictionaries, so it has no hash of its own."""
+    """Wraps a record as a cache key: records hold dictionaries, so they are not hashable."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -199,7 +199,7 @@ def _errors(record: Record, expect: ExpectSettings) -> list[Regression]:
 
 
 def _failure(record: Record, nights: list[Record], expect: ExpectSettings) -> list[tuple[str, str]]:
-    """A cell that failed; one that is refused is no failure unless it was possible before."""
+    """Describe a failed cell; a refused cell counts only if it was possible before."""
     if record.status == "failed":
         return [(record.cell, record.reason)]
     start = max(restarts_of([*nights, record], "status", expect), default=0)
@@ -210,7 +210,7 @@ def _failure(record: Record, nights: list[Record], expect: ExpectSettings) -> li
 
 
 def is_suspect(records: Sequence[Record], record: Record, settings: NightlySettings, cells: int) -> bool:
-    """Whether a cell should be measured again: something a repeated benchmark can answer looks worse."""
+    """Return whether to measure a cell again, because something that a benchmark measures looks worse."""
     metrics = [name for name in judged_metrics(record, settings.expect) if " at " in name]
     chance = settings.false_alarms / max(1, 2 * cells * len(metrics))
     nights = [*nights_before(records, record), record]
@@ -218,5 +218,5 @@ def is_suspect(records: Sequence[Record], record: Record, settings: NightlySetti
 
 
 def with_measurement(record: Record, loads: Sequence[dict[str, Any]]) -> Record:
-    """The record with one more measurement; the median of all counts."""
+    """Return the record with one more measurement; the median of all counts."""
     return replace(record, measurements=[*record.measurements, loads])

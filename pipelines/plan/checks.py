@@ -1,4 +1,4 @@
-"""What can be refused before anything is spent: combinations, memory, disk, missing packages."""
+"""Refuse before anything is spent: impossible combinations, too little memory or disk, missing packages."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from pipelines.stages import Stage
 
 @dataclass
 class Checked:
-    """What the rules found.
+    """Result of the checks.
 
     Attributes:
-        faults: the run is refused.
+        faults: reasons to refuse the run.
         notes: what fits where.
-        warnings: what goes on, but may not be what was meant.
+        warnings: valid, but perhaps not what the user meant.
     """
 
     faults: list[Fault] = field(default_factory=list)
@@ -49,15 +49,15 @@ def check(
     target: Target,
     found: Found,
 ) -> Checked:
-    """Apply every rule that needs no file of the model.
+    """Apply every rule that does not need the model's files.
 
     Args:
         settings: the configuration.
         shape: of the model, where known.
-        engine: that was chosen.
+        engine: the chosen engine.
         machine: facts of this machine.
-        target: what is asked for.
-        found: what the user has on disk; with an engine that is built already nothing is compressed or built.
+        target: of the command.
+        found: what the user has on disk; with an engine already built, nothing is compressed or built.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
     if found.built is not None or is_elsewhere(settings, target):
@@ -77,7 +77,7 @@ def check(
 
 
 def _draft(settings: Settings, found: Found) -> list[Fault]:
-    """The draft model against its own format and split; it runs on the GPUs of its target."""
+    """Check the draft model's format and split; it runs on the GPUs of its target."""
     guess = settings.speculative
     if guess.draft is None or guess.draft_qformat is None:
         return []
@@ -96,7 +96,7 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
 
 
 def check_machine(engine: EngineDescription, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
-    """What keeps an engine from being built and evaluated on this machine; `plan` describes it all the same."""
+    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it."""
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
     lacks = engine.lacks(machine) if engine.builder and used else []
     if not lacks:
@@ -105,14 +105,14 @@ def check_machine(engine: EngineDescription, machine: Machine, stages: Sequence[
         Fault(
             f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
             engine.place,
-            "Give the same words there (make shell); take engine=openvino, which executes the same checkpoint here; "
+            "Run the same command there (make shell); use engine=openvino, which executes the same checkpoint here; "
             "or serve an engine that is already built with engine.path=/its/folder.",
         )
     ]
 
 
 def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
-    """Calibration holds the 16-bit model and, while exporting, its quantized copy."""
+    """Check host memory: calibration holds the 16-bit model and, while exporting, its quantized copy."""
     needed = quantize_memory_bytes(shape, settings)
     if needed <= machine.memory_bytes:
         return []
@@ -121,18 +121,18 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
             f"{settings.model.label} needs about {show_bytes(needed)} of memory while quantizing "
             f"(16-bit weights and the exported copy; modelled); "
             f"this machine has {show_bytes(machine.memory_bytes)}.",
-            todo="Take a smaller model, or quantize on a machine with more memory.",
+            todo="Use a smaller model, or quantize on a machine with more memory.",
         )
     ]
 
 
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
-    """Host memory of the quantize stage, bytes (modelled): 16-bit weights + exported copy + 2 GiB of libraries."""
+    """Return the host memory of quantizing in bytes (modelled): 16-bit weights, exported copy, 2 GiB of libraries."""
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
 def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
-    """The engine against the memory of the GPU it is meant for."""
+    """Check the engine against the memory of its GPU."""
     target = hardware.resolved(settings.hardware, machine)
     if about := hardware.describe(settings.hardware, machine):
         checked.notes += (about,)
@@ -144,7 +144,7 @@ def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, 
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:
-    """What the stages that will really run need: packages, their versions, and a place to write."""
+    """Check what the stages that will run need: packages, their versions, and a place to write."""
     faults = [_missing(package, stages) for package in sorted(_absent(stages))]
     if stages:
         faults += _store(store)
@@ -164,10 +164,10 @@ def _missing(package: str, stages: Sequence[Stage]) -> Fault:
 
 
 def _store(store: Path) -> list[Fault]:
-    """The store must be writable; the nearest existing parent decides before it is made."""
+    """Check that the store is writable; before it exists, its nearest existing parent decides."""
     parent = next(path for path in (store, *store.parents) if path.exists())
     if not parent.is_dir():
-        return [Fault(f"paths.store='{store}' cannot be made: {parent} is a file.")]
+        return [Fault(f"paths.store='{store}' cannot be created: {parent} is a file.")]
     if not os.access(parent, os.W_OK | os.X_OK):
         return [Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")]
     return []

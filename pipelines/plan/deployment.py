@@ -1,4 +1,4 @@
-"""Settings -> the record that rules judge."""
+"""Turn settings into the record that the rules judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.settings.root import Settings
 def deployment(
     settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, found: Found
 ) -> DeploymentFacts:
-    """What is to be deployed, in the rulebook's words."""
+    """Return the facts of the planned deployment, for the rules."""
     target = resolved(settings.hardware, machine)
     guess, images = settings.speculative, settings.multimodal
     return DeploymentFacts(

@@ -1,4 +1,4 @@
-"""From a model to its engine: the stages of each way, as nodes of the flow."""
+"""The stages from a model to its engine, for every kind of engine."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ ALONE = {
     "lora_target_modules": None,
     "max_prompt_embedding_table_size": 0,
 }
-"""What a draft model is built without: it answers like any other engine."""
+"""Build settings that a draft model is built without, because it answers like any other engine."""
 
 Inputs = dict[str, "str | InputSource"]
-"""What a stage reads: the id of an earlier node, or something the user has."""
+"""Input of a stage: the id of an earlier node, or something the user has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One stage with its place in the flow."""
+    """One stage and its place in the flow."""
 
     id: str
     stage: Stage
@@ -52,7 +52,7 @@ class Node:
 
 @dataclass
 class EngineFlow:
-    """Collects nodes; `given` is what a stage may read so far, by name."""
+    """Collects nodes; `given` holds what a stage can read so far, by name."""
 
     settings: Settings
     target: Target
@@ -65,11 +65,11 @@ class EngineFlow:
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, name: str, stage: Stage, label: str, inputs: Mapping[str, str]) -> None:
-        """Append a stage; `inputs` maps the stage's words to names in `given`."""
+        """Append a stage; `inputs` maps the stage's input names to names in `given`."""
         self.nodes.append(Node(name, stage, label, {key: self.given[source] for key, source in inputs.items()}))
 
     def downloads(self) -> None:
-        """What comes from the Hub and is shared by every variant."""
+        """Add the downloads from the Hub, which all variants share."""
         model, questions = self.settings.model, self.settings.eval
         if "model" not in self.given:
             stage = Download(str(model.hub_id), model.revision or "main", "model", self.shape)
@@ -81,15 +81,15 @@ class EngineFlow:
             self.given["dataset"] = "download.eval"
 
     def variant(self, settings: Settings) -> str:
-        """Label of the compression; an engine that was built elsewhere knows its own."""
+        """Return the label of the compression; an engine built elsewhere has its own."""
         return self.built.variant if self.built else settings.variant
 
     def label(self, settings: Settings) -> str:
-        """Name of a variant's artifacts."""
+        """Return the name of a variant's artifacts."""
         return f"{settings.model.label}-{self.variant(settings)}"
 
     def engine(self, settings: Settings, prefix: str) -> None:
-        """Sparsify -> quantize -> build for one variant; afterwards `given["engine"]` is its engine."""
+        """Add sparsify, quantize and build for one variant; afterwards `given["engine"]` is its engine."""
         if self.built is not None:
             return
         if not self.chosen.writes_engine:
@@ -115,7 +115,7 @@ class EngineFlow:
         self.given["engine"] = prefix + "build"
 
     def heads(self, settings: Settings, prefix: str) -> None:
-        """Convert a model with its trained heads -> build."""
+        """Add the conversion of a model with its trained heads, and its build."""
         label = f"{self.label(settings)}-{settings.speculative.mode}"
         scripts = settings.paths.trtllm_examples
         convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
@@ -125,7 +125,7 @@ class EngineFlow:
         self.given["engine"] = prefix + "build"
 
     def vision(self, settings: Settings) -> None:
-        """The engine of the vision encoder, beside the language model's."""
+        """Add the build of the vision encoder's engine."""
         if settings.multimodal.model_type == "none" or not self.chosen.example_scripts:
             return
         script = build_vision(settings.multimodal, settings.build.max_batch_size, settings.paths.trtllm_examples)
@@ -133,7 +133,7 @@ class EngineFlow:
         self.given["vision_engine"] = "vision"
 
     def llm_api(self, settings: Settings) -> None:
-        """Quantize to a Hugging Face checkpoint -> configure the LLM API; one checkpoint serves every split."""
+        """Add the export to a Hugging Face checkpoint and the configuration of the LLM API; it fits all splits."""
         label, self.given["checkpoint"] = self.label(settings), self.given["model"]
         if settings.quant.qformat != QFormat.NONE:
             quantize, _ = self._compression(settings)
@@ -149,11 +149,11 @@ class EngineFlow:
         self.given["engine"] = "build"
 
     def draft(self, settings: Settings) -> None:
-        """Build the engine of the smaller model that guesses; afterwards `given["draft_engine"]` is it."""
+        """Add the build of the draft model's engine; afterwards it is `given["draft_engine"]`."""
         guess = settings.speculative
         if self.built is not None or not self.chosen.writes_engine or guess.mode != "draft_target":
             return
-        assert guess.draft is not None  # the settings say so
+        assert guess.draft is not None  # checked by the settings
         self._draft_checkpoint(settings, "tensorrt_llm")
         alone = settings.build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
         label = f"{guess.draft.label}-{guess.draft_qformat}"
@@ -161,14 +161,14 @@ class EngineFlow:
         self.given["draft_engine"] = "draft.build"
 
     def _draft_longest(self, build: BuildSettings) -> int | None:
-        """A draft's max_seq_len: no sequence of it outgrows its target's; None is its own longest."""
+        """Return the draft's max_seq_len, no longer than its target's; None means its own longest sequence."""
         longest, target, draft = build.max_seq_len, self.shape, self.draft_shape
         if longest is None and target and draft and draft.max_position_embeddings > target.max_position_embeddings:
             return target.max_position_embeddings
         return longest
 
     def _draft_checkpoint(self, settings: Settings, layout: Layout) -> None:
-        """Quantize the smaller model; afterwards `given["draft_checkpoint"]` is it, where there is one."""
+        """Add the quantization of the draft model; afterwards it is `given["draft_checkpoint"]`, if there is one."""
         guess = settings.speculative
         if guess.mode != "draft_target" or guess.draft is None or guess.draft_qformat is None:
             return
@@ -192,13 +192,13 @@ class EngineFlow:
     def _build(
         self, build: BuildSettings, shape: ModelShape | None, predicted: Mapping[str, float] | None = None
     ) -> Build:
-        """The stage that makes the chosen engine of a model of that shape."""
+        """Make the stage that builds the chosen engine for a model of this shape."""
         engine, longest = self.chosen, shape.max_position_embeddings if shape else None
         libraries, packages = engine.build_libraries, engine.packages
         return Build(engine.name, build, libraries, packages, self._on_gpu(), longest, predicted or {})
 
     def _on_gpu(self) -> OnGpu | None:
-        """The GPU an engine is built for: this machine's, or where there is none the one asked about."""
+        """Return the GPU an engine is built for: this machine's, or without one the GPU named by the settings."""
         if not self.chosen.needs_gpu:
             return None
         gpus, hardware, paths = self.machine.gpus, self.settings.hardware, self.settings.paths

@@ -1,4 +1,4 @@
-"""Which stages a target has, in the order they run, and what each of them reads."""
+"""The stages of a target in the order they run, and what each of them reads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def nodes(
     built: BuiltEngine | None = None,
     draft_shape: ModelShape | None = None,
 ) -> list[Node]:
-    """The stages of a target in the order they run.
+    """List the stages of a target in the order they run.
 
     Args:
         settings: the configuration.
         target: how far to go.
-        engine: that was chosen.
+        engine: the chosen engine.
         sources: what the user has on disk: model, calibration, dataset, engine.
         shape: of the model, where known.
         machine: facts of this machine.
@@ -66,10 +66,10 @@ def nodes(
 
 
 class _Flow(EngineFlow):
-    """And from the engine on."""
+    """The flow from the engine on: evaluation, repository, benchmark."""
 
     def accuracy(self, settings: Settings, prefix: str) -> None:
-        """Put the questions to the engine."""
+        """Add the evaluation of the engine."""
         stage = Evaluate(
             self.chosen.name,
             self.chosen.options_of(settings.engine),
@@ -83,7 +83,7 @@ class _Flow(EngineFlow):
         self.add(prefix + "evaluate", stage, self.label(settings), inputs)
 
     def repository(self, settings: Settings) -> None:
-        """Lay out the engine for tritonserver."""
+        """Add the Triton repository of the engine."""
         adapters = [name for name in self.given if name.startswith("lora.")]
         stage = WriteRepository(
             self.chosen.name,
@@ -104,7 +104,7 @@ class _Flow(EngineFlow):
         self.given["repository"] = "repository"
 
     def measure(self, settings: Settings) -> None:
-        """Put load on the server."""
+        """Add the benchmark of the server."""
         elsewhere = is_elsewhere(settings, self.target)
         libraries = ("tritonclient", *(() if elsewhere else self.chosen.run_libraries))
         stage = Benchmark(
@@ -122,14 +122,14 @@ class _Flow(EngineFlow):
         self.add("benchmark", stage, label, inputs)
 
     def _predicted(self, settings: Settings, elsewhere: bool) -> dict[str, float]:
-        """Modelled memory of the engine's process under this load, for the result; empty where there is no model."""
+        """Return the modelled memory of the engine's process under this load; empty where there is no model."""
         if elsewhere or self.built is not None or self.chosen.memory_model != "process":
             return {}
         memory = cpu_reached(settings, self.shape)
         return {"total": memory.total, **asdict(memory)} if memory else {}
 
     def _labels(self, settings: Settings, elsewhere: bool) -> dict[str, Any]:
-        """Whose numbers these are. Of a server elsewhere nothing is known but what the user says."""
+        """Return the labels of the result; of a server elsewhere, only what the user states is known."""
         if elsewhere:
             said = settings.benchmark
             return {
@@ -149,7 +149,7 @@ class _Flow(EngineFlow):
         }
 
     def _ranks(self, settings: Settings) -> tuple[int, int]:
-        """(tp_size, pp_size) of the running engine."""
+        """Return (tp_size, pp_size) of the running engine."""
         if not self.chosen.keeps_ranks:
             return 1, 1
         if self.built is not None:

@@ -1,4 +1,4 @@
-"""Whether an engine fits the GPU it is meant for, and what is left for requests: settings put to `sizing.memory`."""
+"""Check whether an engine fits its GPU, and what is left for requests, with the memory model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipelines.settings.root import Settings
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """What the memory model says.
+    """Result of the memory model.
 
     Attributes:
-        faults: it cannot fit.
-        warnings: it may not fit.
+        faults: reasons why it cannot fit.
+        warnings: reasons why it may not fit.
         notes: what is left.
     """
 
@@ -35,7 +35,7 @@ class MemoryFit:
 
 
 def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> MemoryFit:
-    """Put an engine on one GPU.
+    """Check an engine against one GPU.
 
     Args:
         settings: the configuration.
@@ -46,13 +46,13 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
     total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
-        return MemoryFit()  # refused for another reason; there is no such split
+        return MemoryFit()  # no such split exists; another rule refuses it
     memory, tokens = device_memory(sizes, total), request_tokens(settings.workload) or sizes.max_seq_len
-    # how much runtime and decoder take differs between versions, so they alone refuse nothing
+    # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
-        todo = f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU, or more of them."
+        todo = f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
         return MemoryFit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
@@ -61,10 +61,10 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
 
 
 def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
-    """What the build log will say of the fullest rank, bytes; empty where the shape is not known yet."""
+    """Predict the memory of the fullest rank in bytes, as the build log reports it; empty if the shape is unknown."""
     if shape is None:
         return {}
-    memory = device_memory(engine_sizes(settings, shape), 0)  # all weights are in the engine, wherever they stay
+    memory = device_memory(engine_sizes(settings, shape), 0)  # also the weights that are streamed
     return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
 
 
@@ -88,7 +88,7 @@ def _buffers(settings: Settings, memory: DeviceMemory, name: str, fixes: list[st
         f"runtime and decoder take about {show_bytes(memory.buffers)} for build.max_batch_size="
         f"{settings.build.max_batch_size} (modelled on logs of TensorRT-LLM 0.12 and 0.14), "
         f"weights {show_bytes(memory.weights)}, activations {show_bytes(memory.activations)}.",
-        todo=f"Fits with {' or '.join(fixes)}." if fixes else "Take a larger GPU, or more of them.",
+        todo=f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs.",
     )
 
 
@@ -118,7 +118,7 @@ def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
 
 
 def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
-    """What the settings mean for the CPU engine; None with a draft model or adapters, which are not modelled."""
+    """Return the sizes of the CPU engine; None with a draft model or adapters, which are not modelled."""
     if settings.speculative.mode == "draft_target" or settings.lora.adapters:
         return None
     options, build, bound = settings.engine.openvino, settings.build, settings.triton.max_tokens_in_paged_kv_cache
@@ -142,16 +142,16 @@ def cpu_sizes(settings: Settings, shape: ModelShape) -> CpuSizes | None:
 
 
 def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
-    """Memory of the CPU engine's process at full load; None where it is not modelled."""
+    """Predict the memory of the CPU engine's process at full load; None where it is not modelled."""
     sizes = cpu_sizes(settings, shape) if shape is not None else None
     return cpu_memory(sizes) if sizes is not None else None
 
 
 def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
-    """Memory of the CPU engine's process that the benchmark can bring about; None where it is not modelled.
+    """Predict the memory that the benchmark can make the CPU engine's process use; None where it is not modelled.
 
-    As at full load, but for iterations: a closed loop has no larger ones than those of all users' prompts together.
-    With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
+    This is the memory at full load except for the size of iterations: in a closed loop, none is larger than all users'
+    prompts together. With prompts of one length an iteration is k prompts and d tokens of other users, k + d <= users.
     """
     sizes = cpu_sizes(settings, shape) if shape is not None else None
     workload, isl, osl = settings.workload, settings.workload.isl.longest, settings.workload.osl.longest
@@ -170,7 +170,7 @@ def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | Non
 
 
 def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
-    """Say for people what the CPU engine will need and hold."""
+    """Describe what the CPU engine will need and hold."""
     memory = cpu_predicted(settings, shape)
     if memory is None:
         return ()

@@ -1,6 +1,6 @@
-"""Settings -> Plan: which stages run, which are cached, and why.
+"""Turn settings into a plan: which stages run, which are cached, and why.
 
-No torch, no network; remembers the hashes of files it read, writes nothing else.
+No torch and no network; nothing is written except the cache of file hashes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pipelines.store.store import Artifact, Store, canonical, fingerprint
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What will happen to one node.
+    """One node of the plan, and what will happen to it.
 
     Attributes:
         node: the stage and its inputs.
-        state: "cached"; "run"; or "waits" when an earlier stage runs first, so that it may turn out cached.
-        key: of its artifact, where all inputs are known.
-        artifact: the finished one when cached.
-        why: for people: which input or setting is new.
+        state: "cached"; "run"; or "waits" if an earlier stage runs first, after which it may turn out to be cached.
+        key: of its artifact, if all inputs are known.
+        artifact: the finished artifact, if cached.
+        why: which input or setting is new, for messages.
         last_seconds: how long this stage took last time for this label, or None.
     """
 
@@ -50,7 +50,7 @@ class Plan:
     """Everything a run needs to know before it starts.
 
     Attributes:
-        not_here: what keeps it from being run on this machine; it can be described all the same.
+        not_here: what keeps it from running on this machine; it can still be described.
     """
 
     settings: Settings
@@ -65,12 +65,12 @@ class Plan:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is left to do."""
+        """Whether nothing is left to do."""
         return all(step.state == "cached" for step in self.steps)
 
 
 def make_plan(settings: Settings, target: Target, store: Store, machine: Machine) -> Plan:
-    """Check everything that can be known now and find what is already there.
+    """Check everything that can be known now, and find what is already made.
 
     Raises:
         UserError: every fault found, at once.
@@ -104,7 +104,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The key of a node's artifact and the parts it is made of.
+    """Return the key of a node's artifact, and the parts it is computed from.
 
     Args:
         node: stage and inputs.
@@ -120,7 +120,7 @@ def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any
         "libraries": library_versions(node.stage.libraries),
         "inputs": dict(digests),
     }
-    if node.stage.measures:  # two measurements of the same thing are two results
+    if node.stage.measures:  # two measurements are two results, even of the same thing
         parts["measured_at"] = datetime.now(UTC).isoformat()
     return fingerprint(parts), parts
 
@@ -130,7 +130,7 @@ def _wrong_shape(settings: Settings, wanted: ModelShape, found: ModelShape) -> F
     return Fault(
         f"model.path='{settings.model.folder}' is not a {settings.model.name}: "
         f"its {first} is {getattr(found, first)}, model={settings.model.name} says {getattr(wanted, first)}.",
-        todo="Leave out model=... to take the folder as it is.",
+        todo="Leave out model=... to use the folder as it is.",
     )
 
 
@@ -169,7 +169,7 @@ def _last_seconds(past: list[dict[str, Any]]) -> float | None:
 
 
 def explain(parts: Mapping[str, Any], past: list[dict[str, Any]]) -> str:
-    """Say why there is no artifact for `parts`: the difference to the nearest earlier one."""
+    """Explain why there is no artifact for `parts`: the difference from the most similar earlier one."""
     if not past:
         return "never made before"
     now = _flat(parts)

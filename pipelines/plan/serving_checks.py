@@ -1,4 +1,4 @@
-"""What can be refused before anything is spent on serving and measuring: server, repository, engine, load."""
+"""Refuse before anything is spent on serving and measuring: server, repository, engine, load."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from triton_repo.parameters import SPECULATION, setting_faults
 def check(
     settings: Settings, shape: ModelShape | None, engine: EngineDescription, target: Target, built: BuiltEngine | None
 ) -> list[Fault]:
-    """Apply every rule that has to do with a server.
+    """Apply every rule about serving.
 
     Args:
         settings: the configuration.
         shape: of the model, where known.
-        engine: that was chosen.
-        target: what is asked for.
+        engine: the chosen engine.
+        target: of the command.
         built: the engine given with engine.path, if any.
     """
     faults = load_faults(settings.workload, settings.benchmark) if target in MEASURED else []
@@ -41,14 +41,14 @@ def check(
     if built is not None:
         return faults + _built(settings, built, target)
     if not engine.evaluates and target in EVALUATED:
-        faults.append(_not_evaluated(settings, target))
+        faults.append(_not_evaluated(settings, engine, target))
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
 
 
 def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | None) -> TritonSettings:
-    """Parameters that are judged by themselves: those of a kind of speculation that is refused are refused with it."""
+    """Return the Triton parameters to check, without those of a kind of speculation that is refused anyway."""
     mode = settings.speculative.mode
     if engine.server is not ServerBackend.PYTHON or built is not None or mode in DRAFTING:
         return settings.triton
@@ -58,25 +58,25 @@ def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | N
 
 
 def _not_served(settings: Settings, target: Target) -> Fault:
-    """The engine has no place in a Triton repository."""
+    """Refuse targets that serve, for an engine that Triton cannot serve here."""
     return Fault(
         f"engine={settings.engine.name} cannot {target}: Triton does not serve it here.",
         f"It goes with {', '.join(target for target in get_args(Target) if target not in SERVED)}.",
-        "Take one of these, or serve the same checkpoint with engine=openvino.",
+        "Use one of these, or serve the same checkpoint with engine=openvino.",
     )
 
 
-def _not_evaluated(settings: Settings, target: Target) -> Fault:
-    """The LLM API's model runs inside TensorRT-LLM only, which is served and not evaluated here."""
+def _not_evaluated(settings: Settings, engine: EngineDescription, target: Target) -> Fault:
+    """The engine's accuracy cannot be measured from here."""
     return Fault(
-        f"engine={settings.engine.name} cannot {target}: its model runs only inside TensorRT-LLM.",
+        f"engine={settings.engine.name} cannot {target}: its model runs only inside {engine.title}.",
         f"It goes with {', '.join(target for target in get_args(Target) if target not in EVALUATED)}.",
         "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
     )
 
 
 def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
-    """What cannot be done with an engine that is already built."""
+    """Refuse what cannot be done with an engine that is already built."""
     faults = []
     if settings.engine.name not in ("auto", built.flavour):
         faults.append(
@@ -89,16 +89,16 @@ def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault
     if target == "build" or target in EVALUATED:
         faults.append(
             Fault(
-                f"engine.path='{settings.engine.path}' is built already; `{target}` starts from a model.",
+                f"engine.path='{settings.engine.path}' is already built; `{target}` starts from a model.",
                 "It goes with repository, serve and benchmark.",
-                "Leave out engine.path, or take one of these.",
+                "Leave out engine.path, or use one of these.",
             )
         )
     return faults
 
 
 def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
-    """The longest request of the workload against the engine's limits; unbounded lengths are let through."""
+    """Check the longest request of the workload against the engine's limits; unbounded lengths pass."""
     work, build = settings.workload, settings.build
     isl, osl = work.isl.longest, work.osl.longest
     if isl is None or osl is None or work.arrival == "trace":

@@ -1,4 +1,4 @@
-"""What a plan says of speed before anything is built: the workload's loads, simulated with the model there is."""
+"""Predict the speed of a plan before anything is built, by simulating the loads of its workload."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import table, wrapped
 from pipelines.plan.plan import Plan
-from pipelines.predict.performance.deployment import Model, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import processor
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
+from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.step_cost import costs
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 
 MOST_REQUESTS = 4000
-"""A plan takes no longer than two seconds; loads of more requests are left to `make simulate`."""
+"""A plan must not take longer than two seconds; larger loads are left to `make simulate`."""
 
 
 def modelled_text(plan: Plan) -> str:
-    """Lines below the plan; empty where there is no model of what is planned.
+    """Render the lines about speed below the plan; empty where there is no model of what is planned.
 
     Raises:
         UserError: a fit cannot be read.
@@ -51,8 +51,8 @@ def modelled_text(plan: Plan) -> str:
     return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"
 
 
-def model_of(plan: Plan) -> Model | None:
-    """The model of what is planned: a fit to a benchmark of it, else the performance model of the GPU."""
+def model_of(plan: Plan) -> PredictedDeployment | None:
+    """Return the model of what is planned: a fit to a benchmark of it, else the GPU's performance model."""
     settings, build = plan.settings, plan.settings.build
     engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
     on_cpu = not engine.needs_gpu
@@ -62,15 +62,15 @@ def model_of(plan: Plan) -> Model | None:
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
     if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
-        return found  # of a GPU without a data sheet nothing is said
+        return found  # nothing is known about a GPU without a data sheet
     model = replace(plan.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
 
-def _levels(plan: Plan, deployment: Deployment) -> list[SimulatedLevel]:
+def _levels(plan: Plan, deployment: ModelledDeployment) -> list[SimulatedLevel]:
     think = plan.settings.workload.think_time_s
-    case = Case((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
-    with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer counts
+    case = SimulationCase((deployment.engine,), deployment.cost, "s", deployment.overhead_s, think, "", "")
+    with suppress(UserError):  # a trace of prompts, whose tokens only the tokenizer can count
         levels = make_levels(plan.settings, case)
         fit = [level for level in levels if not level.faults(deployment.engine)]
         return [level for level in fit if len(level.requests.isl) <= MOST_REQUESTS]

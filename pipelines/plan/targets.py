@@ -1,4 +1,4 @@
-"""How far a command goes: its target, and which targets have what."""
+"""Targets: how far a command goes, and what each target includes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ EVALUATED: tuple[Target, ...] = ("evaluate", "all")
 SERVED: tuple[Target, ...] = ("repository", "serve", "benchmark", "all")
 STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
 MEASURED: tuple[Target, ...] = ("benchmark", "all")
-"""Targets with an accuracy, with a repository, with a running server, and with a measurement."""
+"""Targets that evaluate, write a repository, run a server, and measure."""
 
 
 def is_elsewhere(settings: Settings, target: Target) -> bool:
-    """Whether a server that runs elsewhere is measured, so that nothing is built."""
+    """Return whether a server running elsewhere is measured, so that nothing is built."""
     return target == "benchmark" and settings.benchmark.url is not None
 
 
 def farthest(settings: Settings) -> Target:
-    """How far a configuration can go: not every engine is served, or can be asked for its accuracy from here."""
+    """Return how far a configuration can go: not every engine can be served or evaluated here."""
     engine = with_setting(settings.engine.name)
     if engine is None or (engine.evaluates and engine.server):
         return "all"

@@ -1,4 +1,4 @@
-"""What the user has on disk, looked at while planning: models, engine, adapters, texts, questions."""
+"""Inspect what the user has on disk while planning: models, engine, adapters, texts, questions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipelines.store.store import HashCache
 
 @dataclass(frozen=True)
 class Found:
-    """What was found.
+    """The inputs found on disk.
 
     Attributes:
-        sources: folders and files by the names that stages read them under.
-        shape: of the model; None where it is not on disk.
+        sources: folders and files by the names under which stages read them.
+        shape: of the model; None if it is not on disk.
         built: facts of the engine given with engine.path.
         draft: shape of the draft model.
-        same_vocabulary: draft and target have the same tokens; None where one of them is not on disk.
+        same_vocabulary: whether draft and target have the same tokens; None if one of them is not on disk.
         pickled_heads: names of files with pickled weights in speculative.heads_path.
         adapters: by task id.
     """
@@ -43,10 +43,10 @@ class Found:
 
 
 def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
-    """Look at everything the configuration names.
+    """Inspect every folder and file that the configuration names.
 
     Raises:
-        UserError: every one that is not what it should be, at once.
+        UserError: some are missing or wrong; all of them are named at once.
     """
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
@@ -77,13 +77,13 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
 
 
 def _pickles(heads: Path | None) -> tuple[str, ...]:
-    """Names of pickled weights among trained heads; NVIDIA's scripts load them."""
+    """List pickled weights among trained heads; NVIDIA's scripts load them."""
     folder = heads.expanduser() if heads else None
     return tuple(sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))) if folder else ()
 
 
 def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:
-    """Input name -> (setting that names it, where it is)."""
+    """Map each input name to (the setting that names it, its path)."""
     return {name: (key, path) for name, key, path in _named(settings, target) if path is not None}
 
 
@@ -102,7 +102,7 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
 
 
 def same_vocabulary(target: Path | None, draft: Path, hashes: HashCache) -> bool | None:
-    """Whether two model folders have the same tokens under the same numbers; None where that cannot be seen."""
+    """Return whether two model folders have the same tokens with the same ids; None where that cannot be determined."""
     if target is None:
         return None
     for name in ("tokenizer.json", "tokenizer.model"):
@@ -114,14 +114,14 @@ def same_vocabulary(target: Path | None, draft: Path, hashes: HashCache) -> bool
 
 
 def _tokens(tokenizer: Path) -> object:
-    """Tokens and their numbers of a `tokenizer.json`.
+    """Read the tokens and their ids from a `tokenizer.json`.
 
     Raises:
-        UserError: it is no tokenizer.
+        UserError: it is not a tokenizer.
     """
     try:
         raw = json.loads(tokenizer.read_text(encoding="utf-8"))
         added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
         return raw["model"]["vocab"], added
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{tokenizer} is no tokenizer: it has no model.vocab.") from None
+        raise UserError(f"{tokenizer} is not a tokenizer: it has no model.vocab.") from None

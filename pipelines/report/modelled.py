@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import ENGINES, runs_on_cpu
 from pipelines.host.machine import GpuFacts
-from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import FittedModel, processor
 from pipelines.predict.performance.gpus import GpuSpec, gpu_named
 from pipelines.predict.performance.hardware import row_of
@@ -60,7 +60,7 @@ def _modelled_run(
         world=result.world_size, where=where,
     )  # fmt: skip
     engine = ENGINES.get(result.engine)
-    form, gpu = Format.of(result.precision), gpu_of_result(result.machine)
+    form, gpu = Compression.of(result.precision), gpu_of_result(result.machine)
     if model is None and engine is not None and engine.builder and shape and form and gpu:
         with suppress(UserError):  # then there is nothing to show
             spec = replace(shape, name=result.model)

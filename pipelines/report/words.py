@@ -14,8 +14,8 @@ CONVENTIONS: tuple[tuple[str, str], ...] = (
     ("tokens/s per user", "1 / ITL: how fast one answer streams."),
     ("p50, p90, p95, p99", "Percentiles over requests, linear between neighbours (numpy's default; trtllm-bench takes "
      "the nearest below)."),
-    ("closed loop, open loop", "Concurrency keeps so many requests in flight; a request rate sends on schedule "
-     "whatever the server does."),
+    ("closed loop, open loop", "Concurrency keeps a fixed number of requests in flight; a request rate sends on "
+     "schedule whatever the server does."),
     ("client-limited", "The load generator itself was the bottleneck: the number says more about it than about the "
      "server, and is a lower bound."),
     ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, over the same questions. A verdict other "

@@ -1,1 +1,1 @@
-"""tritonserver as a process: find it, start it, wait for it, drain it, and leave nothing behind."""
+"""Run tritonserver as a process: find it, start it, wait for it, drain it, and leave nothing behind."""

@@ -1,7 +1,7 @@
-"""A backend directory for the wheel's server: its python backend with the stub for this Python beside it.
+"""Make a backend directory for the wheel's server: its Python backend together with the stub for this Python.
 
-The wheel keeps the two apart, and site-packages is not ours to write into. The copy (3 MB) is kept in the user's cache
-folder under the wheel's version and the Python version; a temporary folder serves where that cannot be written.
+The wheel keeps the two apart, and we must not write into site-packages. The copy (3 MB) is kept in the user's cache
+folder under the wheel's version and the Python version, or in a temporary folder if the cache is not writable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipelines.serving.locate import PYTHON, Wheel
 
 
 def backend_directory(wheel: Wheel) -> Path:
-    """The folder to give as --backend-directory; made on first use, safe when several processes do so at once."""
+    """Return the folder for --backend-directory; created on first use, even by several processes at once."""
     source = wheel.root / "backends" / "python"
     stamp = (wheel.stub.stat().st_size, (source / "libtriton_python.so").stat().st_size)
     name = f"triton-backends-{wheel.version}-py{PYTHON}-{stamp[0]}-{stamp[1]}"
@@ -28,14 +28,14 @@ def backend_directory(wheel: Wheel) -> Path:
 
 
 def cache_home() -> Path:
-    """Where this user's caches are (XDG Base Directory specification), our own folder in it."""
+    """Return our folder in the user's cache (XDG Base Directory specification)."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(given) if given.startswith("/") else Path.home() / ".cache"
     return base / "trtllm-pipelines"
 
 
 def _prepared(folder: Path, source: Path, stub: Path) -> Path:
-    """Copy aside and rename once, so that a folder in its place is whole."""
+    """Copy aside and rename once, so that the folder is always complete."""
     if folder.is_dir():
         _refuse_foreign(folder)
         return folder
@@ -48,7 +48,7 @@ def _prepared(folder: Path, source: Path, stub: Path) -> Path:
         aside.chmod(0o755)
         aside.rename(folder)
     except OSError:
-        if not folder.is_dir():  # another process was quicker when it is there
+        if not folder.is_dir():  # fine if another process was faster
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -56,6 +56,6 @@ def _prepared(folder: Path, source: Path, stub: Path) -> Path:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Never run programs out of a folder that somebody else made."""
+    """Refuse to run programs from a folder that another user created."""
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")

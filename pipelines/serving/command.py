@@ -1,4 +1,4 @@
-"""The command lines that start a server: pure functions of what was decided before.
+"""Command lines that start a server, as pure functions.
 
 One process serves a CPU or one GPU. More GPUs: leader mode starts one tritonserver per rank under mpirun, of which
 rank 0 loads every model and answers; orchestrator mode starts one, whose backend spawns the ranks. Both follow NVIDIA's
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pipelines.settings.serving import ServingSettings
 
-# What a stranger could break with: shared memory of this machine, loading and unloading models, log files, traces.
+# Endpoints that could harm this machine: shared memory, loading and unloading models, log files, traces.
 CLOSED_TO_STRANGERS = "shared-memory,model-repository,trace,logging"
 NVIDIA_FRONTEND = Path("/opt/tritonserver/python/openai/openai_frontend/main.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run.
+    """A command to run.
 
     Attributes:
         command: program and arguments.
@@ -34,13 +34,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How many GPUs serve one model and who starts their processes.
+    """How many GPUs serve one model, and what starts their processes.
 
     Attributes:
         world_size: tensor parallel x pipeline parallel.
         mode: "leader" or "orchestrator".
         models: what the ranks above 0 load in leader mode.
-        oversubscribe: more ranks than cores, as mpirun counts them.
+        oversubscribe: whether there are more ranks than cores, as mpirun counts them.
     """
 
     world_size: int = 1
@@ -60,7 +60,7 @@ def server_command(
     ranks: Ranks = Ranks(),
     admin_key: str | None = None,
 ) -> Launch:
-    """How tritonserver is started.
+    """Return the command that starts tritonserver.
 
     Args:
         binary: tritonserver.
@@ -68,9 +68,9 @@ def server_command(
         settings: address, time limits, verbosity.
         ports: http_port, grpc_port, metrics_port.
         shm_prefix: first part of the names of the python backend's shared memory.
-        backends: a backend directory; None leaves the server its own.
+        backends: a backend directory; None means the server's own.
         ranks: processes of a model on several GPUs.
-        admin_key: opens the endpoints that are closed to strangers; None is a random one, told to nobody.
+        admin_key: opens the restricted endpoints; None means a random key that nobody learns.
     """
     common = _common_flags(repository, settings, ports, backends, admin_key or secrets.token_hex(16))
     orchestrator = ranks.mode == "orchestrator"
@@ -94,9 +94,9 @@ def nvidia_frontend_command(
     tokenizer: Path,
     main: Path = NVIDIA_FRONTEND,
 ) -> Launch:
-    """How NVIDIA's own OpenAI frontend is started; it is tritonserver and frontend in one process.
+    """Return the command that starts NVIDIA's own OpenAI frontend, which is tritonserver and frontend in one process.
 
-    For TensorRT-LLM it needs orchestrator mode. The container's python3 runs it, not this project's.
+    For TensorRT-LLM it needs orchestrator mode. It runs with the container's python3, not this project's.
     """
     command = [
         "python3", str(main),
@@ -127,7 +127,7 @@ def _common_flags(
         f"--grpc-port={ports['grpc_port']}",
         f"--metrics-port={ports['metrics_port']}",
         "--allow-metrics=true",
-        # Our configurations are complete; without the flag every python model starts a second time just to be asked.
+        # Our configurations are complete; without this flag every Python model starts twice, once just to be queried.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={settings.drain_timeout_s}",
     ]
@@ -148,11 +148,11 @@ def _verbose(settings: ServingSettings) -> list[str]:
 
 
 def _one_model(models: Sequence[str]) -> list[str]:
-    """Ranks above 0 only help with the engine."""
+    """Return the options of ranks above 0, which only run the engine."""
     return ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
 
 
 def _orchestrator_pools(gpus: int) -> list[str]:
-    """The spawned ranks need the memory; the process in front touches no GPU."""
+    """Return options that leave GPU memory to the spawned ranks; the front process uses no GPU."""
     pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(gpus)]
     return ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]

@@ -1,4 +1,4 @@
-"""Lines to paste: what `make serve` prints, as it really works."""
+"""Example commands that `make serve` prints, ready to paste."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ END"""
 
 
 def curl_generate(http_url: str, model: str, prompt: str) -> str:
-    """Triton's generate endpoint."""
+    """Return a curl command for Triton's generate endpoint."""
     body = json.dumps({"text_input": prompt, "max_tokens": 16})
     return f"curl -s {http_url}/v2/models/{model}/generate \\\n  -d {shlex.quote(body)}"
 
 
 def python_stream(grpc_url: str, model: str, prompt: str) -> str:
-    """The same with NVIDIA's client, over the stream that a decoupled model needs."""
+    """Return the same request with NVIDIA's client, over the stream that a decoupled model needs."""
     return TRITON_PYTHON.format(python=shown_python(), grpc_url=grpc_url, model=model, prompt=json.dumps(prompt))
 
 
 def curl_openai(openai_url: str, model: str, prompt: str) -> str:
-    """The OpenAI-compatible endpoint."""
+    """Return a curl command for the OpenAI-compatible endpoint."""
     body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16})
     header = "-H 'Content-Type: application/json'"
     return f"curl -s {openai_url}/completions \\\n  {header} \\\n  -d {shlex.quote(body)}"
 
 
 def shown_python() -> str:
-    """This Python, as short as it can be typed here."""
+    """Return the shortest way to type this Python here."""
     path = Path(sys.executable)
     near = os.path.relpath(path)
     return shlex.quote(near if not near.startswith("..") else str(path))

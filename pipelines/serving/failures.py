@@ -1,4 +1,4 @@
-"""Why a server is not there, said from its exit code and its log."""
+"""Explain why a server is not running, from its exit code and its log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pipelines.serving.loading import loading_now
 
 
 class ServerFailedError(UserError):
-    """The server ended, or never became ready; carries the useful part of its log."""
+    """The server ended or never became ready; carries the useful part of its log."""
 
 
 class PortTakenError(Exception):
-    """Somebody bound a port between our look and the server's."""
+    """Another program bound a port between our check and the server's start."""
 
     def __init__(self, setting: str, port: int) -> None:
         super().__init__(setting)
@@ -25,20 +25,20 @@ class PortTakenError(Exception):
         self.port = port
 
     def for_user(self) -> UserError:
-        """When there is no other port to try."""
+        """Return the error for when there is no other port to try."""
         return UserError(
-            f"serving.{self.setting}={self.port} was taken by another program during the start.",
-            todo=f"Take any free port: serving.{self.setting}=null",
+            f"serving.{self.setting}={self.port} was taken by another program during startup.",
+            todo=f"Use any free port: serving.{self.setting}=null",
         )
 
 
 def why_not_started(lines: Sequence[str], code: int | None, log_file: Path) -> UserError:
-    """The models that do not load, or what the server said last.
+    """Explain a failed start: the models that did not load, or the server's last messages.
 
     Args:
         lines: of its log.
-        code: how it ended; None when it still runs, which only a model that failed leads to.
-        log_file: where everything stands.
+        code: exit code; None if it is still running, which happens only when a model failed.
+        log_file: the complete log.
     """
     failures = logs.load_failures(lines)
     if code is not None and not failures:
@@ -49,16 +49,16 @@ def why_not_started(lines: Sequence[str], code: int | None, log_file: Path) -> U
 
 
 def why_ended(lines: Sequence[str], code: int, log_file: Path) -> ServerFailedError:
-    """A server that was ready and is gone."""
+    """Explain why a server that was ready ended."""
     return _death(lines, code, log_file, "ended while it was in use")
 
 
 def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> ServerFailedError:
-    """A server that takes longer than it may."""
+    """Explain a start that takes longer than allowed."""
     waiting = ", ".join(loading_now(lines)) or "none"
     return ServerFailedError(
         f"tritonserver was not ready after {show_seconds(limit_s)}; still loading: {waiting}.",
-        todo=f"Give it longer with serving.startup_timeout_s, or see what it does. Log: {log_file}",
+        todo=f"Allow more time with serving.startup_timeout_s, or check the log: {log_file}",
     )
 
 

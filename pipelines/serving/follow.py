@@ -1,4 +1,4 @@
-"""Prints the server's log as it comes, for places that collect standard output: containers."""
+"""Print the server's log as it is written, for containers, where standard output is collected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOOK_S = 0.2
 
 
 class LogFollower:
-    """Copies a file to standard output from where it ends now, as long as the `with` block lasts."""
+    """Copies what is appended to a file to standard output, as long as the `with` block lasts."""
 
     def __init__(self, log_file: Path) -> None:
         self._file = log_file
@@ -32,7 +32,7 @@ class LogFollower:
         self._log.close()
 
     def _follow(self) -> None:
-        """Copy whole lines, once more after the end."""
+        """Copy complete lines, and once more after the end."""
         last = False
         while True:
             while line := self._log.readline():

@@ -38,18 +38,18 @@ def serve(
     log_file: Path | None = None,
     prompt: str = EXAMPLE_PROMPT,
 ) -> int:
-    """Serve until Ctrl-C, SIGTERM or the server's death.
+    """Serve until Ctrl-C, SIGTERM or the end of the server.
 
     Args:
         repository: folder of the models.
         settings: address, ports, limits.
-        progress: where loading is shown.
-        log_file: the server's log; None is a temporary file.
+        progress: shows loading.
+        log_file: the server's log; None means a temporary file.
         prompt: for the example lines.
 
     Returns:
-        Exit code: 0 drained, 1 the server ended by itself (the reason is printed), 130 interrupted before it was ready
-        or a second time.
+        exit code: 0 if drained, 1 if the server ended by itself (the reason is printed), 130 if interrupted before it
+        was ready, or twice.
 
     Raises:
         UserError: it cannot start.
@@ -70,12 +70,12 @@ def serve(
                     _say_exposure(server)
                 return _watch(server, frontend, time.monotonic() - started, prompt)
         except KeyboardInterrupt:
-            say("Stopped at once.")
+            say("Stopped immediately.")
             return 130
 
 
 def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float, prompt: str) -> int:
-    """Say where it listens and wait; the drain itself happens when the caller leaves its with block."""
+    """Print the addresses and wait; the drain happens when the caller leaves its `with` block."""
     try:
         _say_where(server, seconds, prompt)
         while True:
@@ -93,7 +93,7 @@ def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float
 
 
 def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
-    """Where it listens, and lines to paste."""
+    """Print the addresses, and example commands."""
     say(f"Serving {server.repository.label}, ready after {show_seconds(seconds)}. Ctrl-C drains and ends it.")
     say(f"  HTTP     {server.http_url}")
     say(f"  gRPC     {server.grpc_url}")
@@ -111,21 +111,21 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
 
 
 def _say_exposure(server: TritonServer) -> None:
-    """What a server that is not on loopback shows to others."""
+    """Warn about what a server that is not on loopback exposes."""
     host = server.settings.host
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")
-    say("Nobody is asked for a name or a password:")
+    say("There is no authentication:")
     for name, port in server.ports.items():
         say(f"  {port:5}  {OPENED[name]}")
     if not server.nvidia_frontend:
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
-    say("Put a proxy with TLS and authentication before it, or keep 127.0.0.1.\n")
+    say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
 
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and a closed terminal do what Ctrl-C does."""
+    """Make SIGTERM and a closed terminal act like Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Our OpenAI-compatible service as a process beside tritonserver."""
+"""Run our OpenAI-compatible service as a process beside tritonserver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipelines.serving.logs import useful_lines
 from pipelines.serving.process import TritonServer
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 60  # it imports, and that on a busy machine
+START_TIMEOUT_S = 60  # includes imports, on a busy machine
 POLL_S = 0.05
 
 
@@ -30,7 +30,7 @@ class OpenAiFrontend:
         self._process: KeptProcess | None = None
 
     def __enter__(self) -> OpenAiFrontend:
-        """Start and wait until it answers.
+        """Start and wait until it responds.
 
         Raises:
             ServerFailedError: it ended instead, or took too long.
@@ -52,7 +52,7 @@ class OpenAiFrontend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let running answers finish, then end it."""
+        """Let running responses finish, then stop it."""
         if self._process is not None:
             failed = self._process.poll() is not None
             self._process.stop(self._settings.drain_timeout_s + 1)
@@ -60,7 +60,7 @@ class OpenAiFrontend:
                 self.log_file.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise what ended it, if something did.
+        """Raise an error if the service has ended.
 
         Raises:
             ServerFailedError: with the exit code and the last lines of its log.
@@ -94,7 +94,7 @@ class OpenAiFrontend:
         while time.monotonic() < until:
             self.check()
             if self._healthy():
-                self.check()  # a healthy stranger on our port does not count
+                self.check()  # another service on our port does not count
                 return
             time.sleep(POLL_S)
         raise ServerFailedError(

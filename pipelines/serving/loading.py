@@ -1,4 +1,4 @@
-"""Shows how far the models are while a server starts."""
+"""Show the progress of loading models while a server starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.domain.progress import Advance, Progress
 from pipelines.domain.units import show_seconds
 from pipelines.serving.logs import LOADED, LOADING
 
-STILL_LOADING_S = 15.0  # how long silence may last before the wait says that it goes on
+STILL_LOADING_S = 15.0  # interval at which a silent wait reports that it continues
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class LoadWatch:
 
     Attributes:
         advance: of the task that counts models.
-        progress: where a long wait is told.
+        progress: for reports on a long wait.
         limit_s: how long the wait may take.
     """
 
@@ -29,7 +29,7 @@ class LoadWatch:
     _told_s: float = 0.0
 
     def update(self, lines: Sequence[str], elapsed_s: float) -> None:
-        """Look at the log as it is `elapsed_s` after the start."""
+        """Update from the log as it is `elapsed_s` after the start."""
         loaded = {match["model"] for line in lines if (match := LOADED.search(line))}
         if len(loaded) > self._loaded:
             self.advance(len(loaded) - self._loaded)
@@ -41,7 +41,7 @@ class LoadWatch:
 
 
 def loading_now(lines: Sequence[str]) -> list[str]:
-    """Models whose loading has begun and not ended."""
+    """List the models that have begun loading and not finished."""
     begun = dict.fromkeys(match["model"] for line in lines if (match := LOADING.search(line)))
     ended = {match["model"] for line in lines if (match := LOADED.search(line))}
     return [model for model in begun if model not in ended]

@@ -1,6 +1,6 @@
-"""Finds tritonserver: a given path, NVIDIA's container, PATH, or the one inside the nvidia-pytriton wheel.
+"""Find tritonserver: a given path, NVIDIA's container, PATH, or the one inside the nvidia-pytriton wheel.
 
-Quick enough for planning: nothing of the wheel is imported, nothing is written.
+Fast enough for planning: the wheel is not imported, and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wheel:
 
     Attributes:
         root: its `pytriton/tritonserver` folder.
-        libs: the libraries the wheel brings along.
+        libs: the shared libraries of the wheel.
         version: of the wheel.
     """
 
@@ -39,12 +39,12 @@ class Wheel:
 
     @property
     def binary(self) -> Path:
-        """The server itself."""
+        """The server binary."""
         return self.root / "bin" / "tritonserver"
 
     @property
     def stub(self) -> Path:
-        """The python backend's process for this Python."""
+        """The Python backend's stub process for this Python."""
         return self.root / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
 
 
@@ -54,8 +54,8 @@ class Located:
 
     Attributes:
         binary: the server.
-        wheel: where it comes from when it is not a system installation.
-        env: variables to set; the python backend finds our packages through PATH, it ignores PYTHONPATH.
+        wheel: where it comes from, if it is not a system installation.
+        env: variables to set; the Python backend finds our packages through PATH and ignores PYTHONPATH.
     """
 
     binary: Path
@@ -67,7 +67,7 @@ def locate(settings: ServingSettings) -> Located:
     """Find the server.
 
     Raises:
-        UserError: there is none, or it cannot work in this environment; says what to install.
+        UserError: there is none, or it cannot work in this environment; the message says what to install.
     """
     found = _search(settings)
     if isinstance(found, Fault):
@@ -76,19 +76,19 @@ def locate(settings: ServingSettings) -> Located:
 
 
 def why_no_server(settings: ServingSettings) -> Fault | None:
-    """Why no server could be started here, or None when one can; for planning."""
+    """Return why no server can be started here, or None if one can; for planning."""
     found = _search(settings)
     return found if isinstance(found, Fault) else None
 
 
 def _search(settings: ServingSettings) -> Located | Fault:
-    """Look in order; a path that was given is never replaced by another one."""
+    """Search in order; a given path is never replaced by another one."""
     if settings.tritonserver is not None:
         given = settings.tritonserver.expanduser().absolute()
         if not (given.is_file() and os.access(given, os.X_OK)):
             return Fault(
-                f"serving.tritonserver='{settings.tritonserver}' is not a program that can be run.",
-                todo="Give the path of tritonserver, or leave it out to take the one that is installed.",
+                f"serving.tritonserver='{settings.tritonserver}' is not an executable program.",
+                todo="Give the path of tritonserver, or leave it out to use the installed one.",
             )
         return Located(given, env=_env())
     on_path = shutil.which("tritonserver")
@@ -106,7 +106,7 @@ def _search(settings: ServingSettings) -> Located | Fault:
 
 
 def find_wheel() -> Wheel | None:
-    """The server inside nvidia-pytriton, without importing the package."""
+    """Find the server inside nvidia-pytriton, without importing the package."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.origin:
         return None
@@ -120,17 +120,18 @@ def find_wheel() -> Wheel | None:
 
 
 def _wheel_fault(wheel: Wheel) -> Fault | None:
-    """What keeps the wheel's server from working with this Python and its packages."""
+    """Return what keeps the wheel's server from working with this Python and its packages, if anything."""
     if not wheel.stub.is_file():
         known = sorted(path.name for path in (wheel.root / "python_backend_stubs").iterdir())
         return Fault(
-            f"The tritonserver of nvidia-pytriton {wheel.version} has no python backend for Python {PYTHON}.",
-            f"It has them for {', '.join(known)}.",
+            f"The tritonserver of nvidia-pytriton {wheel.version} has no Python backend for Python {PYTHON}.",
+            f"It supports Python {', '.join(known)}.",
         )
     numpy = metadata.version("numpy")
     if int(numpy.split(".")[0]) >= 2:
         return Fault(
-            f"numpy {numpy} is installed; the python backend of nvidia-pytriton {wheel.version} crashes with numpy 2.",
+            f"numpy {numpy} is installed, but the Python backend of nvidia-pytriton {wheel.version} crashes with "
+            "numpy 2.",
             "It works with numpy 1.26.",
             "Install it again with this project's constraints: make setup",
         )
@@ -138,7 +139,7 @@ def _wheel_fault(wheel: Wheel) -> Fault | None:
 
 
 def _env(libs: Path | None = None) -> dict[str, str]:
-    """This Python first on PATH; libpython and the wheel's libraries for the loader."""
+    """Return variables that put this Python first on PATH, and libpython and the wheel's libraries on theirs."""
     variables = {"PATH": os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])}
     if libs is not None:
         folders = [str(libs), str(sysconfig.get_config_var("LIBDIR") or ""), os.environ.get("LD_LIBRARY_PATH", "")]

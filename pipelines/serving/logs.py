@@ -1,4 +1,4 @@
-"""What tritonserver's log says, without its tables: which model loads, which failed and why, which port was taken."""
+"""Parse tritonserver's log: which model loads, which failed and why, which port was taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOADED = re.compile(r"successfully loaded '(?P<model>[^']+)'")
 LOADING = re.compile(r'"loading: (?P<model>[^":]+):')
 FAILED = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.*?)\"?$")
 BAD_CONFIG = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<text>.*?)\"?$")
-# The server waits for ever for a stub that ended this way.
+# The server waits forever for a stub that ended this way.
 NO_STUB = re.compile(r"Failed to preinitialize Python stub: (?P<text>.*?)\"?$")
 MODEL_FILE = re.compile(r"/(?P<model>[^/]+)/\d+/model\.py")
 BAD_TEXT = re.compile(r"Error parsing text-format .*?: (?P<text>\d+:\d+: .*)")
@@ -23,9 +23,9 @@ EXCEPTION = re.compile(
 )
 PLACE = re.compile(r"^\s*(?P<file>\S+)\((?P<line>\d+)\): \w+", re.MULTILINE)
 STATUS = re.compile(r"^(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): ")
-# Our own errors and Triton's say everything in their text; of the others the kind is half of what is said.
+# Our own errors and Triton's are complete in their text; for others the class name matters too.
 SELF_EXPLAINING = ("UserError", "TritonModelException")
-# A machine without GPU draws these from every tritonserver; none of them is a fault.
+# Every tritonserver prints these on a machine without GPU; none of them is an error.
 HARMLESS = re.compile(
     r"NVML|DCGM|[Pp]inned|CUDA memory pool|CudaDriverHelper|Non-graceful termination|failed to load all models"
     r"|Timeout \d+: Found|^[+|]"
@@ -41,7 +41,7 @@ class LoadFailure:
     Attributes:
         model: its name.
         reason: the innermost message.
-        place: "model.py:6" of where it was raised, or empty.
+        place: where it was raised, e.g. "model.py:6", or empty.
     """
 
     model: str
@@ -53,11 +53,11 @@ class LoadFailure:
 
 
 def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
-    """Every model that failed by itself, once; models that only depend on one of them are left out."""
+    """List each model that failed by itself, without models that only depend on one of them."""
     found: dict[str, LoadFailure] = {}
     detail = ""
     for line in lines:
-        if match := BAD_TEXT.search(line):  # told one line before the model it belongs to
+        if match := BAD_TEXT.search(line):  # logged one line before the model it belongs to
             detail = f": {match['text']}"
         elif match := FAILED.search(line) or BAD_CONFIG.search(line):
             model = match["model"].rstrip("/").rpartition("/")[2]
@@ -72,7 +72,7 @@ def load_failures(lines: Iterable[str]) -> list[LoadFailure]:
 
 
 def _failure(model: str, logged: str) -> LoadFailure:
-    """Take the status, the traceback and the exception's class out of a logged text."""
+    """Strip status, traceback and exception class from a logged text."""
     text = STATUS.sub("", logged.replace("\\n", "\n").replace('\\"', '"'))
     message, _, trace = text.partition("\n\nAt:\n")
     places = PLACE.findall(trace)
@@ -85,7 +85,7 @@ def _failure(model: str, logged: str) -> LoadFailure:
 
 
 def taken_port(lines: Iterable[str]) -> int | None:
-    """The port somebody else took between our look and the server's, or None."""
+    """Return the port that another program took between our check and the server's start, or None."""
     for line in lines:
         match = PORT_TAKEN.search(line)
         if match:
@@ -94,7 +94,7 @@ def taken_port(lines: Iterable[str]) -> int | None:
 
 
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
-    """The last errors that mean something, or what was printed without a level when there is none."""
+    """Return the last meaningful errors, or the lines without a log level if there are none."""
     kept = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
     errors = [match["text"].strip('"') for line in kept if (match := ERROR_LINE.match(line))]
     return (errors or [line for line in kept if not LEVEL.match(line)])[-count:]

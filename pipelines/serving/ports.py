@@ -1,4 +1,4 @@
-"""Ports: the given ones, the usual ones, or any free ones."""
+"""Choose ports: the given ones, the usual ones, or any free ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pipelines.domain.errors import UserError
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
-# Below the range from which Linux takes ports for outgoing connections (32768 and up), so that none of those takes one
-# of ours while the models load.
+# Below the range that Linux uses for outgoing connections (32768 and up), so that none of those takes one of our
+# ports while the models load.
 FREE_RANGE = (20000, 32000)
 Ports = Mapping[str, int]
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -30,11 +30,11 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     """Decide every port.
 
     Args:
-        settings: `None` means free to choose.
-        usual: take the usual port where it is free to choose and not in use.
+        settings: None leaves a port open.
+        usual: prefer the usual port where the choice is open and the port is free.
 
     Returns:
-        Setting's name -> port, for http_port, grpc_port, metrics_port and, with `openai`, openai_port.
+        setting's name -> port, for http_port, grpc_port, metrics_port and, with `openai`, openai_port.
 
     Raises:
         UserError: a given port is in use or given twice, or the address is not one of this machine.
@@ -43,7 +43,7 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     if not is_free(settings.host, 0):
         raise UserError(
             f"serving.host='{settings.host}' is not an address of this machine.",
-            allowed="127.0.0.1 is always one, 0.0.0.0 stands for all of them.",
+            allowed="127.0.0.1 always works; 0.0.0.0 means all addresses.",
         )
     chosen: dict[str, int] = {}
     for name in names:
@@ -60,12 +60,14 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
 def _check_given(host: str, name: str, port: int, chosen: Ports) -> None:
     for other, taken in chosen.items():
         if taken == port:
-            raise UserError(f"serving.{name}={port} is also serving.{other}.", todo="Give every service its own port.")
+            raise UserError(
+                f"serving.{name}={port} is the same port as serving.{other}.", todo="Give every service its own port."
+            )
     if not is_free(host, port):
         raise UserError(
             f"serving.{name}={port} cannot be used: something already listens on {host}:{port}, "
             "or it needs more rights (below 1024).",
-            todo=f"End that program, or take any free port: serving.{name}=null",
+            todo=f"Stop that program, or use any free port: serving.{name}=null",
         )
 
 
@@ -75,4 +77,4 @@ def _choose(host: str, usual: int | None, chosen: Ports) -> int:
     for port in candidates:
         if port not in chosen.values() and is_free(host, port):
             return port
-    raise UserError(f"No free port found on {host} between {FREE_RANGE[0]} and {FREE_RANGE[1]}.")
+    raise UserError(f"There is no free port on {host} between {FREE_RANGE[0]} and {FREE_RANGE[1]}.")

@@ -1,4 +1,4 @@
-"""One running tritonserver: started, awaited, watched, drained."""
+"""Run one tritonserver: start it, wait for it, watch it, drain it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from pipelines.serving.repository import ModelRepository, read_repository, refus
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.serving import ServingSettings
 
-ATTEMPTS = 3  # starts, when a free port was taken before the server could bind it
+ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it
 POLL_S = 0.05
-FAILED_GRACE_S = 0.5  # when one model has failed, how long others may still tell that they failed too
-EXIT_GRACE_S = 10.0  # what unloading models may take on top of the drain
+FAILED_GRACE_S = 0.5  # after one model failed, how long to wait for other failures
+EXIT_GRACE_S = 10.0  # for unloading models, on top of the drain
 _number = itertools.count()
 
 __all__ = ["ServerFailedError", "TritonServer"]
@@ -42,11 +42,11 @@ class TritonServer:
     """A tritonserver that runs as long as the `with` block does.
 
     Attributes:
-        repository: what it serves.
+        repository: that it serves.
         host: address for clients on this machine.
         ports: http_port, grpc_port, metrics_port (and openai_port when settings ask for it).
         log_file: everything the server and its models print.
-        log_is_temporary: whether the log goes when all went well.
+        log_is_temporary: whether the log is removed if all went well.
         nvidia_frontend: whether this is NVIDIA's OpenAI frontend, which has tritonserver inside.
     """
 
@@ -64,8 +64,8 @@ class TritonServer:
         Args:
             repository: folder of the models.
             settings: address, ports, limits.
-            progress: where loading is shown.
-            log_file: where the log goes; None is a temporary file, removed when all went well.
+            progress: shows loading.
+            log_file: path of the log; None means a temporary file, removed if all went well.
             usual_ports: prefer 8000, 8001 and 8002 where the settings leave a port open.
         """
         self.repository: ModelRepository = read_repository(repository)
@@ -103,7 +103,7 @@ class TritonServer:
 
     @property
     def openai_model(self) -> str:
-        """What OpenAI's clients ask for: the repository's label; NVIDIA's frontend knows Triton's names only."""
+        """Model name for OpenAI's clients: the repository's label; NVIDIA's frontend only knows Triton's names."""
         return self.settings.openai_target if self.nvidia_frontend else self.repository.label
 
     @property
@@ -118,10 +118,10 @@ class TritonServer:
         return self._process
 
     def __enter__(self) -> TritonServer:
-        """Start and wait until it answers.
+        """Start the server and wait until it is ready.
 
         Raises:
-            UserError: no server here, a port in use, a model that does not load (names it and why).
+            UserError: there is no server, a port is in use, or a model does not load (the message says which and why).
         """
         remove_leftovers()
         for attempt in range(1, ATTEMPTS + 1):
@@ -148,35 +148,35 @@ class TritonServer:
             self.log_file.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Let running requests finish (drain_timeout_s), then end it; harmless when it has ended."""
+        """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended."""
         if self._process is not None:
             self._process.stop(self.settings.drain_timeout_s + EXIT_GRACE_S)
 
     def kill(self) -> None:
-        """End it now, requests or not."""
+        """Kill the server, even with running requests."""
         if self._process is not None:
             self._process.kill()
 
     def poll(self) -> int | None:
-        """Exit code when it has ended (negative: signal), None while it runs."""
+        """Return the exit code (negative for a signal), or None while the server runs."""
         return self._running.poll()
 
     def check(self) -> None:
-        """Raise what ended the server, if something did.
+        """Raise an error if the server has ended.
 
         Raises:
-            ServerFailedError: it has ended; with the exit code, the last useful lines and the log's place.
+            ServerFailedError: it has ended; with the exit code, the last useful lines and the path of the log.
         """
         code = self._running.poll()
         if code is not None:
             raise why_ended(self.log_lines(), code, self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end; the exit code, or None after `timeout_s`."""
+        """Wait for the end and return the exit code, or None after `timeout_s`."""
         return self._running.wait(timeout_s)
 
     def log_lines(self) -> list[str]:
-        """The log of this start so far."""
+        """Read the log of this start so far."""
         with self.log_file.open("rb") as file:
             file.seek(self._log_start)
             return file.read().decode(errors="replace").splitlines()
@@ -225,16 +225,16 @@ class TritonServer:
                 if code is not None:
                     raise self._startup_failure(code)
                 if logs.load_failures(lines) or logs.taken_port(lines):
-                    # The server would first load the other models, for minutes perhaps, and then unload them.
+                    # Otherwise the server first loads the other models, perhaps for minutes, and then unloads them.
                     self._running.wait(FAILED_GRACE_S)
                     raise self._startup_failure(code)
         raise why_not_ready(self.log_lines(), limit, self.log_file)
 
     def _answers(self, lines: list[str]) -> bool:
-        """Whether our server, not another one on the same port, says that it is ready.
+        """Return whether our server, not another one on the same port, reports that it is ready.
 
-        The metrics service is the last to start, and a service whose port is taken ends the server a moment after it
-        has told that it started; therefore the second look.
+        The metrics service starts last, and a service whose port is taken ends the server a moment after it reported
+        its start; hence the second check.
         """
         started = self.nvidia_frontend or any(logs.METRICS_STARTED.search(line) for line in lines)
         if not (started and self._ready()):
@@ -252,7 +252,7 @@ class TritonServer:
             connection.close()
 
     def _startup_failure(self, code: int | None) -> Exception:
-        """Why it ended, or must end, before it was ready."""
+        """Return why the server ended, or must be ended, before it was ready."""
         lines = self.log_lines()
         port = logs.taken_port(lines)
         if port is not None:
@@ -260,7 +260,7 @@ class TritonServer:
         return why_not_started(lines, code, self.log_file)
 
     def _abort(self) -> None:
-        """End a start that did not succeed; nothing is being answered, so nothing is drained."""
+        """End a failed start without draining, since no requests are running."""
         if self._process is not None:
             self._process.kill()
 

@@ -1,4 +1,4 @@
-"""What the serving side needs to know about a model repository before it starts it."""
+"""Facts about a model repository that serving needs before it starts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ModelRepository:
-    """One model repository.
+    """A model repository.
 
     Attributes:
         path: its folder, absolute.
         models: names of its models, sorted.
-        label: what it calls itself: the model's name, and the name that OpenAI clients ask for.
+        label: the model's name, also for OpenAI clients.
         gpu: whether it runs on TensorRT-LLM's own backend.
-        world_size: how many GPUs (ranks) that takes.
-        max_seq_len: prompt and output tokens of one request at most; None when the repository does not tell.
-        launched_by_hand: whether it spans machines or pre-started ranks, which one command here cannot start.
-        adds_special_tokens: whether preprocessing lets the tokenizer add its own, such as BOS.
+        world_size: number of GPUs (ranks) it needs.
+        max_seq_len: maximum of prompt and output tokens of one request; None if the repository does not state it.
+        launched_by_hand: whether it spans machines or pre-started ranks, which a single command cannot start.
+        adds_special_tokens: whether preprocessing lets the tokenizer add special tokens, such as BOS.
     """
 
     path: Path
@@ -45,20 +45,20 @@ class ModelRepository:
 
 
 def read_repository(folder: Path) -> ModelRepository:
-    """Look at a folder.
+    """Read the facts of a repository.
 
     Raises:
         UserError: it does not exist or holds no model.
     """
     path = folder.expanduser().absolute()
     if not path.is_dir():
-        raise UserError(f"The model repository '{folder}' does not exist.", todo="Make one: make repository")
+        raise UserError(f"The model repository '{folder}' does not exist.", todo="Write one: make repository")
     models = tuple(sorted(child.parent.name for child in path.glob("*/config.pbtxt")))
     if not models:
         raise UserError(
             f"'{folder}' is not a model repository: no folder in it has a config.pbtxt.",
             allowed="A model repository has one folder per model: <model>/config.pbtxt and <model>/1/.",
-            todo="Make one: make repository",
+            todo="Write one: make repository",
         )
     described = _description(path)
     settings = described.get("settings") or {}
@@ -78,40 +78,40 @@ def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
     """Refuse a repository that the server found here cannot serve.
 
     Args:
-        repository: what is to be served.
-        from_wheel: whether the server is the one of nvidia-pytriton, which has the python backend only.
+        repository: to be served.
+        from_wheel: whether the server is that of nvidia-pytriton, which has only the Python backend.
 
     Raises:
         UserError: it needs TensorRT-LLM's backend, or a launch over several machines.
     """
     if repository.gpu and from_wheel:
         raise UserError(
-            f"'{repository.path}' runs on TensorRT-LLM's backend; the tritonserver here has the python backend only.",
-            todo="Serve it inside NVIDIA's Triton container with TensorRT-LLM, or make one for this machine with "
+            f"'{repository.path}' runs on TensorRT-LLM's backend; the tritonserver here has only the Python backend.",
+            todo="Serve it inside NVIDIA's Triton container with TensorRT-LLM, or write one for this machine with "
             "engine=openvino.",
         )
     if repository.launched_by_hand:
         raise UserError(
-            f"'{repository.path}' was made for several machines or for ranks that are started beforehand.",
-            todo=f"`make scripts cluster=slurm serving.repository={repository.path}` writes what starts it on a "
-            f"cluster; the bare command stands under 'start' in {repository.path / DESCRIPTION}.",
+            f"'{repository.path}' is meant for several machines, or for ranks that are started beforehand.",
+            todo=f"`make scripts cluster=slurm serving.repository={repository.path}` writes scripts that start it on a "
+            f"cluster; the plain command is under 'start' in {repository.path / DESCRIPTION}.",
         )
 
 
 def _description(path: Path) -> dict[str, Any]:
-    """What the repository was made from; a hand-made one need not say."""
+    """Read the description of the repository; one made by hand need not have any."""
     file = path / DESCRIPTION
     if not file.is_file():
         return {}
     try:
         described = json.loads(file.read_text())
     except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}.", todo="Make the repository again.") from None
+        raise UserError(f"{file} is not valid JSON: {error}.", todo="Write the repository again.") from None
     return described if isinstance(described, dict) else {}
 
 
 def _backend(path: Path) -> str:
-    """The backend that the `tensorrt_llm` model names, or an empty string."""
+    """Return the backend named by the `tensorrt_llm` model, or an empty string."""
     config = path / "tensorrt_llm" / "config.pbtxt"
     match = BACKEND.search(config.read_text()) if config.is_file() else None
     return match[1] if match else ""

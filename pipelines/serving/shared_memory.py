@@ -1,8 +1,8 @@
-"""Names of the python backend's regions in /dev/shm, and removal of those whose owner is dead.
+"""Name the Python backend's regions in /dev/shm, and remove those whose owner is dead.
 
-The keeper removes a server's regions when it ends. Only when keeper and starter were both killed does something
-stay, and the next start removes it: the name says whose it was. Names carry the PID namespace, since containers may
-share /dev/shm.
+The keeper removes a server's regions when it ends. Only if keeper and starter were both killed is something left, and
+the next start removes it: the name tells the owner. Names include the PID namespace, since containers may share
+/dev/shm.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NAME = re.compile(r"trtllm_pipelines_(?P<namespace>\d+)_(?P<owner>\d+)_\d+_")
 
 
 def own_prefix(number: int) -> str:
-    """First part of the names of the `number`-th server that this process starts."""
+    """Return the name prefix of the `number`-th server that this process starts."""
     return f"trtllm_pipelines_{_namespace()}_{os.getpid()}_{number}_"
 
 
 def remove_leftovers(folder: Path = SHM) -> list[str]:
-    """Remove regions of dead owners; returns their names."""
+    """Remove regions of dead owners, and return their names."""
     removed = []
     for region in folder.glob("trtllm_pipelines_*"):
         match = NAME.match(region.name)

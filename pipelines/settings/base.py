@@ -1,4 +1,4 @@
-"""What every group of settings is made of; each room keeps its own groups beside the code that reads them."""
+"""Base class of all groups of settings, and the messages for values that are not valid."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Positive = Annotated[int, Field(ge=1)]
 class Group(BaseModel):
     """Base of all groups: frozen, strict about unknown keys and about types.
 
-    What judges a group is built when it is first used: most are only judged inside `Settings`, which builds its own.
+    A group's validator is built on first use: most groups are validated only inside `Settings`, which builds its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:
-        """Make the group of a user's values.
+        """Validate a user's values and make the group.
 
         Args:
             values: by field.
-            key: what stands before the fields in messages, e.g. "engine.openvino."; empty for the whole configuration.
+            key: prefix of the fields in messages, e.g. "engine.openvino."; empty for the whole configuration.
 
         Raises:
             UserError: every fault at once: the key, what was given, what is allowed.
@@ -38,7 +38,7 @@ class Group(BaseModel):
 
 
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
-    """Say one pydantic finding in our four parts."""
+    """Turn one pydantic error into a fault with our four parts."""
     key = prefix + ".".join(str(part) for part in item["loc"])
     given = "null" if item.get("input") is None else item["input"]
     if item["type"] == "extra_forbidden":
@@ -63,7 +63,7 @@ def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:
 
 
 def _siblings(group: type[Group], loc: tuple[Any, ...]) -> list[str]:
-    """Field names of the group a key was found in."""
+    """List the fields of the group in which a key was found."""
     for part in loc[:-1]:
         annotation = group.model_fields[part].annotation
         kinds = (annotation, *get_args(annotation))

@@ -1,7 +1,7 @@
 """Every option of trtllm-build under its own name, with its type, choices and default, and the ranks to split over.
 
-Source: `engines/tensorrt_llm/options.json`; a contract test holds this class against it. What two options mean together
-is the rules' business, here stands only what one value means alone.
+Source: `engines/tensorrt_llm/options.json`; a contract test compares this class with it. Single values are checked
+here, combinations of options by the rules.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ DECIDED = {
     "lora_dir": ADAPTERS,
     "lora_ckpt_source": ADAPTERS,
 }
-"""Options that this tool decides, and how; their defaults are the only values they may have here."""
+"""Options that this tool sets itself, and how; only their defaults are accepted here."""
 
 NOT_SPECULATING: dict[str, Any] = {"speculative_decoding_mode": None, "max_draft_len": 0}
-"""Of an engine that checks no drafts."""
+"""Values for an engine without speculative decoding."""
 
 FACTS_ARE_LOGGED = ("info", "verbose", "debug")
-"""Log levels that tell sizes and seconds, which become the facts of an engine."""
+"""Log levels that report sizes and seconds, which become the facts of an engine."""
 
 
 class BuildSettings(Group):
@@ -57,7 +57,7 @@ class BuildSettings(Group):
         max_batch_size: requests that the engine schedules together, at most.
         max_input_len: tokens of a prompt, at most; max_seq_len replaces it where padding is removed and attention
             is fused.
-        max_seq_len: tokens of prompt and answer together, at most; null is what the model was made for.
+        max_seq_len: tokens of prompt and answer together, at most; null is the model's longest sequence.
         max_num_tokens: tokens of all requests in one iteration, at most.
         max_beam_width: beams of beam search, at most.
         opt_num_tokens: tokens per iteration that kernels are tuned for; null is max_batch_size * max_beam_width.
@@ -105,14 +105,14 @@ class BuildSettings(Group):
         max_lora_rank: rank of an adapter, at most.
         lora_dir: decided by this tool: adapters are served beside the engine.
         lora_ckpt_source: decided by this tool: adapters have Hugging Face's format.
-        speculative_decoding_mode: how the engine checks tokens that were guessed ahead; null is not at all.
-        max_draft_len: guessed tokens that are checked in a step, at most.
+        speculative_decoding_mode: how the engine checks draft tokens; null turns speculative decoding off.
+        max_draft_len: draft tokens that are checked in a step, at most.
         moe_plugin: kernels for mixtures of experts, and their type.
         mamba_conv1d_plugin: kernels for Mamba's convolutions, and their type.
         paged_state: recurrent state in pages, for Mamba and RecurrentGemma.
         workers: ranks built at the same time, each on a GPU of its own.
         multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens.
-        profiling_verbosity: what the engine tells profilers of its layers.
+        profiling_verbosity: what the engine reports about its layers to profilers.
         fast_build: build faster, for a somewhat slower engine.
         log_level: of trtllm-build.
         monitor_memory: report memory during the build.

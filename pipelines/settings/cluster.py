@@ -1,4 +1,4 @@
-"""The group `cluster`: what `make scripts` cannot know from the deployment."""
+"""The group `cluster`: what `make scripts` cannot derive from the deployment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pipelines.settings.base import Group, Positive
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,|&+/@:*()\[\]-]+$")]
-"""A name as clusters have them: no blanks, no quotes."""
+"""A name without spaces or quotes."""
 Unset = BeforeValidator(lambda value: {} if value is None else value)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -21,19 +21,19 @@ class ClusterSettings(Group):
 
     Attributes:
         kind: what starts the ranks: Slurm's srun, or Open MPI's mpirun over ssh.
-        folder: where the scripts go; one folder per deployment below it.
-        python: what runs this project on the nodes; None is this environment's.
+        folder: where the scripts are written, in one folder per deployment.
+        python: interpreter that runs this project on the nodes; None is that of this environment.
         server: tritonserver on the nodes.
         env: variables of every rank.
         hosts: names of the nodes, for mpirun.
         partition: for Slurm, like the following ones; None leaves it to the cluster.
-        account: who pays.
+        account: that is charged.
         qos: quality of service.
         constraint: features a node must have.
         cpus_per_gpu: processors per rank.
         build_minutes: time limit of the build.
         serve_minutes: time limit of the server.
-        srun_mpi: how srun tells Open MPI who is who.
+        srun_mpi: interface between srun and Open MPI.
         image: a container image, for Slurm with Pyxis.
         mounts: further folders of that container.
     """

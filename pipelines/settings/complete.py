@@ -1,4 +1,4 @@
-"""What may follow on a command line: groups, choices and keys, by Hydra's completion; values, by the settings."""
+"""Complete a command line: groups, choices and keys by Hydra's completion, values by the settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipelines.settings.groups import CONF
 
 LISTS = ","
 LAUNCHER = "hydra/launcher="
-"""All that a user chooses below the group hydra."""
+"""The only choice of a user in the group hydra."""
 
 
 def complete(words: Sequence[str]) -> list[str]:
-    """Candidates for the last of the words, which may be empty; the others are overrides that stand before it."""
+    """List candidates for the last word, which may be empty; the words before it are overrides."""
     *before, word = words
     head, comma, _ = word.rpartition(LISTS)
-    if comma and "=" in head:  # quant=fp8,in: what is left of the comma stays
+    if comma and "=" in head:  # quant=fp8,in: keep what is left of the comma
         key, _, value = word.partition("=")
         done, _, part = value.rpartition(LISTS)
         return [f"{key}={done},{found.partition('=')[2]}" for found in _complete(before, f"{key}={part}")]
@@ -48,12 +48,12 @@ def _asked_hydra(before: Sequence[str], word: str) -> list[str]:
             with redirect_stdout(said):
                 plugin(GlobalHydra.instance().config_loader()).query("config")
         except (HydraException, OmegaConfBaseException, ValueError):
-            return []  # a word before is wrong, which the command itself will say
+            return []  # an earlier word is wrong, which the command itself will report
     return said.getvalue().split()
 
 
 def _values(word: str) -> list[str]:
-    """`key=value` for each value that a key may have."""
+    """List `key=value` for each value that a key may have."""
     key, equals, _ = word.partition("=")
     group = key.partition(".")[0]
     if not equals or group == key:

@@ -1,4 +1,4 @@
-"""Overrides -> configuration, through Hydra."""
+"""Compose overrides into a configuration with Hydra."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def compose_config(overrides: Sequence[str]) -> Any:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException, ValueError):  # a ValueError is a number where a name belongs
+    except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         raise UserError.of(diagnose(overrides) or [unexplained(overrides)]) from None
 
 
 def to_raw(config: Any) -> dict[str, Any]:
-    """Plain resolved dictionaries.
+    """Resolve a configuration to plain dictionaries.
 
     Raises:
-        UserError: a value that must be given is missing, or an interpolation fails.
+        UserError: a required value is missing, or an interpolation fails.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -77,7 +77,7 @@ def to_raw(config: Any) -> dict[str, Any]:
 
 
 def _unresolved(config: Any, key: str) -> UserError:
-    """A value with `${...}` in it that cannot be worked out."""
+    """Make the error for a value with `${...}` that cannot be resolved."""
     from omegaconf import OmegaConf
 
     value: Any = OmegaConf.to_container(config, resolve=False)

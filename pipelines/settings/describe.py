@@ -1,4 +1,4 @@
-"""The keys of a group of settings: type, allowed values, and the sentence of the class's docstring."""
+"""Describe the keys of a group of settings: type, allowed values, and the sentence from the class's docstring."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Key:
 
     Attributes:
         name: as on the command line: build.max_batch_size.
-        kind: its type and the values it may have, in words.
-        choices: the values, when there are only so many.
-        sentence: what it means; empty when its class does not say.
+        kind: its type and allowed values, in words.
+        choices: the values, if there is a fixed list.
+        sentence: its meaning; empty if the class has no sentence about it.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Key:
 
 
 def keys_of(group: str) -> list[Key]:
-    """All keys of a group, those of nested groups included; empty for a group that only sets keys of others."""
+    """List all keys of a group, including those of nested groups; empty for a group that only sets keys of others."""
     field = Settings.model_fields.get(group)
     return list(_keys(_model(field.annotation), group)) if field else []
 
 
 def about(group: str) -> str:
-    """The first sentence of the group's class, or an empty string."""
+    """Return the first sentence of the group's class, or an empty string."""
     field = Settings.model_fields.get(group)
     return (inspect.getdoc(_model(field.annotation)) or "").splitlines()[0] if field else ""
 
@@ -71,14 +71,14 @@ def _keys(group: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _nested(annotation: Any) -> type[BaseModel] | None:
-    """The class of a nested group, also of one that may be null."""
+    """Return the class of a nested group, even if it may be null."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     groups = [option for option in options if inspect.isclass(option) and issubclass(option, BaseModel)]
     return groups[0] if groups else None
 
 
 def _sentences(group: type[BaseModel]) -> dict[str, str]:
-    """The sections "Attributes" of a class and of those it is derived from."""
+    """Read the "Attributes" sections of a class and its base classes."""
     found: dict[str, str] = {}
     for each in reversed(group.__mro__):
         if each is not BaseModel and issubclass(each, BaseModel):
@@ -105,7 +105,7 @@ def _kind_of_field(field: FieldInfo) -> str:
 
 
 def _kind(annotation: Any, metadata: Any = ()) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(inside[0], [*inside[1:], *metadata])
@@ -126,7 +126,7 @@ def _kind(annotation: Any, metadata: Any = ()) -> str:
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """The values of a type that has only some."""
+    """List the values of a type that has a fixed set of them."""
     if annotation is bool:
         yield from ("true", "false")
     elif get_origin(annotation) is Literal:
@@ -139,7 +139,7 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _bounds(metadata: Any) -> str:
-    """Limits of a number, or the pattern of a text."""
+    """Describe the limits of a number, or the pattern of a text."""
     limits, pattern = [], ""
     for each in metadata:
         nested = getattr(each, "metadata", None)  # a pydantic Field inside Annotated

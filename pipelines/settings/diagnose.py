@@ -1,4 +1,4 @@
-"""When Hydra refuses overrides: every fault in the user's words, with the nearest valid word."""
+"""Explain overrides that Hydra refuses: every fault in the user's own terms, with the nearest valid word."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parse_override(text: str) -> Any:
 
 
 def _syntax_fault(text: str) -> Fault:
-    """Why text is not `key=value`."""
+    """Explain why a text is not `key=value`."""
     key, equals, value = text.partition("=")
     message = f"'{text}' is not a valid override (expected key=value)."
     if not equals:
@@ -49,7 +49,7 @@ def _syntax_fault(text: str) -> Fault:
 
 
 def _is_open(value: str) -> bool:
-    """Whether brackets or quotes do not pair up."""
+    """Return whether brackets or quotes are unbalanced."""
     expected: list[str] = []
     quote = ""
     for letter in re.sub(r"\\.", "", value):
@@ -96,7 +96,7 @@ def diagnose(overrides: Sequence[str], *, sweeping: bool = False) -> list[Fault]
 
 
 def unexplained(overrides: Sequence[str]) -> Fault:
-    """What is left to say when each override is valid by itself or refers to something that does not exist."""
+    """Make the error for overrides that are valid individually but cannot be composed."""
     suspects = [text for text in overrides if "${" in text or "@" in text or text.startswith(("~", "hydra"))]
     given = " ".join(suspects or overrides)
     return Fault(
@@ -106,7 +106,7 @@ def unexplained(overrides: Sequence[str]) -> Fault:
 
 
 def _values(override: Any) -> list[str]:
-    """What an override chooses: one word, those of a list, or none for a pattern."""
+    """List what an override chooses: one word, the words of a list, or none for a pattern."""
     from hydra.core.override_parser.types import ChoiceSweep
 
     if isinstance(override.value(), ChoiceSweep):
@@ -115,7 +115,7 @@ def _values(override: Any) -> list[str]:
 
 
 def _list_fault(text: str, name: str) -> Fault:
-    """Several values where one belongs."""
+    """Make the fault for several values where one belongs."""
     key, _, value = text.partition("=")
     as_list = "" if name in groups() else f" For one run with a list as its value: {key}=[{value}]."
     return Fault(
@@ -159,7 +159,7 @@ def _known_keys(overrides: Sequence[str]) -> set[str]:
 
 
 RENAMED = {"sizing.calibration": "sizing.fit"}
-"""Former names of settings whose nearest word would be another thing: `calibration` is ModelOpt's text."""
+"""Former names of settings whose nearest word would mislead: `calibration` is ModelOpt's text."""
 
 
 def _key_fault(key: str, text: str, override: Any, known: set[str]) -> Fault | None:

@@ -13,7 +13,7 @@ from pipelines.settings.base import Group, Positive
 class EngineOptions(Group):
     """Options of one engine.
 
-    `DECIDE_SCORES` names those that change what an evaluation finds; of all others its result is reused.
+    `DECIDE_SCORES` names the options that change the result of an evaluation; others let a stored result be reused.
     """
 
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ()

@@ -1,6 +1,6 @@
-"""Settings of the features that more than one stage takes part in: LoRA, speculative decoding, images.
+"""Settings of features that involve several stages: LoRA, speculative decoding, images.
 
-Each group of files under conf/ sets what a feature needs everywhere, conversion, build and server, in one place.
+Each group of files under conf/ sets in one place what a feature needs in conversion, build and server.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pipelines.settings.model import ModelSettings
 TaskId = Annotated[int, Field(ge=1)]
 SpeculationMode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
 HEADS = ("medusa", "redrafter", "eagle")
-"""Modes whose draft is part of the engine: heads that were trained for the model."""
+"""Modes whose draft is part of the engine, as heads trained for the model."""
 
 
 class LoraSettings(Group):
-    """Adapters that are served beside one engine.
+    """LoRA adapters that are served with one engine.
 
     Attributes:
-        adapters: folders of peft adapters by the `lora_task_id` that requests choose them with.
-        max_rank: of any adapter.
+        adapters: folders of peft adapters by the `lora_task_id` with which requests select them.
+        max_rank: largest rank of any adapter.
         target_modules: linears an adapter may change, under TensorRT-LLM's names; None without LoRA.
     """
 
@@ -38,19 +38,19 @@ class LoraSettings(Group):
     @field_validator("adapters", mode="before")
     @classmethod
     def _none_is_empty(cls, given: object) -> object:
-        """Hydra lets a mapping take the place of null, but not of an empty mapping."""
+        """Treat null as empty: Hydra can replace null by a mapping, but not an empty mapping."""
         return {} if given is None else given
 
 
 class SpeculativeSettings(Group):
-    """How tokens are guessed ahead, so that the model checks several at once.
+    """Speculative decoding: draft tokens that the model checks several at a time.
 
     Attributes:
-        mode: who guesses: a smaller model, heads of the model itself, or its own n-grams.
+        mode: source of the draft: a smaller model, heads of the model itself, or its own n-grams.
         draft: draft_target: the smaller model.
         draft_qformat: draft_target: its format.
         heads_path: medusa, redrafter, eagle: folder of the trained heads.
-        num_draft_tokens: tokens that are checked at once.
+        num_draft_tokens: draft tokens that are checked at once.
         num_heads: medusa: heads, which are as many tokens ahead.
         num_layers: medusa: layers of a head; eagle: how deep its tree is.
         num_beams: redrafter: beams of its search.
@@ -69,12 +69,12 @@ class SpeculativeSettings(Group):
 
     @classmethod
     def none(cls) -> SpeculativeSettings:
-        """One token at a time, as conf/speculative/none.yaml says it."""
+        """Return the settings of conf/speculative/none.yaml: one token at a time."""
         return cls.model_validate(dict.fromkeys(cls.model_fields) | {"mode": "none"})
 
     @property
     def draft_shape(self) -> ModelShape | None:
-        """Sizes of the smaller model, as far as its file under conf/model says them."""
+        """Sizes of the draft model, as far as its file under conf/model states them."""
         return self.draft.shape.to_shape() if self.draft and self.draft.shape else None
 
     @model_validator(mode="after")
@@ -94,10 +94,10 @@ class MultimodalSettings(Group):
     """Images in prompts: a vision encoder before the language model.
 
     Attributes:
-        model_type: of the encoder, in the words of TensorRT-LLM's build_multimodal_engine.py.
+        model_type: of the encoder, as TensorRT-LLM's build_multimodal_engine.py names it.
         path: Hugging Face folder of the whole model, encoder included.
         visual_tokens: positions of the prompt that one image takes.
-        images_per_request: at most.
+        images_per_request: maximum number of images.
     """
 
     model_type: Literal["none", "llava", "llava_next", "vila"]
@@ -114,5 +114,5 @@ class MultimodalSettings(Group):
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
-    """Draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
+    """Return the draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)

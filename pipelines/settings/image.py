@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from pipelines.settings.base import Group
 
 UserId = Annotated[int, Field(ge=1, le=2**31 - 2)]
-"""Never 0: the image does not run as root."""
+"""Never 0, because the image must not run as root."""
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
@@ -20,7 +20,7 @@ class ImageSettings(Group):
     """One image of two: the CPU engine's, or NVIDIA's Triton container with this project on top.
 
     Attributes:
-        tool: what builds and runs; auto takes docker, else podman.
+        tool: that builds and runs the image; auto is docker, else podman.
         name: of the image, with the registry it is pushed to, without a tag.
         tag: None is the version and the flavour: 0.1.0-gpu.
         base_cpu: what the CPU image is built on.
@@ -28,12 +28,12 @@ class ImageSettings(Group):
         digest: of that base, so that a tag that moves changes nothing.
         uid: of the user inside; owns the folders it writes to.
         gid: its group.
-        torch_index: where the CPU image takes torch without CUDA from; None is pip's own index, whose torch brings CUDA
-            along (some gigabytes that the CPU image does not use).
-        pip_config: a pip.conf (a private index with its password); a secret of one build step, in no layer.
-        dev: the tests' tools as well, for `make test-gpu` in the shell.
-        no_cache: build every step again.
-        ipc_host: share the host's /dev/shm instead of an own one of `shm_size`.
+        torch_index: package index with torch without CUDA for the CPU image; None is pip's default index, whose torch
+            includes CUDA (some gigabytes that the CPU image does not need).
+        pip_config: a pip.conf (a private index with its password); a secret of one build step, stored in no layer.
+        dev: whether to install the tools of the tests as well, for `make test-gpu` in the shell.
+        no_cache: whether to build every step again.
+        ipc_host: whether to share the host's /dev/shm instead of a separate one of `shm_size`.
         shm_size: of /dev/shm; NCCL and Triton's python backend exchange tensors there.
         network: `host` makes a server in the shell reachable on this machine's loopback.
     """
@@ -57,7 +57,7 @@ class ImageSettings(Group):
     @field_validator("base_cpu", "base_gpu")
     @classmethod
     def _has_a_tag(cls, base: str) -> str:
-        """Without one the builder takes `latest`, which is another image next month."""
+        """Require a tag: without one the builder uses `latest`, which changes over time."""
         if "@" in base:
             raise ValueError(f"'{base}' carries a digest: give it as image.digest=sha256:...")
         if ":" not in base.rsplit("/", 1)[-1] or base.endswith(":latest"):

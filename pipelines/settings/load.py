@@ -1,4 +1,4 @@
-"""Settings of conf/workload/ (what is asked) and conf/benchmark/ (how it is measured). Imports nothing heavy."""
+"""Settings of conf/workload/ (the requests) and conf/benchmark/ (the measurement). Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _IGNORES = {
 
 
 class LengthSettings(Group):
-    """How many tokens, drawn per request.
+    """Distribution of a number of tokens, drawn per request.
 
     Attributes:
         distribution: the family.
@@ -84,7 +84,7 @@ class LengthSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, data: object) -> object:
-        """A plain number is a fixed length."""
+        """Take a plain number as a fixed length."""
         if isinstance(data, int | float):
             return {"distribution": "fixed", "mean": data}
         if not isinstance(data, dict | LengthSettings):
@@ -110,7 +110,7 @@ class LengthSettings(Group):
 
     @property
     def expected(self) -> float | None:
-        """Mean in tokens, as far as the settings say it; None for lengths that stand in a file."""
+        """Mean in tokens, as far as the settings state it; None for lengths from a file."""
         if self.mean is not None:
             return self.mean
         if self.values:
@@ -119,28 +119,28 @@ class LengthSettings(Group):
 
     @property
     def longest(self) -> int | None:
-        """Upper bound in tokens; None when there is none that is known without reading a file."""
+        """Upper bound in tokens; None if there is none, or if it is only known from a file."""
         if self.distribution == "fixed":
             return int(self.mean or 0)
         return max(self.values) if self.values else self.max
 
 
 class WorkloadSettings(Group):
-    """What is asked of the server, and when.
+    """Requests sent to the server, and their arrival.
 
     Attributes:
         name: for tables.
         isl: input tokens as the engine counts them, the first special token included; in a chat those of one turn.
         osl: output tokens.
-        ignore_eos: go on to `osl` when the model would stop earlier.
+        ignore_eos: whether to continue to `osl` when the model would stop earlier.
         shared_prefix_share: this share of each prompt's tokens is the same in all prompts (KV reuse).
-        turns: requests of one conversation; each carries all before it and a synthetic answer of `osl` tokens.
-        arrival: closed loop, or open loop at a rate, all at once, or as a trace says.
-        think_time_s: closed loop: pause of a user between answer and next request.
-        cv: gamma: coefficient of variation of the gaps; 1 is Poisson, above 1 comes in clumps.
+        turns: requests of one conversation; each repeats all before it, with a synthetic answer of `osl` tokens.
+        arrival: closed loop, or open loop at a rate, all at once, or according to a trace.
+        think_time_s: closed loop: pause of a user between an answer and the next request.
+        cv: gamma: coefficient of variation of the gaps; 1 is Poisson, above 1 is burstier.
         trace: JSON lines with `time` (seconds) and `isl`, `osl` or `prompt`, `osl`.
-        trace_speed: the trace is played this many times as fast.
-        prompts: distinct prompts made per level at most when the number of requests is not known beforehand.
+        trace_speed: factor by which the trace is sped up.
+        prompts: maximum of distinct prompts per level if the number of requests is not known beforehand.
         seed: of lengths, prompts and arrival times.
     """
 
@@ -188,7 +188,7 @@ class SloSettings(Group):
     e2e_ms: Milliseconds | None
 
     def to_slo(self) -> Slo:
-        """The same as the domain's record."""
+        """Convert to the domain's record."""
         ttft, itl = PRESETS.get(self.preset, (None, None))
         own = any(value is not None for value in (self.ttft_ms, self.itl_ms, self.e2e_ms))
         name = self.preset if not own else "given" if self.preset == "none" else f"{self.preset}, changed"
@@ -203,19 +203,19 @@ class BenchmarkSettings(Group):
         metrics_url: its Prometheus page; None asks none of a server that already runs.
         precision: of a server that already runs, for the result, e.g. "fp8"; None is "unknown".
         tp_size: tensor parallel ranks of a server that already runs, for the result; None is 1.
-        model_name: the model to ask.
+        model_name: the Triton model to benchmark.
         concurrency: closed loop: requests in flight, one level each; None is 1, 4, 16, 32.
         request_rate: open loop: requests per second, one level each.
-        streaming: every token by itself. Without it TTFT and ITL have no value.
-        window: "steady": begins when the warm-up is over, under load, and ends under load. "whole": the server is idle
-            before; from the first request to the last response, start burst and tail included.
+        streaming: whether each token is sent by itself; otherwise TTFT and ITL have no value.
+        window: "steady" begins after the warm-up, under load, and ends under load. "whole" starts on an idle server and
+            spans the first request to the last response, including initial burst and tail.
         warmup_s: load before the window, at least this long.
         warmup_requests: and at least this many finished; None is one per user of a closed loop.
         duration_s: length of the window; None is no limit.
         num_requests: the window also ends when this many have finished (open loop: have been sent).
-        min_requests: the window is not over before this many, whatever `duration_s` says.
+        min_requests: the window does not end before this many have finished, whatever `duration_s` is.
         timeout_s: a request without its last token by then is given up and counted as an error.
-        processes: client processes; None chooses.
+        processes: client processes; None chooses automatically.
         slo: limits for goodput.
     """
 
@@ -240,7 +240,7 @@ class BenchmarkSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _one_level(cls, data: object) -> object:
-        """`concurrency=8` means `[8]`."""
+        """Accept a single value for a list: `concurrency=8` means `[8]`."""
         if isinstance(data, dict):
             levels = ("concurrency", "request_rate")
             data = {k: [v] if k in levels and isinstance(v, int | float) else v for k, v in data.items()}
@@ -262,7 +262,7 @@ class BenchmarkSettings(Group):
 
 
 def load_faults(workload: WorkloadSettings, benchmark: BenchmarkSettings) -> list[Fault]:
-    """What the two groups say against each other, all at once; empty when they agree."""
+    """List all contradictions between the two groups; empty if they agree."""
     arrival, faults = workload.arrival, []
     if arrival == "closed" and benchmark.request_rate is not None:
         rates = _shown(benchmark.request_rate)

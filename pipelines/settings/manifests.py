@@ -1,4 +1,4 @@
-"""The group `manifests`: what `make manifests` cannot know from the repository."""
+"""The group `manifests`: what `make manifests` cannot derive from the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pipelines.settings.base import Group, Positive
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
-"""A name of Kubernetes that leaves room for what is added to it (63 characters in all)."""
+"""A Kubernetes name that leaves room for suffixes (63 characters in all)."""
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Gib = Annotated[float, Field(gt=0)]
 Seconds = Annotated[int, Field(ge=0, le=300)]
@@ -39,7 +39,7 @@ class FetchSettings(Group):
 
     @property
     def words(self) -> tuple[str, ...] | None:
-        """What the container runs; None when nothing is fetched."""
+        """Command of the container; None if nothing is fetched."""
         if self.hub is not None:
             return ("hf", "download", self.hub, "--local-dir", "/repository")
         return self.command
@@ -69,7 +69,7 @@ class ManifestSettings(Group):
         storage: where the repository is: a claim, a folder on the node, or an empty folder that `fetch` fills.
         claim: name of an existing claim; None writes one.
         storage_class: of the claim that is written; None is the cluster's default.
-        access_mode: of that claim; several servers on several nodes need one of the Many.
+        access_mode: of that claim; servers on several nodes need one of the ...Many modes.
         host_path: absolute folder on the nodes.
         sub_path: folder of the repository inside that storage; empty is its root.
         fetch: see `FetchSettings`.
@@ -80,11 +80,11 @@ class ManifestSettings(Group):
         shm_gib: size of /dev/shm; None is computed.
         node_selector: labels that the nodes must have, besides those that follow from `hardware`.
         extra_resources: further countable devices per pod, e.g. {rdma/ib: 8}.
-        runtime_class: e.g. nvidia, where the GPU operator did not make it the default.
-        read_mib_per_s: how fast the storage is; with the repository's size it gives the time to start.
-        pre_stop_s: how long a server that ends still accepts requests, until every proxy has heard of it.
+        runtime_class: e.g. nvidia, if the GPU operator did not make it the default.
+        read_mib_per_s: read speed of the storage; with the repository's size it determines the time to start.
+        pre_stop_s: how long a stopping server still accepts requests, until every proxy knows.
         mpi_prefix: Open MPI inside the image, for several nodes.
-        ssh_secret: keys with which the nodes of a group reach each other; None is the deployment's name and -mpi-ssh.
+        ssh_secret: Secret with the ssh keys of a group's nodes; None is the deployment's name and -mpi-ssh.
     """
 
     folder: Path = Path("manifests")

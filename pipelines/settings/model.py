@@ -42,19 +42,19 @@ class ShapeSettings(Group):
     tie_word_embeddings: bool
 
     def to_shape(self, name: str = "") -> ModelShape:
-        """The shape, with what its architecture implies; `name` is for people."""
+        """Return the shape, with what its architecture implies; `name` is for display."""
         return ModelShape(**self.model_dump(), **implied_sizes(self.architecture), name=name)
 
 
 class ModelSettings(Group):
-    """Where the model comes from: `path` before `bundled` before `hub_id`.
+    """Source of the model: `path` takes precedence over `bundled`, and that over `hub_id`.
 
     Attributes:
         name: short name, for folders and tables.
-        hub_id: model of the Hub: org/name.
-        revision: branch, tag or commit on the Hub; the commit it means is recorded.
+        hub_id: model on the Hub: org/name.
+        revision: branch, tag or commit on the Hub; the commit it resolves to is recorded.
         bundled: one of the tiny models that ship with the project.
-        path: local Hugging Face folder; comes before `bundled` and `hub_id`.
+        path: local Hugging Face folder; takes precedence over `bundled` and `hub_id`.
         shape: sizes of the model, known before it is downloaded; null reads them from its config.json.
     """
 
@@ -73,7 +73,7 @@ class ModelSettings(Group):
 
     @property
     def folder(self) -> Path | None:
-        """The local Hugging Face folder, or None for a model of the Hub."""
+        """The local Hugging Face folder, or None for a model from the Hub."""
         if self.path:
             return self.path.expanduser().absolute()
         return BUNDLED / "models" / self.bundled if self.bundled else None

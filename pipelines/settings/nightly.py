@@ -17,7 +17,7 @@ class CellSettings(Group):
     """Overrides of some cells.
 
     Attributes:
-        when: axis -> value; a cell is meant when all of them are its own.
+        when: axis -> value; selects the cells that match all of them.
         set: overrides, as on the command line.
     """
 
@@ -26,13 +26,13 @@ class CellSettings(Group):
 
 
 class AcceptedSettings(Group):
-    """A change of level that somebody looked at and accepted.
+    """A change of level that was reviewed and accepted.
 
     Attributes:
         cell: name of the cell, `*` for any part of it, e.g. "llama_3_1_8b *".
         metric: name of the metric, likewise, e.g. "ttft_p50_s at concurrency 8" or "*".
         since: ISO date or time, UTC: nights before it no longer count.
-        reason: why it is right that it changed.
+        reason: why the change is accepted.
     """
 
     cell: str
@@ -42,13 +42,13 @@ class AcceptedSettings(Group):
 
 
 class PinnedSettings(Group):
-    """A value that must be kept whatever the nights before were.
+    """An absolute limit, whatever earlier nights measured.
 
     Attributes:
         cell: name of the cell, `*` for any part of it.
         metric: name of the metric, likewise.
-        worst: least throughput, or greatest latency, size or time that is right.
-        reason: where it comes from.
+        worst: lowest acceptable throughput, or highest acceptable latency, size or time.
+        reason: where the limit comes from.
     """
 
     cell: str
@@ -63,8 +63,8 @@ class ExpectSettings(Group):
     Attributes:
         accuracy_loss_percent: format -> largest loss against the 16-bit baseline, in percent of its accuracy. A larger
             one fails when it is measurable (McNemar's exact test); a format that is not listed has no limit.
-        floor_percent: metric -> change that is never worth a word; a metric that is not listed is kept but not judged.
-        accepted: changes of level that are right.
+        floor_percent: metric -> change that is ignored; a metric that is not listed is recorded but not judged.
+        accepted: changes of level that were accepted.
         pinned: absolute values.
     """
 
@@ -82,15 +82,15 @@ class NightlySettings(Group):
         matrix: axis (a group or a key of the configuration) -> its values; every combination is a cell.
         set: overrides of every cell.
         cells: overrides of some cells.
-        measure: False judges what the history holds and writes the report again.
-        rebuild: make everything but downloads anew, so that tonight's code is measured; False takes what is there.
+        measure: whether to measure; False only judges the history and writes the report again.
+        rebuild: whether to rebuild everything except downloads, so that tonight's code is measured.
         history: folder of the history.
-        timeout_s: a cell that takes longer is stopped and has failed.
-        window: nights before that are looked at, at most.
-        least: nights before that are needed to know the noise.
-        false_alarms: probability that a run in which nothing changed ends with a regression.
+        timeout_s: a cell that takes longer is stopped and counts as failed.
+        window: how many earlier nights are considered at most.
+        least: how many earlier nights are needed to know the noise.
+        false_alarms: probability that a run reports a regression although nothing changed.
         confirmations: times a cell that looks worse is measured again; the median of all counts.
-        expect: what is expected.
+        expect: expectations of every night.
     """
 
     name: str
@@ -110,7 +110,7 @@ class NightlySettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _words(cls, data: Any) -> Any:
-        """YAML reads values like 2 or true as what they look like; as overrides they are words."""
+        """Convert values that YAML reads as numbers or booleans to words, as overrides have them."""
         if isinstance(data, dict) and isinstance(data.get("matrix"), dict):
             axes = {
                 axis: values if isinstance(values, list | tuple) else [values]

@@ -24,7 +24,7 @@ class PathSettings(Group):
 
 
 class VerifySettings(Group):
-    """What `verify` looks at.
+    """Settings of the command `verify`.
 
     Attributes:
         path: folder of a TensorRT-LLM checkpoint; null is the one of this configuration.

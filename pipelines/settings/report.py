@@ -11,7 +11,7 @@ from pipelines.settings.base import Group
 
 
 class ReportSettings(Group):
-    """What the report and the comparison are made with.
+    """Settings of the report and the comparison.
 
     Attributes:
         folder: where the files are written, relative to the current folder.

@@ -1,4 +1,4 @@
-"""Typed settings, one class per group under conf/. They judge values; they never look at the machine."""
+"""The whole configuration as typed settings, one class per group of conf/. Settings never look at the machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Settings(Group):
 
     @property
     def variant(self) -> str:
-        """The compression in one word: "fp8", "magnitude_2_4-int8_sq", "fp8-kv_int8", "none"."""
+        """The compression as one word: "fp8", "magnitude_2_4-int8_sq", "fp8-kv_int8", "none"."""
         parts = [] if self.sparsity.method == "none" else [f"{self.sparsity.method}_2_4"]
         if self.quant.qformat != QFormat.NONE or not parts:
             parts.append(self.quant.qformat.value)
@@ -68,7 +68,7 @@ class Settings(Group):
         return "-".join(parts)
 
     def baseline(self) -> Settings:
-        """The same model without any compression and guessing nothing ahead; what accuracy is compared with."""
+        """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
@@ -81,7 +81,7 @@ class Settings(Group):
 
 
 def validate(raw: Mapping[str, Any]) -> Settings:
-    """Judge a composed configuration.
+    """Validate a composed configuration.
 
     Raises:
         UserError: every fault at once: the key, what was given, what is allowed.

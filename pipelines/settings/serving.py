@@ -17,11 +17,10 @@ USUAL_PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "open
 class ServingSettings(Group):
     """How tritonserver is started.
 
-    A benchmark always takes free ports, so that it never stands in the way of a server.
+    A benchmark always uses free ports, so that it never conflicts with a running server.
 
     Attributes:
-        repository: a Triton model repository that is already there, e.g. copied from another machine; nothing is
-            built then.
+        repository: an existing Triton model repository, e.g. copied from another machine; then nothing is built.
         host: IPv4 address to listen on: 127.0.0.1 is this machine only, 0.0.0.0 every network.
         http_port: null is 8000 in `make serve` when free, else any free port.
         grpc_port: null is 8001 in `make serve` when free, else any free port.
@@ -35,7 +34,7 @@ class ServingSettings(Group):
         startup_timeout_s: seconds until every model must be ready.
         drain_timeout_s: seconds that running requests may take to finish after Ctrl-C.
         log_verbose: level of tritonserver's verbose log; 0 is off.
-        show_log: print tritonserver's log as it comes, for systems that collect standard output.
+        show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
     repository: Path | None = None
@@ -57,7 +56,7 @@ class ServingSettings(Group):
     @field_validator("host")
     @classmethod
     def _is_an_address(cls, host: str) -> str:
-        """The HTTP service binds addresses, not names; IPv6 it spells in three ways, so it is left out."""
+        """Require an IPv4 address: the HTTP service binds addresses, not names, and spells IPv6 in three ways."""
         try:
             ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host)
         except ValueError:

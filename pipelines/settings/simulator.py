@@ -1,4 +1,4 @@
-"""The group `simulator`: what `make simulate` simulates. Imports nothing heavy."""
+"""The group `simulator`: settings of `make simulate`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SimulatorSettings(Group):
     """How an engine schedules requests, in ticks or in seconds.
 
     Attributes:
-        policy: those compared, in the order shown.
+        policy: the policies compared, in the order shown.
         time: "auto" is seconds when a GPU is named or `sizing.fit` is given, ticks otherwise.
         slots: requests scheduled together; None is 4 in ticks, the engine's max_batch_size in seconds.
         prefill: ticks of a prompt.
@@ -28,7 +28,7 @@ class SimulatorSettings(Group):
         admission: as TensorRT-LLM's batch_scheduler_policy; None is the repository's, or the fit's.
         kv_blocks: of the paged KV cache; None is no limit in ticks, what fits into the GPU in seconds.
         tokens_per_block: of one; None is the build's, or the fit's.
-        prefix_tokens: of each prompt that are in the cache; None is 0 in ticks, what the prompts share in seconds.
+        prefix_tokens: cached tokens of each prompt; None is 0 in ticks, the shared part of the prompts in seconds.
         until: when the run ends, ticks or seconds; None is when all requests are done.
         client_delay: closed loop: ticks or seconds from an answer to the arrival of the user's next request, beside
             workload.think_time_s; None is 0 in ticks, the performance model's in seconds.
@@ -53,7 +53,7 @@ class SimulatorSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _one_policy(cls, data: object) -> object:
-        """`policy=static` means `[static]`; a word that is none gets the nearest."""
+        """Accept a single policy for a list, and name the nearest one for an unknown word."""
         if not isinstance(data, dict):
             return data
         given = data.get("policy")

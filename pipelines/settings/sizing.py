@@ -1,4 +1,4 @@
-"""The group `sizing`: how many GPUs for which load within which limits. Imports nothing heavy."""
+"""The group `sizing`: how many GPUs a load needs within limits. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.settings.base import Group, Positive
 from pipelines.settings.load import Rate, SloSettings
 
 FITS = "fits"
-"""Below the store: where `make calibrate` keeps its files, and where they are looked for."""
+"""Folder below the store in which `make calibrate` keeps its files."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _percent(value: object) -> object:
-    """A percentile is a number from 1 to 100: 50 is the median, and 0.5 would be a slip of the pen."""
+    """Check a percentile: a number from 1 to 100, where 50 is the median and 0.5 is probably a typo."""
     if isinstance(value, int | float) and not isinstance(value, bool) and not 1 <= value < 100:
         meant = f"; did you mean {100 * value:g}?" if 0 < value < 1 else ""
         raise ValueError(f"is {value:g}; percentiles go from 1 to 99.99, 50 is the median{meant}")
@@ -29,15 +29,15 @@ def _percent(value: object) -> object:
 
 
 def fit_files(store: Path) -> list[Path]:
-    """What `make calibrate` has left in a store."""
+    """List the files of `make calibrate` in a store."""
     return sorted((store / FITS).glob("*.json"))
 
 
 class SizingSloSettings(SloSettings):
-    """Limits that a percentile of the requests must meet, each by itself.
+    """Limits that a percentile of TTFT, ITL and E2E must meet, each separately.
 
     Attributes:
-        percentile: of TTFT, ITL and E2E that is held against its limit, e.g. 95.
+        percentile: compared with the limits, e.g. 95.
     """
 
     percentile: float
@@ -49,17 +49,17 @@ class SizingSloSettings(SloSettings):
 
 
 class PriceSettings(Group):
-    """USD; null is not given, and what is not given is not counted.
+    """Prices in USD; null means not given, and what is not given is not counted.
 
     Attributes:
         server_usd: to buy one server with its GPUs.
-        years: over which it is written off.
+        years: of depreciation.
         licence_usd: software, per GPU and year.
         hosting_usd: per server and year.
         kwh_usd: of electricity.
         pue: power of the building over power of the machines.
         gpu_hour_usd: to rent one GPU for an hour, everything included.
-        utilisation: share of what the fleet can serve that it does serve over the year; null is what the average says.
+        utilisation: share of the fleet's capacity that is used over the year; null derives it from the average.
     """
 
     server_usd: Usd | None
@@ -88,21 +88,21 @@ class PriceSettings(Group):
 
 
 class AutoscalingSettings(Group):
-    """Instances that come and go with a day's load, beside the fixed fleet.
+    """Autoscaled instances over a day's load, compared with the fixed fleet.
 
     Attributes:
         day: the load of a day: 24 numbers, one per hour, of which only the ratios count; "business" is a built-in,
             assumed shape; null replays nothing.
-        trace: arrivals instead of `day`, as workload.trace has them.
+        trace: arrivals instead of `day`, in the format of workload.trace.
         cold_start_s: from the decision until the new instance takes requests (engine load and what comes before).
-        signal: what decides: time in the queue, TTFT, or use of the KV cache.
-        up_at: one more when the signal is above this share of its limit: the TTFT limit, or the use of the KV cache
-            when an instance serves all it can within the limits.
-        down_at: one less when it is below.
-        up_after_s: for so long.
-        down_after_s: for so long.
+        signal: that decides: time in the queue, TTFT, or use of the KV cache.
+        up_at: add an instance when the signal is above this share of its limit: the TTFT limit, or the use of the KV
+            cache at which an instance serves all it can within the limits.
+        down_at: remove an instance when the signal is below this share.
+        up_after_s: seconds that the signal must stay above.
+        down_after_s: seconds that the signal must stay below.
         least: instances that always run.
-        step_s: between two looks at the signal.
+        step_s: seconds between two checks of the signal.
     """
 
     day: Literal["business"] | tuple[Annotated[float, Field(ge=0)], ...] | None
@@ -129,7 +129,7 @@ class AutoscalingSettings(Group):
                 "has no cold_start_s: seconds until a new instance takes requests, as your cluster shows them"
             )
         if self.down_at >= self.up_at:
-            raise ValueError(f"has down_at={self.down_at:g}, not below up_at={self.up_at:g}: it would swing")
+            raise ValueError(f"has down_at={self.down_at:g}, not below up_at={self.up_at:g}: the fleet would oscillate")
         return self
 
     @property
@@ -139,22 +139,22 @@ class AutoscalingSettings(Group):
 
 
 class SizingSettings(Group):
-    """The question. Lengths are those of `workload`, the format that of `quant` and `kv_cache`, the GPU `hardware`.
+    """Question to the calculator, with lengths from `workload`, formats from `quant` and `kv_cache`, and `hardware`.
 
     Attributes:
         model: a model of pipelines/predict/performance/models.csv that has no file in conf/model; null is `model`.
         mode: "online": answers are streamed. "sequential": each is awaited whole, so that only E2E counts. "offline":
             nobody waits; throughput alone counts.
         average_rate: requests per second while the service is used.
-        users: the same as daily users ...
-        requests_per_user_day: ... times requests of each.
-        busy_hours: of a day, in which the average holds.
+        users: daily users, as an alternative to average_rate, with requests_per_user_day.
+        requests_per_user_day: requests of each user per day.
+        busy_hours: hours of a day in which the average holds.
         peak_rate: requests per second to size for, as measured.
         peak_factor: measured peak over average.
-        peak_percentile: of Poisson arrivals in one second; null is 95 where nothing else gives the peak.
+        peak_percentile: of Poisson arrivals in one second; null is 95 if nothing else states the peak.
         slo: limits.
         headroom: share of each instance's rate that is kept free.
-        spare: instances on top.
+        spare: additional instances.
         tp: tensor parallel sizes to try; null is all that fit a server, or build.tp_size where it is above 1.
         pp: pipeline parallel sizes to try; null is build.pp_size.
         formats: weight formats to try; null is the one of `quant`.
@@ -162,9 +162,9 @@ class SizingSettings(Group):
         measured: a benchmark of yours to size from: ours, AIPerf, genai-perf or trtllm-bench JSON.
         fit: what `make calibrate` wrote: the performance model fitted to a benchmark, used instead of the one that is
             fitted to published measurements.
-        requests: simulated per load.
-        prices: what things cost.
-        autoscaling: instances that come and go.
+        requests: number of simulated requests per load.
+        prices: of servers, GPUs, power and hosting.
+        autoscaling: replay of a day with autoscaled instances.
     """
 
     model: str | None
@@ -192,7 +192,7 @@ class SizingSettings(Group):
     @model_validator(mode="before")
     @classmethod
     def _one_of_a_list(cls, data: object) -> object:
-        """`tp=2` means `[2]`."""
+        """Accept a single value for a list: `tp=2` means `[2]`."""
         if isinstance(data, dict):
             lists = ("tp", "pp", "formats", "kv_formats")
             data = {k: [v] if k in lists and isinstance(v, int | str) else v for k, v in data.items()}

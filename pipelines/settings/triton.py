@@ -1,8 +1,8 @@
-"""What a user may set about a Triton repository, under the names of TensorRT-LLM's own templates.
+"""Settings of a Triton repository, under the names of TensorRT-LLM's own templates.
 
 Source: the template parameters of `triton_backend/all_models/inflight_batcher_llm` (TensorRT-LLM 1.2), with their
-defaults. A parameter that is not here is decided elsewhere, once; `DECIDED_ELSEWHERE` says where. None means: leave it
-out, so that the backend's own default holds.
+defaults. Parameters that are missing here are set in one other place, listed in `DECIDED_ELSEWHERE`. None leaves a
+parameter out, so that the backend's own default holds.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class TritonSettings(Group):
         triton_max_batch_size: requests that Triton may hand over at once; None is the engine's max_batch_size.
         decoupled_mode: several responses per request, which streaming and batches of prompts need.
         max_queue_size: waiting requests before new ones are refused; 0 has no limit.
-        max_queue_delay_microseconds: how long Triton waits for company of a request.
+        max_queue_delay_microseconds: how long Triton waits for more requests to batch.
         preprocessing_instance_count: processes that tokenize.
-        postprocessing_instance_count: processes that make text of tokens.
+        postprocessing_instance_count: processes that detokenize.
         bls_instance_count: instances of tensorrt_llm_bls.
         add_special_tokens: add the tokenizer's special tokens to a prompt.
         skip_special_tokens: leave special tokens out of the text.
@@ -61,7 +61,7 @@ class TritonSettings(Group):
         max_beam_width: None is the engine's.
         exclude_input_in_output: leave the prompt out of output_ids; OpenAI-compatible access needs true.
         normalize_log_probs: divide log probabilities by the length of the answer.
-        cancellation_check_period_ms: milliseconds between two looks for cancelled requests.
+        cancellation_check_period_ms: milliseconds between two checks for cancelled requests.
         stats_check_period_ms: milliseconds between two reads of the engine's statistics.
         iter_stats_max_iterations: iterations whose statistics are kept.
         request_stats_max_iterations: iterations whose statistics per request are kept.
@@ -74,8 +74,8 @@ class TritonSettings(Group):
         kv_cache_onboard_blocks: bring blocks back from host memory before they are used.
         retention_tokens: tokens at the start of every prompt whose KV blocks tensorrt_llm_bls asks to keep; None:
             off.
-        retention_priority: theirs, 0 to 100; what is not said has TensorRT-LLM's default of 35.
-        retention_duration_ms: how long the priority holds; None is for ever.
+        retention_priority: of these blocks, 0 to 100; other blocks have TensorRT-LLM's default of 35.
+        retention_duration_ms: how long the priority holds; None is forever.
         gpu_device_ids: GPUs of each instance of the model, in rank order: `[[0,1]]`.
         draft_gpu_device_ids: GPUs of the draft model; None shares those of the model.
         participant_ids: MPI ranks of each instance; needed in orchestrator mode without spawning.
@@ -99,8 +99,8 @@ class TritonSettings(Group):
         eagle_choices: eagle: the tree of guesses, likewise.
         speculative_decoding_fast_logits: pass logits from the draft model's GPU to the model's directly; needs
             orchestrator mode.
-        guided_decoding_backend: what keeps answers to a schema or grammar; null is nothing.
-        xgrammar_tokenizer_info_path: file about the vocabulary that xgrammar needs.
+        guided_decoding_backend: restricts answers to a schema or grammar; null turns it off.
+        xgrammar_tokenizer_info_path: vocabulary file for xgrammar.
     """
 
     triton_max_batch_size: Positive | None = None
@@ -175,7 +175,7 @@ class TritonSettings(Group):
     @field_validator("executor_worker_path", "lora_prefetch_dir", "xgrammar_tokenizer_info_path")
     @classmethod
     def _is_filled_in(cls, text: str | None) -> str | None:
-        """A placeholder of NVIDIA's templates would reach the server as if it were a path."""
+        """Refuse unfilled placeholders of NVIDIA's templates, which would reach the server as a path."""
         if text is not None and (not text.strip() or "${" in text):
             raise ValueError(f"'{text}' is not filled in: give a value, or null to leave it out")
         return text

@@ -1,4 +1,4 @@
-"""Stages: short files that know their inputs and outputs, and nothing of each other, the store or Hydra."""
+"""Stages: each knows its inputs and outputs, and nothing about other stages, the store or Hydra."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Stage(Protocol):
 
     Attributes:
         name: verb; also the folder of its artifacts in the store.
-        version: raised when the same inputs should give other bytes.
-        libraries: distributions whose version decides the bytes.
-        needs: packages that must be importable when it runs.
-        measures: it measures, so it runs every time and what it finished is kept whatever stops it.
+        version: raised when the same inputs should produce different bytes.
+        libraries: distributions whose version determines the bytes.
+        needs: packages that must be importable when the stage runs.
+        measures: whether it measures; then it runs every time, and finished results are kept whatever stops it.
     """
 
     @property
@@ -46,9 +46,9 @@ class Stage(Protocol):
         ...
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the bytes, as JSON; nothing else."""
+        """Return the settings that determine the bytes, and no others, as JSON."""
         ...
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Do the work: read `inputs`, fill `out_dir`, return facts for the manifest (JSON)."""
+        """Read `inputs`, fill `out_dir`, and return facts for the manifest as JSON."""
         ...

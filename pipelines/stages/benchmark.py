@@ -1,4 +1,4 @@
-"""Benchmark: a Triton repository in, what it does under load out. A measurement, so it is made anew every time."""
+"""Benchmark: a Triton repository in, measurements under load out. Being a measurement, it is never cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.settings.serving import ServingSettings
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Repository and tokenizer in (or a server that runs elsewhere), `benchmark.json` and one file per level out.
+    """Repository and tokenizer (or a server running elsewhere) in, `benchmark.json` and one file per level out.
 
     Attributes:
         workload: lengths, prompts and arrival.
@@ -27,7 +27,7 @@ class Benchmark:
         labels: model, precision, engine, tp_size, world_size for the result.
         machine: facts of this machine for the result.
         logs: folder for the server's log, which outlives a failure.
-        libraries: whose versions stand in the result.
+        libraries: whose versions are recorded in the result.
         predicted: modelled memory of the engine's process under this load, bytes by part; empty where not modelled.
         needs: packages.
     """
@@ -46,7 +46,7 @@ class Benchmark:
     measures = True
 
     def identity(self) -> dict[str, Any]:
-        """What was put on the server."""
+        """Return the load."""
         return {
             "workload": self.workload.model_dump(mode="json"),
             "benchmark": self.benchmark.model_dump(mode="json"),
@@ -54,7 +54,7 @@ class Benchmark:
         }
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Start the server unless one runs already, put the load on it, keep every request."""
+        """Start a server unless one is given, apply the load, and record every request."""
         from pipelines.host.machine import library_versions
         from pipelines.loadgen.run import ServerIdentity, ServerTarget, run_benchmark
 
@@ -95,7 +95,7 @@ class Benchmark:
 
 
 def _observed(levels: Sequence[Level]) -> dict[str, float]:
-    """Highest gauges of all levels: resident bytes of the engine's process, blocks of its KV pool and those in use."""
+    """Return the highest gauges of all levels: resident bytes of the engine's process, KV blocks, KV blocks in use."""
     names = {"total": "memory_cpu", "kv_blocks": "kv_cache_block_max", "kv_blocks_used": "kv_cache_block_used"}
     found = {}
     for ours, gauge in names.items():

@@ -27,12 +27,12 @@ class Build:
 
     Attributes:
         engine: by name, see `pipelines.engines.registry`.
-        build: what the engine is built for; the ranks are the checkpoint's.
-        libraries: of the engine; their versions decide the bytes.
+        build: limits of the engine; the ranks are those of the checkpoint.
+        libraries: of the engine; their versions determine the bytes.
         needs: packages of the engine.
-        on_gpu: the GPU it is built for; None for the CPU.
-        longest: what an open max_seq_len means, the model's own longest sequence in tokens; None where not known yet.
-        predicted: modelled memory of its fullest rank, bytes by part, to stand beside what the build says.
+        on_gpu: the GPU to build for; None for the CPU.
+        longest: the model's longest sequence in tokens, used when max_seq_len is not set; None if not known yet.
+        predicted: modelled memory of the fullest rank, bytes by part, to compare with what the build reports.
     """
 
     engine: str
@@ -47,7 +47,7 @@ class Build:
     measures = False
 
     def identity(self) -> dict[str, Any]:
-        """The engine and the settings that decide its bytes, the limits at least, and the kind of GPU."""
+        """Return the engine, the settings that determine its bytes, and the kind of GPU."""
         identity = describe(self.engine).identity
         decide = load_function(identity)(self.build) if identity else self.build.model_dump(include=_LIMITS)
         return {"engine": self.engine, **decide, **({} if self.on_gpu is None else {"sm": self.on_gpu.sm})}
@@ -69,7 +69,7 @@ class Build:
 
 
 def limits_for(build: BuildSettings, config: CheckpointConfig) -> BuildLimits:
-    """The limits with what was left open filled in as trtllm-build does: the model's own longest sequence."""
+    """Return the limits; max_seq_len defaults to the model's longest sequence, as in trtllm-build."""
     values = build.model_dump(include=_LIMITS)
     values["max_seq_len"] = build.max_seq_len or config.max_position_embeddings
     return BuildLimits(**values)

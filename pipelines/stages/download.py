@@ -1,4 +1,4 @@
-"""Download: a model or a data set of the Hub, at one commit, checked file by file."""
+"""Download: a model or a data set from the Hub, at one commit, verified file by file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipelines.domain.progress import Progress
 
 @dataclass(frozen=True)
 class Download:
-    """Files of a Hub repository in, a folder of them out.
+    """A Hub repository in, a folder of its files out.
 
     Attributes:
         repo_id: "google/gemma-2b".
-        revision: branch, tag or commit; the commit it meant is recorded.
+        revision: branch, tag or commit; the commit it resolves to is recorded.
         repo_type: model or data set.
-        shape: what the model's config.json must say; None accepts any known architecture.
+        shape: that the model's config.json must have; None accepts any known architecture.
     """
 
     repo_id: str
@@ -29,11 +29,11 @@ class Download:
     name = "download"
     version = "1"
     measures = False
-    libraries: tuple[str, ...] = ()  # the bytes are the Hub's, whoever fetches them
+    libraries: tuple[str, ...] = ()  # the bytes are the Hub's, whichever client fetches them
     needs: tuple[str, ...] = ("huggingface_hub",)
 
     def identity(self) -> dict[str, Any]:
-        """Which files of which repository. The expected shape only checks them."""
+        """Return the repository and revision; the expected shape does not change the bytes."""
         return {"repo_id": self.repo_id, "revision": self.revision, "repo_type": self.repo_type}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:

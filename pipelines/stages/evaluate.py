@@ -1,4 +1,4 @@
-"""Evaluate: an engine in, its accuracy question by question out."""
+"""Evaluate: an engine in, its accuracy on each question out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Evaluate:
         eval: task, shots, limit.
         model: label for the result.
         variant: compression label for the result.
-        libraries: of the flavour and of the harness.
+        libraries: of the engine and of the harness.
         needs: packages.
     """
 
@@ -41,7 +41,7 @@ class Evaluate:
     measures = False
 
     def identity(self) -> dict[str, Any]:
-        """Task and arithmetic; the labels are in the result, so they count too."""
+        """Return task and arithmetic, and the labels, because they appear in the result."""
         arithmetic = self.options.model_dump(include=set(self.options.DECIDE_SCORES)) if self.options else {}
         return {
             "engine": self.engine,
@@ -52,7 +52,7 @@ class Evaluate:
         }
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Load the engine and put every question to it."""
+        """Load the engine and ask it every question."""
         from eval.harness import evaluate
         from eval.spec import EvalSpec
 
@@ -79,6 +79,6 @@ class Evaluate:
 
 
 def _longest(engine: str, limits: Mapping[str, int]) -> int:
-    """Tokens of a prompt and its answer; some runtimes compute a prompt in one iteration."""
+    """Return the tokens that a prompt and its answer may have; some runtimes compute a prompt in one iteration."""
     longest = limits["max_seq_len"] - (limits.get("max_draft_len") or 0)
     return longest if describe(engine).chunks_scored_prompts else min(longest, limits["max_num_tokens"])

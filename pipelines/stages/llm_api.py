@@ -1,4 +1,4 @@
-"""Configure: a Hugging Face checkpoint in, what TensorRT-LLM's LLM API needs to run it out."""
+"""Configure: a Hugging Face checkpoint in, a folder that TensorRT-LLM's LLM API can run out."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from triton_repo.llm_args import (
 
 @dataclass(frozen=True)
 class ConfigureLlm:
-    """Checkpoint, tokenizer and perhaps a draft in, a folder of them (hard links) and the arguments of the LLM API out.
+    """Checkpoint, tokenizer and optional draft in, a folder of hard links with the arguments of the LLM API out.
 
-    TensorRT-LLM 1.3 and later has no engines: this folder is what stands in an engine's place, and
+    TensorRT-LLM 1.3 and later has no engines: this folder takes an engine's place, and
     `trtllm-serve checkpoint --extra_llm_api_options extra_llm_api_options.yaml` runs it.
 
     Attributes:
@@ -52,7 +52,7 @@ class ConfigureLlm:
 
     @property
     def arguments(self) -> LlmArgs:
-        """What `tensorrt_llm.LLM` is given, the checkpoint aside."""
+        """Return the arguments of `tensorrt_llm.LLM`, except the checkpoint."""
         build, triton = self.build, self.triton
         return LlmArgs(
             tensor_parallel_size=build.tp_size,
@@ -85,7 +85,7 @@ class ConfigureLlm:
         return DraftTargetConfig(max_draft_len=self.num_draft_tokens, speculative_model=DRAFT)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that is written."""
+        """Return everything that is written."""
         return {"engine": LLM_API.name, "arguments": self.arguments.as_dict()}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
@@ -108,6 +108,6 @@ class ConfigureLlm:
         path = out_dir / OPTIONS
         path.write_text(self.arguments.to_yaml(), encoding="utf-8")
         if LlmArgs.from_yaml(path.read_text(encoding="utf-8"), str(path)) != self.arguments:
-            raise RuntimeError(f"{path} does not say what was asked for")
+            raise RuntimeError(f"{path} differs from what was requested")
         facts = describe_unified(out_dir / CHECKPOINT)
         return {"engine_bytes": facts["total_bytes"], "arguments": self.arguments.as_dict(), **facts}

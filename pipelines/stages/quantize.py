@@ -1,4 +1,4 @@
-"""Quantize: a model in, a checkpoint out for trtllm-build or for the PyTorch backend, verified by reading it back."""
+"""Quantize: a model in, a checkpoint for trtllm-build or the PyTorch backend out, verified by reading it back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quantize:
     Attributes:
         quant: format of weights and activations.
         kv_cache: format of the KV cache.
-        calibration: how much text, cut how.
+        calibration: how much text to calibrate on, and how it is split.
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
         device: where ModelOpt computes, "cpu" or "cuda".
@@ -47,18 +47,18 @@ class Quantize:
 
     @property
     def calibrated(self) -> bool:
-        """Whether activations are observed."""
+        """Whether activations are calibrated."""
         return FORMATS[self.quant.qformat].calibrated or self.kv_cache.dtype != KvFormat.AUTO
 
     def identity(self) -> dict[str, Any]:
-        """Format, the options that format reads, ranks, and calibration where it is used."""
+        """Return format, the options that the format reads, ranks, and calibration where it is used."""
         qformat, spec = self.quant.qformat, FORMATS[self.quant.qformat]
         identity: dict[str, Any] = {
             "qformat": qformat.value,
             "kv_cache": self.kv_cache.dtype.value,
             "tp_size": self.tp_size,
             "pp_size": self.pp_size,
-            "device": self.device,  # the two round differently
+            "device": self.device,  # CPU and GPU round differently
         }
         if self.quant.dtype != "auto":
             identity["dtype"] = self.quant.dtype
@@ -112,11 +112,11 @@ class Quantize:
 
 
 def check_model(folder: Path, qformat: QFormat, **asked: Any) -> None:
-    """Refuse what the plan could not, because the model was not on disk yet.
+    """Apply the rules that the plan could not apply because the model was not on disk yet.
 
     Args:
         folder: Hugging Face checkpoint.
-        qformat: it is to be exported in.
+        qformat: to export it in.
         asked: as for `check_checkpoint`.
 
     Raises:
@@ -129,14 +129,14 @@ def check_model(folder: Path, qformat: QFormat, **asked: Any) -> None:
 
 
 def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
-    """What decides which tokens are seen; the text itself is an input with a digest of its own."""
+    """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
     chosen = calibration.model_dump(include={"size", "seq_len", "batch_size", "seed"})
     where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set()}[calibration.source]
     return chosen | calibration.model_dump(include=where)
 
 
 def calibration_of(calibration: CalibrationSettings) -> CalibrationSpec:
-    """The same as the compressor's own record."""
+    """Convert the settings to the compressor's record."""
     from pipelines.compress import CalibrationSpec
 
     return CalibrationSpec(
@@ -148,7 +148,7 @@ def calibration_of(calibration: CalibrationSettings) -> CalibrationSpec:
 
 
 def texts_of(calibration: CalibrationSettings, inputs: Mapping[str, Path]) -> Iterable[str]:
-    """Calibration texts from the input folder or file, read as far as needed."""
+    """Read calibration texts from the input folder or file, as far as needed."""
     from pipelines.compress import load_texts
 
     split = calibration.split if calibration.source == "hub" else None

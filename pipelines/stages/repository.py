@@ -15,7 +15,7 @@ from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import ImageSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "triton_repo" / "models"
-"""Sources of the python models; the repository carries copies of them."""
+"""Sources of the Python models, which are copied into each repository."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WriteRepository:
         pp_size: its pipeline stages.
         num_draft_tokens: tokens that a draft model guesses at a time; the input `draft_engine` is its engine.
         lora_tasks: ids of LoRA adapters; the input `lora.<id>` is the folder of each.
-        images: what a vision encoder needs, with the input `vision_engine`; None for text alone.
+        images: settings of a vision encoder, with the input `vision_engine`; None for text alone.
     """
 
     flavour: str
@@ -52,11 +52,11 @@ class WriteRepository:
     name = "repository"
     version = "1"
     measures = False
-    libraries: tuple[str, ...] = ()  # text and links; the engine's own versions are in its digest
+    libraries: tuple[str, ...] = ()  # only text and links; the engine's versions are in its digest
     needs: tuple[str, ...] = ("tritonclient",)
 
     def identity(self) -> dict[str, Any]:
-        """Everything written into the files, and the model sources that are copied."""
+        """Return everything written into the files, and the digest of the copied model sources."""
         return {
             "flavour": self.flavour,
             "triton": self.triton.model_dump(mode="json"),
@@ -79,7 +79,7 @@ class WriteRepository:
         return self.options.model_dump() if self.options else {}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Write the repository, then read it back and hold it against its engine."""
+        """Write the repository, then read it back and check it against its engine."""
         from triton_repo.check import check_repository
         from triton_repo.write import RepositorySpec, write_repository
 

@@ -1,4 +1,4 @@
-"""Script: runs one of TensorRT-LLM's own example scripts, exactly as its guide says, and looks at what it wrote."""
+"""Script: run one of TensorRT-LLM's own example scripts, as its guide says, and check what it wrote."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ARCHITECTURE = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForCausalL
 
 @dataclass(frozen=True)
 class Script:
-    """Folders in, what the script writes out.
+    """Folders in, the output of a script out.
 
     Attributes:
         name: of the stage: "convert" or "vision".
-        script: below the examples folder of TensorRT-LLM 1.2.
+        script: path below the examples folder of TensorRT-LLM 1.2.
         examples: that folder.
-        options: its words, without places.
+        options: of the script, without paths.
         places: option -> input whose folder it takes.
-        output: option that takes the folder it writes.
-        architecture: of the checkpoint it writes; None when it writes none.
+        output: option that takes the output folder.
+        architecture: of the checkpoint that the script writes; None if it writes none.
         ranks: of that checkpoint.
     """
 
@@ -45,29 +45,29 @@ class Script:
     version = "1"
     measures = False
     libraries: tuple[str, ...] = ("tensorrt-llm",)
-    needs: tuple[str, ...] = ()  # TensorRT-LLM, which only its own rules may ask for: a plan describes it anywhere
+    needs: tuple[str, ...] = ()  # TensorRT-LLM is checked by rules, so that any machine can plan
 
     def identity(self) -> dict[str, Any]:
-        """The script and its words."""
+        """Return the script and its options."""
         return {"script": self.script, "options": list(self.options)}
 
     def command(self, places: Mapping[str, str], out_dir: str) -> list[tuple[str, ...]]:
-        """The command as its parts, one option each."""
+        """Return the command in parts, one option each."""
         options = [tuple(option.split("=", 1)) for option in self.options]
         given = [(option, places[name]) for option, name in self.places]
         return [("python3", str(self.examples / self.script)), *given, (self.output, out_dir), *options]
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Run it to the end and hold what it wrote against what was asked for.
+        """Run the script and check that it wrote what was requested.
 
         Raises:
-            UserError: the script is not here or failed, or wrote something else.
+            UserError: the script is missing or failed, or wrote something else.
         """
         program = self.examples / self.script
         if not program.is_file():
             raise UserError(
                 f"paths.trtllm_examples='{self.examples}' has no {self.script}.",
-                allowed="It is the examples folder of TensorRT-LLM's branch release/1.2.",
+                allowed="It must be the examples folder of TensorRT-LLM's branch release/1.2.",
                 todo="Run inside NVIDIA's container (make shell), or give the folder of a checkout.",
             )
         parts = self.command({name: str(path) for name, path in inputs.items()}, str(out_dir))
@@ -92,7 +92,7 @@ class Script:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise UserError(
                 f"{self.script} failed ({describe_exit(code)}): {lines[-1] if lines else 'it said nothing'}.",
-                todo="Its last words: " + " | ".join(lines[-5:]),
+                todo="Its last output: " + " | ".join(lines[-5:]),
             )
 
     def _read_back(self, out_dir: Path) -> None:
@@ -101,14 +101,14 @@ class Script:
         missing = [rank for rank in range(self.ranks) if not (out_dir / f"rank{rank}.safetensors").is_file()]
         if found != self.architecture or missing:
             raise UserError(
-                f"{self.script} wrote architecture={found} and lacks ranks {missing}.",
-                allowed=f"Asked for: {self.architecture} with {self.ranks} rank(s).",
-                todo="This TensorRT-LLM differs from 1.2; take the container's own version.",
+                f"{self.script} wrote architecture={found}, and ranks {missing} are missing.",
+                allowed=f"Expected {self.architecture} with {self.ranks} rank(s).",
+                todo="This TensorRT-LLM differs from 1.2: use the container's own version.",
             )
 
 
 def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> Script:
-    """A model and trained heads -> one TensorRT-LLM checkpoint, in 16 bit.
+    """Make the stage that converts a model and its trained heads to one 16-bit TensorRT-LLM checkpoint.
 
     Source: examples/{medusa@063e02f,redrafter@0e8b948,eagle@04a2cac}/convert_checkpoint.py of TensorRT-LLM.
     """
@@ -137,7 +137,7 @@ def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> S
 
 
 def build_vision(images: MultimodalSettings, batch: int, examples: Path) -> Script:
-    """A model with images -> the engine of its vision encoder.
+    """Make the stage that builds the engine of a model's vision encoder.
 
     Source: examples/models/core/multimodal/README.md@89fd9b7 of TensorRT-LLM.
     """

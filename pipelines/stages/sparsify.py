@@ -15,7 +15,7 @@ from pipelines.stages.quantize import calibration_identity, calibration_of, chec
 
 @dataclass(frozen=True)
 class Sparsify:
-    """Hugging Face folder in, Hugging Face folder with two zeros in every four weights out."""
+    """Hugging Face folder in, Hugging Face folder with two zeros among every four weights out."""
 
     sparsity: SparsitySettings
     calibration: CalibrationSettings
@@ -28,16 +28,16 @@ class Sparsify:
 
     @property
     def calibrated(self) -> bool:
-        """Whether activations are observed: SparseGPT needs them, magnitude does not."""
+        """Whether it needs calibration: SparseGPT does, magnitude does not."""
         return self.sparsity.method == "sparsegpt"
 
     def identity(self) -> dict[str, Any]:
-        """Method, and calibration where it is used."""
+        """Return the method, and calibration where it is used."""
         used = {"calibration": calibration_identity(self.calibration)} if self.calibrated else {}
         return {"method": self.sparsity.method, "device": self.device, **used}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
-        """Prune and prove the pattern on the written weights."""
+        """Prune, then verify the pattern on the written weights."""
         from pipelines.compress import SparsitySpec, sparsify
 
         method = self.sparsity.method

@@ -12,6 +12,7 @@ from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pipelines.store.store import Store
 from pipelines.sweep import nodes
 from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.job import RunCell
-from pipelines.sweep.launchers import BASIC, HERE, SLURM, Sweep, check_launcher, launcher_faults
+from pipelines.sweep.launchers import BASIC, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweep.watch import Watch
 
 
@@ -46,7 +47,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     sweep = expand(overrides, folder)
     check_launcher(sweep, target)
     store = Store(Path(sweep.config.paths.store))
-    here = sweep.launcher in HERE
+    here = sweep.runs_here
     machine = gather() if here else nodes.recall(store.root, sweep.config.hydra.launcher)
     cells = _without_finished(cells_of(target, sweep.combinations), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
@@ -101,7 +102,6 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
         UserError: Hydra refuses an override.
     """
     from hydra import compose
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -116,11 +116,29 @@ def expand(overrides: Sequence[str], folder: Path) -> Sweep:
             config = compose("config", [*plain, f"hydra.sweep.dir='{place}'"], return_hydra_config=True)
             given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
             words = [*parser.parse_overrides(given), *(word for word in words if not _of_hydra(word))]
-            (combinations,) = BasicSweeper.split_arguments(words, None)
+            combinations = product(*{word.get_key_element(): _alternatives(word) for word in words}.values())
     except (HydraException, OmegaConfBaseException, ValueError):  # ValueError: a number for a name
         faults = [*launcher_faults(overrides), *diagnose(overrides, sweeping=True)]
         raise UserError.of(faults or [unexplained(overrides)]) from None
-    return Sweep(config, tuple(tuple(combination) for combination in combinations))
+    return Sweep(config, tuple(combinations))
+
+
+def _alternatives(word: Any) -> list[str]:
+    """The overrides that a parsed word stands for: one, or one for each value that it lists.
+
+    Raises:
+        UserError: it describes values without listing them.
+    """
+    key = word.get_key_element()
+    if not word.is_sweep_override():
+        return [f"{key}={word.get_value_element_as_str()}"]
+    if not word.is_discrete_sweep():
+        raise UserError(
+            f"'{word.input_line}' names no values: a sweep runs every combination of values, and does not support "
+            f"sweep type {word.value_type.name}.",
+            todo=f"List the values: {key}=1,2,3",
+        )
+    return [f"{key}={value}" for value in word.sweep_string_iterator()]
 
 
 def _hydra() -> Any:
@@ -202,6 +220,7 @@ def _launch(sweep: Sweep, folder: Path, waiting: Sequence[SweepCell]) -> None:
 
 
 def _launcher(sweep: Sweep, task: RunCell) -> Any:
+    # A launcher is set up with a HydraContext, which takes this class; Hydra has no public name for it.
     from hydra._internal.callbacks import Callbacks
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins

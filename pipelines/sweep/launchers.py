@@ -14,13 +14,11 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 from pipelines.plan.targets import MEASURED, Target
 from pipelines.settings.groups import CONF
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+BASIC = "basic"
+"""Hydra's name of what runs one cell after another; its class is private to Hydra."""
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-HERE = (BASIC, JOBLIB)
-"""Launchers whose cells run on this machine."""
-WORDS = {"basic": BASIC, "joblib": JOBLIB, "slurm": SLURM}
+WORDS = {BASIC: BASIC, "joblib": JOBLIB, "slurm": SLURM}
 """hydra/launcher=... -> its class; other installed launchers work as well."""
 PACKAGES = {JOBLIB: "hydra-joblib-launcher", SLURM: "hydra-submitit-launcher"}
 PROGRAMS = {SLURM: ("sbatch", "srun", "squeue", "scancel")}
@@ -40,8 +38,13 @@ class Sweep:
 
     @property
     def launcher(self) -> str:
-        """Return the launcher's class."""
-        return str(self.config.hydra.launcher._target_)
+        """Return the launcher's class, or `BASIC` for Hydra's own."""
+        return BASIC if self.launcher_word == BASIC else str(self.config.hydra.launcher._target_)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the cells run on this machine."""
+        return self.launcher in (BASIC, JOBLIB)
 
     @property
     def launcher_word(self) -> str:
@@ -86,13 +89,12 @@ def launcher_faults(overrides: Sequence[str]) -> list[Fault]:
 
 
 def _sweeper(sweep: Sweep) -> list[Fault]:
-    hydra = sweep.config.hydra
-    if hydra.sweeper._target_ == SWEEPER:
+    word = sweep.config.hydra.runtime.choices["hydra/sweeper"]
+    if word == "basic":
         return []
     return [
         Fault(
-            f"hydra/sweeper={hydra.runtime.choices['hydra/sweeper']} cannot be used here: it chooses the next cell by "
-            "a number, and a cell returns none.",
+            f"hydra/sweeper={word} cannot be used here: it chooses the next cell by a number, and a cell returns none.",
             todo="Leave it out and list the values: quant=fp8,int4_awq",
         )
     ]

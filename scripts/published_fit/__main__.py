@@ -30,8 +30,8 @@ from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.performance.parameters import FILE, PRIORS, Parameters
 from pipelines.predict.performance.performance import WIDER
 from pipelines.predict.published import closed_loop
-from pipelines.predict.published.bench import Bench
-from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
+from pipelines.predict.published.bench import StackedCases
+from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 from pipelines.predict.published.neighbours import NORMAL_80
 from pipelines.predict.published.neighbours import block_of as neighbours_block
 from scripts.published_fit.accuracy import GOALS, UNSEEN, VALIDATED, goals_of
@@ -53,13 +53,13 @@ ABLATED = {
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="Gauss-Newton steps at most")
+    parser.add_argument("--steps", type=int, default=8, help="steps of the fit that are tried at most")
     parser.add_argument("--more", action="store_true", help="also transfer and ablations; else they are kept")
     options = parser.parse_args()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
     measured = np.array([float(row["value"]) for row in rows])
-    bench = Bench(cases)
+    bench = StackedCases(cases)
     design = Design.of(bench.labels)
     began = time.monotonic()
 
@@ -67,10 +67,7 @@ def main() -> None:
         sys.stderr.write(f"{time.monotonic() - began:6.0f} s  {text}\n")
 
     start = design.theta(Parameters.load())
-    ones = np.ones(len(rows))
-    fitted = fit(
-        design, bench.log_predicted, measured, ones, start=start, steps=options.steps, difference=STEP, tell=tell
-    )
+    fitted = fit(design, bench.log_predicted, measured, start=start, steps=options.steps, difference=STEP, tell=tell)
     errors = -fitted.residuals
     neighbours = Neighbours.fit(bench, errors)
     tell("kernels fitted")
@@ -112,7 +109,7 @@ def main() -> None:
 
 
 def validate(
-    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
 ) -> tuple[Any, Any, Any]:
     """log(predicted / measured) by the formula and with neighbours, and its expected spread, each row left out once."""
     physics, corrected, spread = (np.zeros(len(fold)) for _ in range(3))
@@ -147,14 +144,14 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def labels_of(bench: Bench) -> dict[str, int]:
+def labels_of(bench: StackedCases) -> dict[str, int]:
     """Rows by label, and by GPU and family together."""
     found = Counter(label for labels in bench.labels for label in labels)
     found.update(f"gpu={each.setup.gpu.name}+family={each.setup.runs_on.family}" for each in bench.cases)
     return dict(sorted(found.items()))
 
 
-def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
+def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
     """By metric and provenance the standard deviation of log(predicted / measured) that holds 80 % (formula alone)."""
     of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms")}
     of["throughput"] = ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
@@ -170,7 +167,7 @@ def spreads(bench: Bench, physics: Any, unseen: Any) -> dict[str, dict[str, floa
     return found
 
 
-def goals(bench: Bench, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
+def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
     """Scores of the measurements that each goal is about."""
     of_case = [goals_of(case) for case in bench.cases]
     found = {}
@@ -181,7 +178,7 @@ def goals(bench: Bench, corrected: Any, measured: Any) -> dict[str, dict[str, fl
     return found
 
 
-def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
+def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
     """Scores by source, mode, framework family and metric."""
     cases = bench.cases
     names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
@@ -195,7 +192,7 @@ def table(bench: Bench, residuals: Any, measured: Any, covered: Any) -> dict[str
 
 
 def transfer(
-    design: Design, bench: Bench, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
 ) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:
     """Scores of rows whose GPU, model or version was left out as a whole; and the formula's errors on unseen GPUs."""
     of = {
@@ -210,7 +207,7 @@ def transfer(
         names, found[kind], errors = np.array(words), {}, np.zeros(len(log_measured))
         for name in sorted(set(words)):
             left = names == name
-            residuals = refit(design, bench, fitted, log_measured, ~left, steps=2)
+            residuals = refit(design, bench, fitted, log_measured, ~left)
             corrected, _ = neighbours.correct(residuals, ~left)
             errors[left] = corrected[left]
             found[kind][name] = score(corrected[left], value[left] * np.exp(corrected[left]), value[left])
@@ -221,7 +218,7 @@ def transfer(
 
 
 def ablations(
-    design: Design, bench: Bench, fitted: Fitted, measured: Any, tell: Any
+    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, tell: Any
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Errors of the formula without one of its terms, fitted again."""
     changes: dict[str, dict[str, float]] = {
@@ -243,19 +240,18 @@ def ablations(
     return found
 
 
-def _reserving(protocol_of: Any, case: Case) -> Any:
+def _reserving(protocol_of: Any, case: PublishedCase) -> Any:
     return replace(protocol_of(case), admission="GUARANTEED_NO_EVICT")
 
 
 def _without(
-    design: Design, bench: Bench, fitted: Fitted, measured: Any, change: dict[str, float]
+    design: Design, bench: StackedCases, fitted: Fitted, measured: Any, change: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     def changed(values: Any) -> Any:
         same = np.ones(len(bench.cases))
         return bench.log_predicted({**values, **{name: value * same for name, value in change.items()}})
 
-    ones = np.ones(len(measured))
-    again = fit(design, changed, measured, ones, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
+    again = fit(design, changed, measured, start=fitted.theta, steps=ABLATION_STEPS, difference=STEP)
     of_case = [neighbours_block(case) for case in bench.cases]
     found = {}
     for name, (start, end) in ABLATED.items():

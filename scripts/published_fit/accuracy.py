@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.predict.published.cases import Case
+from pipelines.predict.published.cases import PublishedCase
 
 VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
 """What was predicted for each published row when its group was left out of the fit."""
@@ -57,7 +57,7 @@ GOALS = {
 UNSEEN = "unseen GPU (left out)"
 
 
-def goals_of(case: Case) -> list[str]:
+def goals_of(case: PublishedCase) -> list[str]:
     """The goals that a measurement counts for."""
     rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
     framework = case.setup.runs_on

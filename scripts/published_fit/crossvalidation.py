@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.bench import Bench
+from pipelines.predict.published.bench import StackedCases
 from pipelines.predict.published.neighbours import KINDS, SMOOTH, Kernel, Points, block_of, correct, points
-from scripts.published_fit.fit import SCALE, Design, Fitted, loss_of
+from scripts.published_fit.fit import Design, Fitted, solve
 from scripts.published_fit.kernels import fit_kernel
 
 FOLDS = 5
 KERNEL_ROWS = 700
 """Rows of a block at most that its kernel is fitted to; more take much longer and change little."""
-DAMPINGS = (0.01, 0.1, 1.0, 10.0)
-"""Of the steps that are tried, until one lowers the loss of the rows that were kept."""
 ENOUGH_ROWS = 20
 """Blocks with fewer rows are not corrected."""
 
@@ -30,11 +28,11 @@ def folds(groups: Sequence[str]) -> Any:
     return np.array([of_group[group] for group in groups])
 
 
-def refit(design: Design, bench: Bench, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 1) -> Any:
+def refit(design: Design, bench: StackedCases, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 4) -> Any:
     """log(predicted / measured) of all rows by the formula, after rows were left out of the fit.
 
-    What no kept row knows goes back to its prior; then damped Gauss-Newton steps from the fit to all rows with its
-    slopes: the minimum without a few rows is near.
+    What no kept row knows goes back to its prior. A few steps from the fit to all rows, with its slopes, are enough:
+    the minimum without a few rows is near.
 
     Args:
         design: of the fit.
@@ -42,24 +40,18 @@ def refit(design: Design, bench: Bench, fitted: Fitted, log_measured: Any, kept:
         fitted: to all rows.
         log_measured: float64[rows].
         kept: bool[rows].
-        steps: of Gauss and Newton.
+        steps: that are tried at most.
     """
     unknown = ~(design.members & kept).any(axis=1)
-    theta = np.where(unknown, design.mean, fitted.theta)
-    residuals = bench.log_predicted(design.values(theta)) - log_measured
-    loss = loss_of(design, theta, residuals, kept)
-    for _ in range(steps):
-        robust = kept / np.sqrt(1 + (residuals / SCALE) ** 2) / SCALE**2
-        hessian = (fitted.jacobian * robust[:, None]).T @ fitted.jacobian + np.diag(1 / design.spread**2)
-        gradient = fitted.jacobian.T @ (robust * residuals) + (theta - design.mean) / design.spread**2
-        for damping in DAMPINGS:
-            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-            tried = theta - np.clip(step, -0.7, 0.7)
-            found = bench.log_predicted(design.values(tried)) - log_measured
-            new = loss_of(design, tried, found, kept)
-            if new < loss:
-                theta, residuals, loss = tried, found, new
-                break
+    start = np.where(unknown, design.mean, fitted.theta)
+    _, _, residuals = solve(
+        design,
+        lambda theta: bench.log_predicted(design.values(theta)) - log_measured,
+        lambda _: fitted.jacobian,
+        start,
+        kept,
+        steps,
+    )
     return residuals
 
 
@@ -78,7 +70,7 @@ class Neighbours:
     kernels: Mapping[str, Kernel]
 
     @classmethod
-    def fit(cls, bench: Bench, errors: Any) -> Neighbours:
+    def fit(cls, bench: StackedCases, errors: Any) -> Neighbours:
         """Fit a kernel per block to log(measured / predicted)."""
         block = np.array([block_of(case) for case in bench.cases])
         known = points(bench.cases, {})

@@ -1,8 +1,8 @@
 """Robust least squares on logarithms with a hierarchy of parameters, each offset shrunk towards its parent.
 
 Minimised is sum rho(r / scale) + sum (theta - prior)^2 / spread^2, with r = log(predicted / measured) and the soft-l1
-rho, by Gauss-Newton steps on reweighted residuals. A model is asked only for log(predicted) and its slope along each
-parameter of each row; the chain to shared values and offsets is linear.
+rho, by `scipy.optimize.least_squares`. A model is asked only for log(predicted) and its slope along each parameter of
+each row; the chain to shared values and offsets is linear.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pipelines.predict.performance.parameters import EXPECTED, PRIORS, Parameter
 SCALE = 0.1
 """Residual from which a row counts as an outlier: soft-l1 goes from squares to absolute values there."""
 
-STALLED = 5e-4
-"""Two steps in a row that gain less than this share of the loss end the fit."""
+STALLED = 1e-4
+"""A step that gains less than this share of the loss ends the fit."""
 Predict = Callable[[Mapping[str, Any]], Any]
 """Parameter values, arrays of one per row -> log(predicted), float64[rows]."""
 
@@ -99,15 +99,18 @@ class Design:
         )
 
 
-def slopes(predict: Predict, values: Mapping[str, Any], here: Any, names: Sequence[str], step: float) -> dict[str, Any]:
-    """Differences of log(predicted) along the logarithm of each parameter; `here` is log(predicted) at the values.
+def slopes(predict: Predict, values: Mapping[str, Any], step: float) -> dict[str, Any]:
+    """Central differences of log(predicted) along the logarithm of each parameter.
 
-    A parameter at its upper bound moves nothing, so only its prior pulls it, back within the bound.
+    The step is wide because a simulated closed loop is rough: a request that arrives a moment later joins another
+    iteration. A parameter at its upper bound moves nothing, so only its prior pulls it, back within the bound.
     """
     found = {}
-    for name in names:
-        moved = np.minimum(values[name] * math.exp(step), PRIORS[name].high)
-        found[name] = (predict({**values, name: moved}) - here) / step
+    for name, prior in PRIORS.items():
+        value = values[name]
+        above = predict({**values, name: np.minimum(value * math.exp(step), prior.high)})
+        below = predict({**values, name: np.maximum(value * math.exp(-step), prior.low)})
+        found[name] = np.where(value < prior.high, (above - below) / (2 * step), 0.0)
     return found
 
 
@@ -119,25 +122,25 @@ class Fitted:
         theta: the vector.
         covariance: of it.
         residuals: log(predicted / measured) of the rows.
-        jacobian: slopes of them along the vector, at the step before the last.
+        jacobian: slopes of them along the vector.
+        loss: what was minimised.
     """
 
     theta: Any
     covariance: Any
     residuals: Any
     jacobian: Any
+    loss: float
 
 
 def fit(
     design: Design,
     predict: Predict,
     measured: Any,
-    weights: Any,
     *,
-    names: Sequence[str] = tuple(PRIORS),
     start: Any | None = None,
     steps: int = 30,
-    difference: float = 0.02,
+    difference: float = 0.04,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
     """Find the vector.
@@ -146,41 +149,81 @@ def fit(
         design: of the rows.
         predict: the model.
         measured: float64[rows].
-        weights: of the rows; 0 leaves a row out.
-        names: parameters that matter to the rows; the others stay at their start.
         start: first vector; None is the prior.
-        steps: Gauss-Newton steps at most.
-        difference: step of the finite differences, in logarithms.
-        tell: is told of each step.
+        steps: that are tried at most.
+        difference: half the step of the differences, in logarithms.
+        tell: is told of each vector whose slopes are taken.
     """
-    theta = design.mean.copy() if start is None else np.array(start)
-    log_measured, damping, stalled = np.log(measured), 1e-2, 0
-    residuals = predict(design.values(theta)) - log_measured
-    loss = loss_of(design, theta, residuals, weights)
-    hessian, jacobian = np.diag(1 / design.spread**2), np.zeros((len(residuals), len(theta)))
-    for number in range(steps):
-        jacobian = design.jacobian(slopes(predict, design.values(theta), residuals + log_measured, names, difference))
-        robust = weights / np.sqrt(1 + (residuals / SCALE) ** 2) / SCALE**2
-        hessian = (jacobian * robust[:, None]).T @ jacobian + np.diag(1 / design.spread**2)
-        gradient = jacobian.T @ (robust * residuals) + (theta - design.mean) / design.spread**2
-        before = loss
-        for _ in range(6):
-            step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
-            tried = theta + np.clip(step, -0.7, 0.7)
-            found = predict(design.values(tried)) - log_measured
-            new = loss_of(design, tried, found, weights)
-            if new < loss:
-                theta, residuals, loss, damping = tried, found, new, max(damping / 4, 1e-4)
-                break
-            damping *= 5
-        tell(f"step {number + 1}: loss {loss:.2f}, median {np.median(np.abs(residuals[weights > 0])):.4f}")
-        stalled = stalled + 1 if before - loss < STALLED * before else 0
-        if stalled > 1:
-            break
-    return Fitted(theta, np.linalg.inv(hessian), residuals, jacobian)
+    log_measured = np.log(measured)
+    latest = np.zeros((len(log_measured), len(design.mean)))
+
+    def jacobian(theta: Any) -> Any:
+        latest[:] = design.jacobian(slopes(predict, design.values(theta), difference))
+        tell("slopes taken")
+        return latest
+
+    def residuals(theta: Any) -> Any:
+        found = predict(design.values(theta)) - log_measured
+        tell(f"loss {loss_of(design, theta, found):.2f}, median {np.median(np.abs(found)):.4f}")
+        return found
+
+    begin = design.mean if start is None else start
+    theta, found, last = solve(design, residuals, jacobian, begin, np.ones(len(log_measured), bool), steps)
+    covariance = np.linalg.inv(found.jac.T @ found.jac)
+    return Fitted(theta, covariance, last, latest, 2 * float(found.cost))
 
 
-def loss_of(design: Design, theta: Any, residuals: Any, weights: Any) -> float:
+def solve(
+    design: Design,
+    residuals: Callable[[Any], Any],
+    jacobian: Callable[[Any], Any],
+    start: Any,
+    kept: Any,
+    steps: int,
+) -> tuple[Any, Any, Any]:
+    """Minimise the loss of some rows; the vector, scipy's result, and log(predicted / measured) of all rows there.
+
+    Vectors are counted from the start, so that the first step is at most one deviation of the priors long: a full step
+    of Gauss and Newton overshoots in a model that is not smooth.
+
+    Args:
+        design: of the rows.
+        residuals: log(predicted / measured) of all rows for a vector.
+        jacobian: slopes of them, float64[rows, elements].
+        start: first vector.
+        kept: bool[rows], those that are fitted to.
+        steps: that are tried at most.
+    """
+    from scipy.optimize import least_squares
+
+    rows, prior = int(kept.sum()), np.diag(1 / design.spread)
+    seen: dict[bytes, Any] = {}
+
+    def scaled(way: Any) -> Any:
+        theta = start + way
+        seen[way.tobytes()] = found = residuals(theta)
+        return np.concatenate([found[kept] / SCALE, (theta - design.mean) / design.spread])
+
+    def loss(squares: Any) -> Any:
+        """Soft l1 for the rows, squares for the priors: value, first and second derivative of each."""
+        value, first, second = squares.copy(), np.ones(len(squares)), np.zeros(len(squares))
+        root = np.sqrt(1 + squares[:rows])
+        value[:rows], first[:rows], second[:rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return np.stack([value, first, second])
+
+    found = least_squares(
+        scaled,
+        np.zeros(len(start)),
+        jac=lambda way: np.concatenate([jacobian(start + way)[kept] / SCALE, prior]),
+        loss=loss,
+        x_scale=design.spread,
+        ftol=STALLED,
+        max_nfev=steps + 1,  # the first evaluation is of the start
+    )
+    return start + found.x, found, seen[found.x.tobytes()]
+
+
+def loss_of(design: Design, theta: Any, residuals: Any) -> float:
     """What is minimised."""
     robust = 2 * (np.sqrt(1 + (residuals / SCALE) ** 2) - 1)
-    return float((weights * robust).sum() + (((theta - design.mean) / design.spread) ** 2).sum())
+    return float(robust.sum() + (((theta - design.mean) / design.spread) ** 2).sum())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import RESULT
-from pipelines.predict.performance.fit import Row
+from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.fit_file import METRICS, load_fit
 from pipelines.predict.performance.modelled import run_trial, trial
 from pipelines.predict.performance.read_measured import read_measured
@@ -48,7 +48,7 @@ def test_a_fit_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
 def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
     made = load_fit(cli.store / "fits" / "tiny_gemma-int4_wo-openvino-tp1.json")
     (level,) = read_measured([measured(cli, "benchmark.concurrency=8")]).levels
-    errors = Row(level, run_trial(trial(level), made.deployment)).errors()
+    errors = FittedLevel(level, run_trial(trial(level), made.deployment)).errors()
     assert set(METRICS) <= set(errors)
     assert np.median([abs(errors[name]) for name in METRICS]) < BOUND, errors
 

@@ -10,16 +10,16 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.response_sender import ResponseSender
 from pipelines.predict.performance.fit import FEW, FREE_KNOBS, fit, guess, moved
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 
-ENGINE = Engine(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
+ENGINE = SchedulerLimits(policy="inflight_chunked", slots=64, max_num_tokens=8192, kv_blocks=4096)
 COST = IterationCost(
     0.0, 0.0, 0.0, 0.0, knee=1.0, prefill_attention=6e-8, kv_token=5e-7, token=4e-5, fixed=5e-4, sequence=1.5e-4,
     few=FEW, few_sequence=2e-4, prompts=2e-3, end=5e-4,
 )  # fmt: skip
-TRUE = Deployment(ENGINE, COST, overhead_s=2e-3, client_gap_s=3e-4)
+TRUE = ModelledDeployment(ENGINE, COST, overhead_s=2e-3, client_gap_s=3e-4)
 NOTHING = Distribution(0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.predict.simulator.cost import Cost
-from pipelines.predict.simulator.interface import Engine, Iterations, Load, Requests, Run
+from pipelines.predict.simulator.interface import Iterations, OfferedLoad, Requests, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.plain_simulator import PlainSimulator
 from tests.support.random_loads import simulations
@@ -18,7 +18,7 @@ from tests.support.random_loads import simulations
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def assert_same(left: Run, right: Run) -> None:
+def assert_same(left: SimulatedRun, right: SimulatedRun) -> None:
     for table in (Requests, Iterations):
         a, b = (getattr(run, table.__name__.lower()) for run in (left, right))
         for field in fields(table) if a is not None and b is not None else ():
@@ -29,7 +29,9 @@ def assert_same(left: Run, right: Run) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(simulations())
-def test_every_request_and_iteration_is_as_the_plain_simulator_says(case: tuple[Engine, Load, Cost]) -> None:
+def test_every_request_and_iteration_is_as_the_plain_simulator_says(
+    case: tuple[SchedulerLimits, OfferedLoad, Cost],
+) -> None:
     plain = PlainSimulator(*case).run()
     run = simulate(*case, iterations=True, backend="numpy")
     found = run.requests
@@ -47,13 +49,13 @@ def test_every_request_and_iteration_is_as_the_plain_simulator_says(case: tuple[
 
 @settings(max_examples=150, deadline=None)
 @given(simulations())
-def test_skipping_ahead_changes_nothing(case: tuple[Engine, Load, Cost]) -> None:
+def test_skipping_ahead_changes_nothing(case: tuple[SchedulerLimits, OfferedLoad, Cost]) -> None:
     assert_same(simulate(*case, iterations=True, backend="numpy"), simulate(*case, backend="numpy"))
 
 
 @settings(max_examples=150, deadline=None)
 @given(simulations())
-def test_the_compiled_loop_says_what_the_plain_one_says(case: tuple[Engine, Load, Cost]) -> None:
+def test_the_compiled_loop_says_what_the_plain_one_says(case: tuple[SchedulerLimits, OfferedLoad, Cost]) -> None:
     pytest.importorskip("numba")
     assert_same(simulate(*case, backend="numba"), simulate(*case, backend="numpy"))
     assert_same(simulate(*case, iterations=True, backend="numba"), simulate(*case, iterations=True, backend="numpy"))
@@ -61,7 +63,9 @@ def test_the_compiled_loop_says_what_the_plain_one_says(case: tuple[Engine, Load
 
 @settings(max_examples=100, deadline=None)
 @given(simulations(), st.floats(0.01, 60))
-def test_a_run_that_is_cut_is_the_beginning_of_the_whole_run(case: tuple[Engine, Load, Cost], until: float) -> None:
+def test_a_run_that_is_cut_is_the_beginning_of_the_whole_run(
+    case: tuple[SchedulerLimits, OfferedLoad, Cost], until: float
+) -> None:
     whole = simulate(*case, backend="numpy").requests
     for iterations in (False, True):
         cut = simulate(*case, until=until, iterations=iterations, backend="numpy").requests

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 from pipelines.predict.simulator.cost import Cost
-from pipelines.predict.simulator.interface import Engine, Iterations, Load, Run, Stays
+from pipelines.predict.simulator.interface import Iterations, OfferedLoad, SchedulerLimits, SimulatedRun, Stays
 from pipelines.predict.simulator.run import simulate
 from tests.support.random_loads import simulations
 from tests.support.simulated_records import stamps, timings
 
-Case = tuple[Engine, Load, Cost]
+Case = tuple[SchedulerLimits, OfferedLoad, Cost]
 
 
-def tables(case: Case) -> tuple[Run, Iterations, Stays]:
+def tables(case: Case) -> tuple[SimulatedRun, Iterations, Stays]:
     run = simulate(*case, slots=True, backend="numpy")
     assert run.iterations is not None
     assert run.stays is not None
@@ -96,7 +96,7 @@ def test_every_slot_holds_one_request_at_a_time_and_the_picture_shows_it(case: C
     assert ((cells == 2) | (cells == 3)).sum(axis=1).tolist() == table.decoding.tolist()
 
 
-def _paused_for_the_last_token(run: Run, stays: Stays) -> int:
+def _paused_for_the_last_token(run: SimulatedRun, stays: Stays) -> int:
     """Requests whose last stay yielded one token only: its prefill's, which is drawn as Context."""
     last = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
     return sum(int(stays.tokens[row] == 1 and run.requests.osl[request] > 1) for request, row in last.items())

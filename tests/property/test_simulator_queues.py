@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.predict.simulator.cost import IterationCost, TickCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 
 STEPS = 400  # mean output tokens
@@ -31,8 +31,8 @@ def waits(slots: int, load: float, lengths: Callable[[np.random.Generator], Any]
         rng = np.random.default_rng(seed)
         arrival = np.cumsum(rng.exponential(SERVICE / (load * slots), REQUESTS))
         osl = np.maximum(lengths(rng), 1)
-        engine = Engine(slots=slots, max_num_tokens=None)
-        r = simulate(engine, Load(np.ones(REQUESTS, np.int64), osl, arrival), FLAT).requests
+        engine = SchedulerLimits(slots=slots, max_num_tokens=None)
+        r = simulate(engine, OfferedLoad(np.ones(REQUESTS, np.int64), osl, arrival), FLAT).requests
         found.append((r.admitted - r.arrival)[REQUESTS // 5 :].mean())
     return np.array(found)
 
@@ -75,7 +75,9 @@ def test_littles_law(policy: Any) -> None:
     rng = np.random.default_rng(1)
     isl, osl = rng.integers(20, 400, 1500), rng.integers(20, 200, 1500)
     arrival = np.cumsum(rng.exponential(0.12, 1500))
-    run = simulate(Engine(policy, slots=48, max_num_tokens=1024), Load(isl, osl, arrival), REAL, iterations=True)
+    run = simulate(
+        SchedulerLimits(policy, slots=48, max_num_tokens=1024), OfferedLoad(isl, osl, arrival), REAL, iterations=True
+    )
     table, r = run.iterations, run.requests
     assert table is not None
     inside = float(((table.queue + table.decoding + table.prefilling) * table.seconds).sum()) / run.end
@@ -83,9 +85,9 @@ def test_littles_law(policy: Any) -> None:
     assert inside == pytest.approx(rate * time, rel=0.01)
 
 
-def drained(policy: Any, osl: Any, cost: Any, slots: int = 8) -> Run:
-    load = Load(np.full(len(osl), 100), osl, arrival=np.zeros(len(osl)))
-    return simulate(Engine(policy, slots=slots, max_num_tokens=None), load, cost)
+def drained(policy: Any, osl: Any, cost: Any, slots: int = 8) -> SimulatedRun:
+    load = OfferedLoad(np.full(len(osl), 100), osl, arrival=np.zeros(len(osl)))
+    return simulate(SchedulerLimits(policy, slots=slots, max_num_tokens=None), load, cost)
 
 
 @pytest.mark.parametrize("cost", [REAL, TickCost()], ids=["seconds", "ticks"])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from pipelines.predict.simulator.cost import Cost, TickCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Row:
 class PlainSimulator:
     """See above."""
 
-    def __init__(self, engine: Engine, load: Load, cost: Cost) -> None:
+    def __init__(self, engine: SchedulerLimits, load: OfferedLoad, cost: Cost) -> None:
         self.engine, self.load, self.cost = engine, load, cost
         lengths = zip(load.isl, load.osl, strict=True)
         self.requests = [Plain(i, int(isl), int(osl)) for i, (isl, osl) in enumerate(lengths)]

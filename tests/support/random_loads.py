@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 
 SECONDS = IterationCost(
     token_compute=1.3e-4,
@@ -31,14 +31,14 @@ SECONDS = IterationCost(
 
 
 @st.composite
-def simulations(draw: st.DrawFn) -> tuple[Engine, Load, Cost]:
+def simulations(draw: st.DrawFn) -> tuple[SchedulerLimits, OfferedLoad, Cost]:
     n = draw(st.integers(1, 14))
     isl = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
     osl = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
     block = draw(st.sampled_from([1, 4, 8]))
     prefix = draw(st.sampled_from([0, 0, 5, 16]))
     largest = max(-(-(i + o) // block) - min(prefix, i - 1) // block for i, o in zip(isl, osl, strict=True))
-    engine = Engine(
+    engine = SchedulerLimits(
         policy=draw(st.sampled_from(["static", "inflight", "inflight_chunked", "one_prefill"])),
         slots=draw(st.integers(1, 6)),
         max_num_tokens=draw(st.sampled_from([None, 3, 16, 64])),
@@ -52,7 +52,11 @@ def simulations(draw: st.DrawFn) -> tuple[Engine, Load, Cost]:
     )
     if draw(st.booleans()):
         delay = draw(st.sampled_from([0.0, 0.013, 2.7]))
-        return engine, Load(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay), cost
+        return (
+            engine,
+            OfferedLoad(np.array(isl), np.array(osl), users=draw(st.integers(1, 8)), client_delay=delay),
+            cost,
+        )
     unit = 1.0 if isinstance(cost, TickCost) else 0.01
     gaps = draw(st.lists(st.floats(0, 20), min_size=n, max_size=n))
-    return engine, Load(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit), cost
+    return engine, OfferedLoad(np.array(isl), np.array(osl), arrival=np.cumsum(gaps) * unit), cost

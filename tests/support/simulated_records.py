@@ -8,10 +8,10 @@ import numpy as np
 
 from pipelines.domain.summary import SECOND
 from pipelines.domain.timing import RequestTiming
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 
-def stamps(run: Run) -> list[Any]:
+def stamps(run: SimulatedRun) -> list[Any]:
     """float64[tokens that came] per request: when its tokens came.
 
     Raises:
@@ -28,7 +28,7 @@ def stamps(run: Run) -> list[Any]:
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
 
 
-def timings(run: Run) -> list[RequestTiming]:
+def timings(run: SimulatedRun) -> list[RequestTiming]:
     """A record for every request that ended; every token is a response of its own. One tick counts as a second.
 
     Raises:
@@ -44,7 +44,7 @@ def timings(run: Run) -> list[RequestTiming]:
     return found
 
 
-def gap_before_last(run: Run) -> float:
+def gap_before_last(run: SimulatedRun) -> float:
     """Mean gap between neighbouring tokens, that before a request's last token left out.
 
     It is the inter-token latency of the didactic tick model, which notes the last token as the end and not as a token.

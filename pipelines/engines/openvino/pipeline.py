@@ -22,6 +22,7 @@ from pipelines.engines.openvino.runtime import (
     kv_precision,
     properties,
 )
+from pipelines.host.machine import native_bf16
 
 
 def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.ContinuousBatchingPipeline:
@@ -54,7 +55,7 @@ def open_pipeline(folder: EngineFolder, options: OpenVinoOptions) -> genai.Conti
 
 def _check_precision(precision: str) -> None:
     """Refuse a bf16 cache where the plugin's attention has none."""
-    if precision == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if precision == "bf16" and not native_bf16():
         raise UserError(
             "engine.openvino.kv_cache_precision='bf16' needs a processor that computes in bfloat16; this one does not.",
             allowed="Here: auto, f32, f16, u8, u4.",

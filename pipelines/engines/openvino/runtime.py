@@ -17,6 +17,7 @@ from pipelines.engines.openvino.build import CONFIG_FILE, FLAVOUR, MODEL_FILE
 from pipelines.engines.openvino.lora import LoraAdapter, apply_adapter
 from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.port import BuildLimits
+from pipelines.host.machine import native_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,7 @@ def inference_precision(options: OpenVinoOptions) -> str:
     """Return "f32" or "bf16": what was asked for, or what this CPU does natively."""
     if options.inference_precision != "auto":
         return options.inference_precision
-    capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return "bf16" if "BF16" in capabilities else "f32"
+    return "bf16" if native_bf16() else "f32"
 
 
 def kv_precision(config: CheckpointConfig, options: OpenVinoOptions) -> str:
@@ -133,7 +133,7 @@ def check_request(folder: EngineFolder, options: OpenVinoOptions, length: int, n
     if length > limits.max_num_tokens and not options.enable_chunked_context:
         raise UserError(
             f"A prompt has {length} tokens; the engine was built with max_num_tokens={limits.max_num_tokens}.",
-            todo="Set engine.enable_chunked_context=true or build with more.",
+            todo="Set runtime.enable_chunked_context=true or build with a larger max_num_tokens.",
         )
 
 

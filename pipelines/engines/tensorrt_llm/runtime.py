@@ -122,6 +122,7 @@ class TensorRtSession:
         """The engine, loaded when first used."""
         if self._llm is None:
             try:
+                # TensorRT-LLM's documented class for engines; `tensorrt_llm.LLM` is that of its PyTorch backend
                 from tensorrt_llm._tensorrt_engine import LLM
                 from tensorrt_llm.llmapi import KvCacheConfig
             except ImportError as error:

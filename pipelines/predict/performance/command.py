@@ -13,15 +13,15 @@ from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.screen import table
 from pipelines.predict.performance.deployment import gpu_model
-from pipelines.predict.performance.fit import Fit, Row, fit
+from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
@@ -38,7 +38,7 @@ SHOWN = {
     "prompts": ("iteration with prompts", "ms"),
     "end": ("request that has ended", "ms"),
     "few_sequence": ("request, when few are streamed", "us"),
-    "overhead_s": ("on the way, per request", "ms"),
+    "overhead_s": ("in transit, per request", "ms"),
     "client_gap_s": ("client, between two requests", "ms"),
 }
 _UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
@@ -50,7 +50,7 @@ def run(overrides: Sequence[str]) -> int:
 
 
 def calibrate(settings: Settings, machine: Machine) -> int:
-    """Fit, print the table of the fit, write the file.
+    """Fit the model, print the table of the fit and write the file.
 
     Raises:
         UserError: there is no benchmark to fit to, or it cannot be read.
@@ -70,22 +70,24 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     return 0
 
 
-def start_of(settings: Settings, machine: Machine, measured: Measured) -> tuple[Deployment | Engine, str]:
-    """Where the fit begins, and that in words: the performance model of a GPU that is named, or nothing but limits."""
+def start_of(
+    settings: Settings, machine: Machine, measured: Measured
+) -> tuple[ModelledDeployment | SchedulerLimits, str]:
+    """Return the fit's start and its description: the performance model of a named GPU, or only the engine's limits."""
     if runs_on_cpu(measured.engine) or settings.hardware.name == "auto":
         why = "the CPU engine" if runs_on_cpu(measured.engine) else "no GPU is named (hardware=...)"
         return free_engine(settings, measured), f"each coefficient is fitted by itself: {why}"
     return start_of_gpu(settings, machine, measured), "multipliers on the performance model are fitted"
 
 
-def free_engine(settings: Settings, measured: Measured) -> Engine:
-    """The scheduler's limits, as the benchmark tells them, else as the configuration does.
+def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
+    """Take the scheduler's limits from the benchmark, or from the configuration where the benchmark lacks them.
 
-    The CPU engine mixes prompts, in pieces where they do not fit, and tokens in one iteration (dynamic split-fuse), and
-    under guaranteed_no_evict a request starts when all its blocks are free.
+    The CPU engine mixes prompts (in pieces where they do not fit) and tokens in one iteration (dynamic split-fuse), and
+    under guaranteed_no_evict a request starts when all the blocks it needs are free.
     """
     limits, build = measured.limits, settings.build
-    return Engine(
+    return SchedulerLimits(
         policy=ENGINES[measured.engine].policy if measured.engine in ENGINES else "inflight",
         slots=limits.get("max_batch_size", build.max_batch_size),
         max_num_tokens=limits.get("max_num_tokens", build.max_num_tokens),
@@ -96,7 +98,7 @@ def free_engine(settings: Settings, measured: Measured) -> Engine:
 
 
 def labelled(measured: Measured, settings: Settings) -> Measured:
-    """With the words of this project, where another tool has others: the configuration says what was measured."""
+    """Replace another tool's names by this project's: the configuration says what was measured."""
     if measured.tool == "trtllm-pipelines" or settings.hardware.name == "auto":
         return measured
     return replace(
@@ -111,14 +113,14 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
 
 
 def place(settings: Settings, made: FittedModel) -> Path:
-    """Where a fit is kept: in the store, by what it is of."""
+    """Return where a fit is kept in the store, derived from what it describes."""
     parts = [made.model, made.precision or "unknown", made.gpu or made.engine or "unknown", f"tp{made.tp}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts)
     return settings.paths.store / FITS / f"{name}.json"
 
 
-def fit_text(measured: Measured, found: Fit, words: str) -> str:
-    """What was measured, what the fit gives back, and what it found."""
+def fit_text(measured: Measured, found: FitResult, words: str) -> str:
+    """Describe what was measured, what the fit reproduces, and the fitted values."""
     head = f"{measured.model} {measured.precision or ''} measured with {measured.tool}: {words}"
     lines = [head, "", *compared(found.rows), "", "coefficient, fitted, 95 % interval"]
     for name, (title, unit) in SHOWN.items():
@@ -130,14 +132,14 @@ def fit_text(measured: Measured, found: Fit, words: str) -> str:
         mark = " *" if name in found.undecided else ""
         lines.append(f"  {title:<32} {value:>9.3g} {unit:<9} {scale * low:.3g} to {scale * high:.3g}{mark}")
     if found.undecided:
-        lines.append("  * not decided by these loads: what was assumed before")
+        lines.append("  * not determined by these loads: the assumed value is kept")
     if found.at_bound:
-        lines.append(f"at the edge of what is allowed: {', '.join(found.at_bound)}")
+        lines.append(f"at the bound of the allowed range: {', '.join(found.at_bound)}")
     return "\n".join([*lines, *(f"note: {note}" for note in measured.notes)])
 
 
-def compared(rows: Sequence[Row]) -> list[str]:
-    """Measured, modelled and error of each load, one below the other, so that a line has room in 80 columns."""
+def compared(rows: Sequence[FittedLevel]) -> list[str]:
+    """List measured, modelled and error of each load on separate lines, so that each fits 80 columns."""
     head, *loads, medians = comparison(rows)
     lines = [(head[0], *head[1::3])]
     for row in loads:
@@ -145,11 +147,11 @@ def compared(rows: Sequence[Row]) -> list[str]:
     return table([*lines, (f"{medians[0]}, %", *medians[3::3])])
 
 
-def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Deployment:
-    """What the performance model says of the GPU that is named.
+def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> ModelledDeployment:
+    """Return the performance model's values for the named GPU.
 
     Raises:
-        UserError: the GPU or the model is not known, or does not fit.
+        UserError: the GPU or the model is unknown, or the model does not fit.
     """
     from pipelines.predict.performance.performance import PerformanceModel
 

@@ -1,7 +1,7 @@
-"""What stands as "modelled" beside "measured": the model of a deployment, and what it says of a benchmark's loads.
+"""Model a deployment and its benchmark loads: the "modelled" values shown beside the "measured" ones.
 
-A fit to a benchmark of the same deployment on the same machine comes first; for GPUs the performance model stands in;
-for a CPU engine without a fit there is no model, and nothing is shown.
+A fit to a benchmark of the same deployment on the same machine comes first; for GPUs the performance model is the
+fallback; a CPU engine without a fit has no model, and nothing is shown.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pipelines.predict.performance.engine_sizes import engine_sizes, request_tok
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.memory import device_memory, kv_blocks
-from pipelines.predict.performance.modelled import Deployment, Provenance
+from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A deployment as modelled.
+class PredictedDeployment:
+    """A modelled deployment.
 
     Attributes:
         deployment: what is simulated.
@@ -35,28 +35,28 @@ class Model:
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
     """
 
-    deployment: Deployment
+    deployment: ModelledDeployment
     provenance: Provenance
     why: str
     spread: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """The compression behind a word such as "magnitude_2_4-fp8-kv_fp8"."""
+class Compression:
+    """Parse the compression from a word such as "magnitude_2_4-fp8-kv_fp8"."""
 
     qformat: QFormat
     kv_format: KvFormat
     sparse: bool
 
     @classmethod
-    def asked(cls, settings: Settings) -> Format:
-        """What the settings ask for."""
+    def asked(cls, settings: Settings) -> Compression:
+        """Return the compression that the settings request."""
         return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
 
     @classmethod
-    def of(cls, variant: str) -> Format | None:
-        """Read `Settings.variant`; None for a word of another tool."""
+    def of(cls, variant: str) -> Compression | None:
+        """Parse `Settings.variant`; None for the word of another tool."""
         qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
         for part in variant.split("-"):
             if part.endswith("_2_4"):
@@ -71,10 +71,10 @@ class Format:
 
 
 def known(settings: Settings) -> list[FittedModel]:
-    """Fits to look in: the one that is named, else those of the store; files of other versions are passed over.
+    """Return the fits to search: the named one, or else those of the store, skipping files of other versions.
 
     Raises:
-        UserError: the one that is named cannot be read.
+        UserError: the named fit cannot be read.
     """
     if settings.sizing.fit is not None:
         return [load_fit(settings.sizing.fit)]
@@ -88,34 +88,34 @@ def known(settings: Settings) -> list[FittedModel]:
 def fitted_deployment(
     fits: Sequence[FittedModel], *, model: str, precision: str, engine: str, tp: int, world: int,
     where: Collection[str],
-) -> Model | None:  # fmt: skip
-    """The fit to a benchmark of this deployment on this machine, if there is one."""
+) -> PredictedDeployment | None:  # fmt: skip
+    """Find the fit to a benchmark of this deployment on this machine, if there is one."""
     for each in fits:
         if each.is_of(model=model, precision=precision, engine=engine, tp=tp, world=world, where=where):
-            return Model(each.deployment, "fitted", each.why, each.spread)
+            return PredictedDeployment(each.deployment, "fitted", each.why, each.spread)
     return None
 
 
 def gpu_model(
     settings: Settings, model: ModelShape, gpu: GpuSpec, cost: Callable[[Setup], Costed], *,
-    form: Format | None = None, tp: int | None = None, pp: int | None = None,
-) -> Model:  # fmt: skip
-    """What a model of iterations says of the deployment that the settings ask for.
+    form: Compression | None = None, tp: int | None = None, pp: int | None = None,
+) -> PredictedDeployment:  # fmt: skip
+    """Model the iterations of the deployment that the settings describe.
 
     Args:
         settings: limits of the engine and its KV cache, lengths of the requests.
-        model: its sizes.
-        gpu: on which.
-        cost: of an iteration.
-        form: the format, where it is another one.
-        tp: tensor parallel ranks, where they are others.
-        pp: pipeline parallel ranks, where they are others.
+        model: dimensions of the model.
+        gpu: GPU it runs on.
+        cost: cost of an iteration.
+        form: the format, if it differs from the settings.
+        tp: tensor parallel ranks, if they differ from the settings.
+        pp: pipeline parallel ranks, if they differ from the settings.
 
     Raises:
-        UserError: the GPU cannot do it, or the model leaves no room for a KV cache.
+        UserError: the GPU does not support it, or the model leaves no room for a KV cache.
     """
     build = settings.build
-    form, tp, pp = form or Format.asked(settings), tp or build.tp_size, pp or build.pp_size
+    form, tp, pp = form or Compression.asked(settings), tp or build.tp_size, pp or build.pp_size
     costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
     sizes = replace(
         engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
@@ -125,14 +125,14 @@ def gpu_model(
     if blocks < 1:
         raise UserError(
             f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
-            todo=f"`make plan hardware={gpu.name} ...` says what would fit.",
+            todo=f"`make plan hardware={gpu.name} ...` shows what would fit.",
         )
-    engine = Engine(
+    engine = SchedulerLimits(
         slots=build.max_batch_size,
         max_num_tokens=build.max_num_tokens,
         admission=admission_of(settings.triton.batch_scheduler_policy),
         kv_blocks=blocks,
         tokens_per_block=build.tokens_per_block,
     )
-    deployment = Deployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
-    return Model(deployment, costed.provenance, costed.why, costed.spread)
+    deployment = ModelledDeployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
+    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread)

@@ -1,4 +1,4 @@
-"""Settings put in the words of the memory model."""
+"""Convert settings to the terms of the memory model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.settings.root import Settings
 
 
 def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
-    """What the settings mean for memory."""
+    """Return the sizes that determine an engine's memory, from the settings."""
     build, triton = settings.build, settings.triton
     return EngineSizes(
         shape=shape,
@@ -31,6 +31,6 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
 
 
 def request_tokens(workload: WorkloadSettings) -> int | None:
-    """Mean prompt + output of the workload in tokens; None when it stands in a file."""
+    """Return the workload's mean prompt + output in tokens; None when a file defines it."""
     isl, osl = workload.isl.expected, workload.osl.expected
     return None if isl is None or osl is None or workload.trace else round(workload.turns * (isl + osl))

@@ -1,9 +1,9 @@
-"""Fits the cost of an engine iteration to a benchmark, with the simulator in the loop.
+"""Fit the cost of an engine iteration to a benchmark, with the simulator in the loop.
 
 Each coefficient is a prior times exp(theta); theta is found by least squares on the logarithm of modelled / measured of
-TTFT, ITL and requests/s of every level, with the priors as further residuals. Where a GPU model gives the prior it
-moves only as far as the measurement asks; without one (the CPU engine) the prior is a guess from the measurement
-itself, a factor of 4 wide. A coefficient that the measurement says nothing of stays at its prior, and that is said.
+TTFT, ITL and requests/s of every level, with the priors as further residuals. If a GPU model gives the prior, a
+coefficient moves only as far as the measurement requires; without one (the CPU engine) the prior is a guess from the
+measurement itself, uncertain by a factor of 4. A coefficient that the measurement does not determine keeps its prior.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from pipelines.domain.benchmark import Distribution, Summary
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.modelled import Deployment, Trial, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 
 WIDE = 1.4
 """Log-deviation of a guess."""
 STEP = 0.2
-"""Of the derivatives, to both sides: a closed loop is rough in its coefficients (a request that arrives a moment later
-joins another iteration), and only so wide a step sees the slope under the roughness."""
+"""Half-width of the central differences. A closed loop is rough in its coefficients (a request that arrives slightly
+later joins another iteration), and only a step this wide sees the slope under the roughness."""
 STARTS = 4
-"""Where a fit without a model begins: at the guess and spread around it."""
+"""Starting points of a fit without a model: the guess, and points spread around it."""
 FARTHEST = 3.0
 """Bound of every theta: a factor of 20."""
 KNOWN_BY = 0.7
-"""A posterior deviation above this share of the prior's says that the measurement did not decide."""
+"""Share of the prior's deviation above which a posterior deviation means that the measurement did not decide."""
 MOST_EVALUATIONS = 40
 FEW = 4
-"""Requests up to which our CPU server sends every token by itself (`ResponseSender.FEW`); with more it gathers them."""
+"""Requests up to which our CPU server sends each token separately (`ResponseSender.FEW`); with more it batches them."""
 
 SIGMA = {"rps": 0.06, "itl_mean": 0.06, "itl_p50": 0.06, "itl_p95": 0.12}
 SIGMA |= {"ttft_mean": 0.10, "ttft_p50": 0.10, "ttft_p95": 0.15, "e2e_mean": 0.06}
-"""Log-deviation expected of each metric: noise of one measurement and what the formula leaves out."""
+"""Expected log-deviation of each metric: noise of one measurement plus what the formula leaves out."""
 OUTLYING = 3.0
-"""Residuals beyond so many deviations count linearly (soft L1)."""
+"""Number of deviations beyond which residuals count linearly (soft L1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One thing that is fitted.
+    """One fitted quantity.
 
     Attributes:
-        name: for people.
+        name: name for people.
         sd: log-deviation of its prior.
-        fields: of `IterationCost` that it multiplies, or "overhead_s", "client_gap_s" of the deployment.
+        fields: fields of `IterationCost` that it multiplies, or "overhead_s", "client_gap_s" of the deployment.
     """
 
     name: str
@@ -71,7 +71,7 @@ GPU_KNOBS = (
     Knob("overhead", 0.7, ("overhead_s",)),
     Knob("client_gap", 1.0, ("client_gap_s",)),
 )
-"""Multipliers on a performance model's cost; deviations are what the model is wrong by from GPU to GPU."""
+"""Multipliers on a performance model's cost; each deviation is the model's usual error from GPU to GPU."""
 FREE_KNOBS = tuple(
     Knob(name, WIDE, (name,))
     for name in (
@@ -79,12 +79,12 @@ FREE_KNOBS = tuple(
         *("few_sequence", "prompts", "end", "overhead_s", "client_gap_s"),
     )
 )
-"""Each coefficient by itself, for an engine of which no model is known; those that `guess` leaves at 0 stay there."""
+"""Each coefficient separately, for an engine without a model; those that `guess` leaves at 0 stay there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A level as measured and as the fit gives it back.
+class FittedLevel:
+    """A measured level, and the same level as the fit reproduces it.
 
     Attributes:
         level: as measured.
@@ -95,48 +95,50 @@ class Row:
     modelled: Summary
 
     def errors(self) -> dict[str, float]:
-        """Modelled / measured - 1, by metric; only where both have a value."""
+        """Return modelled / measured - 1 by metric, where both have a value."""
         return {name: found / real - 1 for name, real, found in _pairs(self.level, self.modelled)}
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What was found.
+class FitResult:
+    """Result of a fit.
 
     Attributes:
-        deployment: the coefficients.
+        deployment: deployment with the fitted coefficients.
         intervals: 95 % interval of each knob's multiplied value, by its first field.
-        at_bound: knobs that lie at their bound.
-        undecided: knobs of which the measurement says little; they stay near their prior.
+        at_bound: knobs at their bound.
+        undecided: knobs that the measurement hardly determines; they stay near their prior.
         rows: one per level.
-        spread: log-deviation left, by "ttft", "itl" and "throughput".
-        multipliers: on the model that it began with, by knob; none where it began with a guess.
+        spread: remaining log-deviation, by "ttft", "itl" and "throughput".
+        multipliers: factors on the initial model, by knob; none if the fit began with a guess.
     """
 
-    deployment: Deployment
+    deployment: ModelledDeployment
     intervals: Mapping[str, tuple[float, float]]
     at_bound: tuple[str, ...]
     undecided: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[FittedLevel, ...]
     spread: Mapping[str, float]
     multipliers: Mapping[str, float]
 
 
-def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | None = None) -> Fit:
-    """Fit to a benchmark.
+def fit(
+    measured: Measured, start: ModelledDeployment | SchedulerLimits, knobs: Sequence[Knob] | None = None
+) -> FitResult:
+    """Fit a model to a benchmark.
 
     Args:
         measured: the benchmark.
-        start: what a performance model says (multipliers are fitted), or only the limits of an engine.
-        knobs: what is fitted; None is what goes with `start`.
+        start: prediction of a performance model (its multipliers are fitted), or only the limits of an engine.
+        knobs: quantities to fit; None means those that suit `start`.
 
     Raises:
-        UserError: the benchmark cannot decide anything.
+        UserError: the benchmark cannot determine anything.
     """
     from scipy.optimize import least_squares
 
-    prior = guess(measured, start) if isinstance(start, Engine) else start
-    chosen = knobs or (FREE_KNOBS if isinstance(start, Engine) else GPU_KNOBS)
+    prior = guess(measured, start) if isinstance(start, SchedulerLimits) else start
+    chosen = knobs or (FREE_KNOBS if isinstance(start, SchedulerLimits) else GPU_KNOBS)
     used = [knob for knob in chosen if any(_value(prior, name) for name in knob.fields)]
     trials = [trial(level) for level in measured.levels]
     widths = np.array([knob.sd for knob in used])
@@ -157,15 +159,15 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
             max_nfev=MOST_EVALUATIONS,
         )
 
-    begins = _starts(widths) if isinstance(start, Engine) else [np.zeros(len(used))]
+    begins = _starts(widths) if isinstance(start, SchedulerLimits) else [np.zeros(len(used))]
     found = min((solve(begin) for begin in begins), key=lambda each: each.cost)
     deployment = moved(prior, used, found.x)
-    deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never makes the prior wider
+    deviations = np.minimum(_deviations(found, len(used)), widths)  # a measurement never widens the prior
     rows = tuple(
-        Row(level, run_trial(each, deployment, measured.percentiles))
+        FittedLevel(level, run_trial(each, deployment, measured.percentiles))
         for level, each in zip(measured.levels, trials, strict=True)
     )
-    return Fit(
+    return FitResult(
         deployment=deployment,
         intervals=_intervals(deployment, used, deviations),
         at_bound=tuple(knob.name for knob, x in zip(used, found.x, strict=True) if abs(x) > 0.99 * FARTHEST),
@@ -173,13 +175,13 @@ def fit(measured: Measured, start: Deployment | Engine, knobs: Sequence[Knob] | 
         rows=rows,
         spread=_spread(rows),
         multipliers={}
-        if isinstance(start, Engine)
+        if isinstance(start, SchedulerLimits)
         else dict(zip((k.name for k in used), np.exp(found.x), strict=True)),
     )
 
 
 def _starts(widths: Any) -> list[Any]:
-    """Where the search begins: the cost can be split among the coefficients in many ways, and several are valleys."""
+    """Return the starting points: the cost can be split among coefficients in several ways, each a separate minimum."""
     from scipy.stats import qmc
 
     spread = qmc.Sobol(len(widths), rng=0).random(STARTS)[1:]
@@ -187,13 +189,13 @@ def _starts(widths: Any) -> list[Any]:
 
 
 def _slopes(residuals: Callable[[Any], Any], theta: Any) -> Any:
-    """float64[residuals, theta]: central differences."""
+    """Return float64[residuals, theta]: central differences."""
     steps = STEP * np.eye(len(theta))
     return np.stack([(residuals(theta + step) - residuals(theta - step)) / (2 * STEP) for step in steps], axis=1)
 
 
-def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
-    """The prior with each knob's fields multiplied by exp(theta)."""
+def moved(prior: ModelledDeployment, knobs: Sequence[Knob], theta: Any) -> ModelledDeployment:
+    """Return the prior with each knob's fields multiplied by exp(theta)."""
     own: dict[str, Any] = {}
     cost: dict[str, Any] = {}
     for knob, x in zip(knobs, theta, strict=True):
@@ -202,20 +204,20 @@ def moved(prior: Deployment, knobs: Sequence[Knob], theta: Any) -> Deployment:
     return replace(prior, cost=replace(prior.cost, **cost), **own)
 
 
-def _value(deployment: Deployment, name: str) -> float:
+def _value(deployment: ModelledDeployment, name: str) -> float:
     return float(getattr(deployment if name in ("overhead_s", "client_gap_s") else deployment.cost, name))
 
 
-def guess(measured: Measured, engine: Engine) -> Deployment:
-    """Where a fit without a model begins: the lightest load split into parts.
+def guess(measured: Measured, engine: SchedulerLimits) -> ModelledDeployment:
+    """Split the lightest load into parts, as the starting point of a fit without a model.
 
     Raises:
-        UserError: no level was streamed, so that prompts and tokens cannot be told apart.
+        UserError: no level was streamed, so prompts and tokens cannot be separated.
     """
     streamed = [level for level in measured.levels if level.ttft_s.p50 and level.itl_s.p50]
     if not streamed:
         raise UserError(
-            f"{', '.join(measured.sources)}: no level has TTFT and ITL; without a model both are needed.",
+            f"{', '.join(measured.sources)}: no level has TTFT and ITL; a fit without a model needs both.",
             todo="Measure with streaming.",
         )
     light = min(streamed, key=lambda level: level.itl_s.p50 or np.inf)
@@ -238,11 +240,11 @@ def guess(measured: Measured, engine: Engine) -> Deployment:
         cost = replace(cost, prompts=0.1 * first, end=0.1 * first, few=FEW, few_sequence=0.2 * step)
     else:
         cost = replace(cost, prefill=0.1 * first)
-    return Deployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
+    return ModelledDeployment(engine, cost, overhead_s=0.2 * first, client_gap_s=0.05 * first)
 
 
 def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, float]]:
-    """(metric, measured, modelled) wherever both have a value."""
+    """Return (metric, measured, modelled) where both have a value."""
     sources: list[tuple[str, Distribution, Distribution]] = [
         ("ttft", level.ttft_s, modelled.ttft_s),
         ("itl", level.itl_s, modelled.itl_s),
@@ -255,7 +257,7 @@ def _pairs(level: MeasuredLevel, modelled: Summary) -> list[tuple[str, float, fl
     return [(name, real, made) for name, real, made in found if real and made]
 
 
-def _residuals(measured: Measured, trials: Sequence[Trial], deployment: Deployment) -> Any:
+def _residuals(measured: Measured, trials: Sequence[Trial], deployment: ModelledDeployment) -> Any:
     found = []
     for level, each in zip(measured.levels, trials, strict=True):
         modelled = run_trial(each, deployment, measured.percentiles)
@@ -264,13 +266,15 @@ def _residuals(measured: Measured, trials: Sequence[Trial], deployment: Deployme
 
 
 def _deviations(found: Any, count: int) -> Any:
-    """Log-deviation of each theta: the inverse of the Gauss-Newton Hessian, scaled by what the fit leaves."""
+    """Return each theta's log-deviation: inverse of the Gauss-Newton Hessian, scaled by the remaining residual."""
     free = max(len(found.fun) - 2 * count, 1)
     scale = max(2 * found.cost / free, 1.0)
     return np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)) * scale)
 
 
-def _intervals(deployment: Deployment, knobs: Sequence[Knob], deviations: Any) -> dict[str, tuple[float, float]]:
+def _intervals(
+    deployment: ModelledDeployment, knobs: Sequence[Knob], deviations: Any
+) -> dict[str, tuple[float, float]]:
     found = {}
     for knob, sd in zip(knobs, deviations, strict=True):
         for name in knob.fields:
@@ -279,7 +283,7 @@ def _intervals(deployment: Deployment, knobs: Sequence[Knob], deviations: Any) -
     return found
 
 
-def _spread(rows: Sequence[Row]) -> dict[str, float]:
+def _spread(rows: Sequence[FittedLevel]) -> dict[str, float]:
     logs = [{name: np.log1p(error) for name, error in row.errors().items()} for row in rows]
     groups = {"ttft": ("ttft_p50", "ttft_p95"), "itl": ("itl_mean",), "throughput": ("rps",)}
     spread: dict[str, float] = {}

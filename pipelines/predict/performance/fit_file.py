@@ -1,4 +1,4 @@
-"""A fit to a benchmark as a file: what was fitted, on what, how well, with which versions."""
+"""Files of fits: what was fitted to which benchmark, how accurate it is, and with which versions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
-from pipelines.predict.performance.fit import GPU_KNOBS, Fit, Row, moved
+from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
 from pipelines.predict.performance.measured import Measured
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.performance import Costed, Provenance, Setup
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 
 SCHEMA = 2
 METRICS = ("rps", "ttft_p50", "ttft_p95", "itl_mean")
-"""What a fit is judged by."""
+"""Metrics that a fit is judged by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class FittedModel:
     """Coefficients of one deployment on one kind of machine.
 
     Attributes:
-        model: as the benchmark calls it.
+        model: name of the model in the benchmark.
         precision: compression in one word, or None.
-        engine: what executes it, or None.
-        gpu: its name; None for the CPU engine.
-        cpu: the machine of the CPU engine, in one line.
+        engine: engine that executes it, or None.
+        gpu: name of the GPU; None for the CPU engine.
+        cpu: machine of the CPU engine, in one line.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
         deployment: the coefficients and the engine's limits.
         intervals: 95 % interval by coefficient.
-        at_bound: what was fitted to the edge of what is allowed.
-        undecided: what the benchmark says little of.
+        at_bound: coefficients fitted to the bound of the allowed range.
+        undecided: coefficients that the benchmark hardly determines.
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
-        multipliers: on the performance model's coefficients, by knob; none for an engine of which it knows nothing.
+        multipliers: factors on the performance model's coefficients, by knob; none for an engine it does not cover.
         levels: measured and modelled, per load of the fit.
-        fitted_on: tool, files, dates, notes.
-        versions: of what made it.
-        schema: of this file.
+        fitted_on: tool, files, dates and notes.
+        versions: versions of the software that made it.
+        schema: version of this file's format.
     """
 
     model: str
@@ -54,7 +54,7 @@ class FittedModel:
     cpu: str | None
     tp: int
     pp: int
-    deployment: Deployment
+    deployment: ModelledDeployment
     intervals: Mapping[str, tuple[float, float]]
     at_bound: tuple[str, ...]
     undecided: tuple[str, ...]
@@ -67,33 +67,33 @@ class FittedModel:
 
     @property
     def why(self) -> str:
-        """Where it comes from, in one line."""
+        """Origin of the fit, in one line."""
         when = str(self.fitted_on.get("measured_at") or "")[:10]
         loads = f"{len(self.levels)} loads" if len(self.levels) != 1 else "1 load"
         return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
 
     def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
-        """Whether it speaks of this deployment; `where` is the machine of the CPU engine, or names of the GPU."""
+        """Return whether the fit is for this deployment; `where` is the CPU engine's machine, or names of the GPU."""
         mine = (self.model, self.precision, self.engine, self.tp, self.tp * self.pp)
         return mine == (model, precision, engine, tp, world) and (self.gpu or self.cpu) in where
 
     def cost(self, setup: Setup, said: Costed) -> Costed:
-        """What the performance model says of a setup, moved by what was measured.
+        """Return the performance model's cost of a setup, adjusted by what was measured.
 
-        For the very setup that was measured that is the fit itself; others on the same GPU move by the same factors,
-        and say so.
+        For exactly the setup that was measured, this is the fit itself; other setups on the same GPU are scaled by the
+        same factors, and `why` says so.
 
         Raises:
-            UserError: it is of the CPU engine, or of another GPU.
+            UserError: the fit is for the CPU engine, or for another GPU.
         """
         if not self.multipliers or self.gpu != setup.gpu.name:
             raise UserError(
-                f"sizing.fit is of {self.model} on {self.gpu or self.cpu}, not of {setup.gpu.gpu}.",
+                f"sizing.fit is for {self.model} on {self.gpu or self.cpu}, not for {setup.gpu.gpu}.",
                 todo="Fit on this GPU: make calibrate hardware=... model=... sizing.measured=...",
             )
         knobs = [knob for knob in GPU_KNOBS if knob.name in self.multipliers]
         theta = [math.log(self.multipliers[knob.name]) for knob in knobs]
-        before = Deployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
+        before = ModelledDeployment(self.deployment.engine, said.cost, said.overhead_s, said.client_delay)
         after = moved(before, knobs, theta)
         same = (self.tp, self.pp) == (setup.tp, setup.pp) and (self.precision or "").split("-kv_")[0] == setup.qformat
         spread = {
@@ -107,10 +107,10 @@ class FittedModel:
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write it.
+        """Write the file.
 
         Raises:
-            UserError: the place cannot be written.
+            UserError: the file cannot be written.
         """
         try:
             write_json(path, asdict(self), sort_keys=False)
@@ -119,17 +119,17 @@ class FittedModel:
 
 
 def load_fit(path: Path) -> FittedModel:
-    """Read what `save` wrote.
+    """Read a file that `save` wrote.
 
     Raises:
-        UserError: it is not there, of another version, or not a fit.
+        UserError: the file is missing, of another version, or not a fit.
     """
     try:
         data = json.loads(path.expanduser().read_text())
     except OSError as error:
         raise UserError(
             f"sizing.fit={path} cannot be read: {error.strerror}.",
-            todo="Make one: make calibrate sizing.measured=benchmark.json",
+            todo="Create one: make calibrate sizing.measured=benchmark.json",
         ) from None
     except ValueError as error:
         raise UserError(f"sizing.fit={path} is not JSON: {error}.") from None
@@ -141,8 +141,8 @@ def load_fit(path: Path) -> FittedModel:
         )
     try:
         inner = data["deployment"]
-        engine, cost = Engine(**inner["engine"]), IterationCost(**inner["cost"])
-        deployment = Deployment(**{**inner, "engine": engine, "cost": cost})
+        engine, cost = SchedulerLimits(**inner["engine"]), IterationCost(**inner["cost"])
+        deployment = ModelledDeployment(**{**inner, "engine": engine, "cost": cost})
         lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
         intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
         return FittedModel(**{**data, **lists, "intervals": intervals, "deployment": deployment})
@@ -150,8 +150,8 @@ def load_fit(path: Path) -> FittedModel:
         raise UserError(f"sizing.fit={path} is not a fit of `make calibrate`: {error}.") from None
 
 
-def fitted_model(measured: Measured, found: Fit, versions: Mapping[str, str]) -> FittedModel:
-    """What to keep of a fit."""
+def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:
+    """Collect what to keep of a fit."""
     machine = measured.about.get("machine") or {}
     return FittedModel(
         model=measured.model,
@@ -179,13 +179,13 @@ def fitted_model(measured: Measured, found: Fit, versions: Mapping[str, str]) ->
 
 
 def processor(machine: Mapping[str, Any]) -> str | None:
-    """The machine of the CPU engine in one line, for a comparison; None when the benchmark does not tell."""
+    """Describe the machine of the CPU engine in one line, for comparison; None if the benchmark does not name it."""
     if not machine.get("cpu_count"):
         return None
     return f"{machine['cpu_count']} CPU cores, {machine.get('platform', 'unknown system')}"
 
 
-def _kept(row: Row) -> dict[str, Any]:
+def _kept(row: FittedLevel) -> dict[str, Any]:
     level, modelled = row.level, row.modelled
     return {
         "load": level.load,
@@ -205,8 +205,8 @@ def _kept(row: Row) -> dict[str, Any]:
 TITLES = {"rps": "requests/s", "ttft_p50": "TTFT p50 ms", "ttft_p95": "TTFT p95 ms", "itl_mean": "ITL ms"}
 
 
-def comparison(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Cells: the load, then measured, modelled and error in percent per metric; the head first, medians last."""
+def comparison(rows: Sequence[FittedLevel]) -> list[tuple[str, ...]]:
+    """Build table rows: load, then measured, modelled and error in percent per metric; header first, medians last."""
     table = [("load", *(cell for name in METRICS for cell in (TITLES[name], "modelled", "%")))]
     for row in rows:
         found, cells = row.errors(), [row.level.load]
@@ -224,8 +224,8 @@ def comparison(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [*table, tuple(medians)]
 
 
-def measured_value(row: Row, name: str) -> float:
-    """A metric as it is shown: requests/s or ms."""
+def measured_value(row: FittedLevel, name: str) -> float:
+    """Return a metric as it is shown: requests/s or ms."""
     if name == "rps":
         return row.level.requests_per_s
     what, part = name.split("_")

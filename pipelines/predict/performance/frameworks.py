@@ -1,4 +1,4 @@
-"""Inference frameworks by name and version: which of them schedule and cost alike."""
+"""Inference frameworks by name and version: which ones share scheduling and costs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Framework:
 
     Attributes:
         name: as given, e.g. "TensorRT-LLM 0.12.0".
-        family: versions that cost alike: a label of the parameters.
+        family: group of versions with the same costs; a label of the parameters.
         engine: "tensorrt" or "pytorch", which several families share.
         admission: how requests get KV blocks.
-        kv_follows: the KV cache is 8 bit where the weights are FP8 or FP4.
-        chunked: prompts are processed in chunks beside decoding requests.
+        kv_follows: whether the KV cache is 8 bit when the weights are FP8 or FP4.
+        chunked: whether prompts are processed in chunks beside decoding requests.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Framework:
 
     @property
     def is_tensorrt_llm(self) -> bool:
-        """TensorRT-LLM, also as NIM has it."""
+        """Whether this is TensorRT-LLM, including inside NIM."""
         return self.family.startswith(("trtllm", "nim"))
 
 
@@ -39,10 +39,10 @@ KNOWN = "TensorRT-LLM <version>, vLLM <version>, SGLang <version>, NIM <version>
 
 
 def framework_named(text: str) -> Framework:
-    """Read "TensorRT-LLM 1.0", "vLLM (version not stated)", "NIM 1.8.0", "TensorRT-LLM (MLPerf harness)".
+    """Parse "TensorRT-LLM 1.0", "vLLM (version not stated)", "NIM 1.8.0", "TensorRT-LLM (MLPerf harness)".
 
     Raises:
-        UserError: it is none of the known ones.
+        UserError: the framework is not known.
     """
     name = " ".join(text.split())
     lower = name.lower()

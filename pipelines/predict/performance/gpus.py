@@ -1,4 +1,4 @@
-"""GPUs as their data sheets describe them: the files of conf/hardware, in SI units."""
+"""GPUs as described by their data sheets: the files of conf/hardware, in SI units."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.groups import CONF
 
 BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
-"""GPUs that an NVLink bridge joins, by the notes of their data sheets; more of them talk over PCIe."""
+"""Number of GPUs that an NVLink bridge joins, by the notes of their data sheets; larger groups use PCIe."""
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
     "gpus_per_server", "tdp_w", "sm", "arch",
 )  # fmt: skip
-"""What the performance model must know of a GPU."""
+"""Fields of a GPU that the performance model needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class GpuSpec:
     """One GPU by its data sheet. Rates are dense, per GPU.
 
     Attributes:
-        name: of the file in conf/hardware.
-        gpu: for people, e.g. "H100-SXM-80GB".
-        memory_gb: of its data sheet.
-        reported_bytes: memory as the driver counts it: what an engine can take.
-        bandwidth: of its memory, bytes/s.
-        peak: FLOP/s (or integer operations) by activation type: "16bit", "fp8", "int8", "fp4"; absent is unsupported.
+        name: name of the file in conf/hardware.
+        gpu: name for people, e.g. "H100-SXM-80GB".
+        memory_gb: memory size by the data sheet.
+        reported_bytes: memory that the driver reports, which is what an engine can use.
+        bandwidth: memory bandwidth, bytes/s.
+        peak: FLOP/s (or integer operations) by activation type: "16bit", "fp8", "int8", "fp4"; absent if unsupported.
         sparse_multiplier: data-sheet rate with 2:4 sparsity over the dense one.
-        nvlink: bytes/s in one direction; 0 is none.
+        nvlink: bytes/s in one direction; 0 means none.
         pcie: bytes/s in one direction.
-        gpus_per_server: of the usual server.
+        gpus_per_server: GPUs of the usual server.
         tdp_w: power, W.
         sm: compute capability.
         arch: e.g. "Hopper GH100".
@@ -56,7 +56,7 @@ class GpuSpec:
     arch: str
 
     def link(self, ranks: int) -> tuple[str, float]:
-        """What joins so many of these GPUs in one server, and its bytes/s in one direction: "nvlink" or "pcie"."""
+        """Return the link between this many GPUs in a server ("nvlink" or "pcie") and its bytes/s in one direction."""
         if self.nvlink and ranks <= BRIDGED.get(self.name, ranks):
             return "nvlink", self.nvlink
         return "pcie", self.pcie
@@ -69,7 +69,7 @@ class GpuSpec:
 
 @cache
 def rows() -> tuple[HardwareSettings, ...]:
-    """All files of conf/hardware."""
+    """Read all files of conf/hardware."""
     import yaml
 
     files = sorted((CONF / "hardware").glob("*.yaml"))
@@ -78,16 +78,16 @@ def rows() -> tuple[HardwareSettings, ...]:
 
 @cache
 def gpus() -> Mapping[str, GpuSpec]:
-    """All GPUs of conf/hardware by the name of their file."""
+    """Return all GPUs of conf/hardware by the name of their file."""
     return {row.name: data_sheet(row) for row in rows() if row.gpu}
 
 
 def usable_bytes(hardware: HardwareSettings) -> float:
-    """Memory of the GPU as its driver counts it, bytes; 0 where it is not known.
+    """Return the GPU memory that its driver reports, bytes; 0 if not known.
 
-    It is what nvidia-smi has reported, else derived from the data sheet, whose GB are rounded GiB. GB200 of 186 GB:
+    This is what nvidia-smi reported, or else derived from the data sheet, whose GB are rounded GiB. GB200 of 186 GB:
     189,471 MiB; RTX PRO 6000 of 96 GB: 97,887 MiB. ECC on GDDR6 takes a sixteenth of it: L40S of 48 GB: 46,068 MiB. A
-    GeForce has no ECC, and a sixteenth more than is computed here.
+    GeForce has no ECC and reports a sixteenth more than is computed here.
     """
     if hardware.reported_gb:
         return hardware.reported_gb * 1e9
@@ -96,15 +96,15 @@ def usable_bytes(hardware: HardwareSettings) -> float:
 
 
 def data_sheet(hardware: HardwareSettings) -> GpuSpec:
-    """Convert a GPU of the settings to what the performance model takes.
+    """Convert a GPU of the settings to the form the performance model takes.
 
     Raises:
-        UserError: conf/hardware lacks a part of it.
+        UserError: its file in conf/hardware is incomplete.
     """
     row = hardware.model_dump()
     if missing := [key for key in NEEDED if row[key] is None]:
         raise UserError(
-            f"conf/hardware does not know {hardware.gpu}: {', '.join(missing)} is missing.",
+            f"conf/hardware has incomplete data for {hardware.gpu}: {', '.join(missing)} is missing.",
             todo="Choose the nearest GPU with hardware=..., or add a file for it to conf/hardware.",
         )
     rates = {"16bit": "fp16_dense_tflops", "fp8": "fp8_dense_tflops", "int8": "int8_dense_tops"}
@@ -130,7 +130,7 @@ def gpu_named(text: str) -> GpuSpec:
     """Find a GPU by a name as people write it: "h100_sxm", "H100-SXM-80GB", "L40S-48GB".
 
     Raises:
-        UserError: it is not known; says the nearest name.
+        UserError: it is not known; suggests the nearest name.
     """
     known: dict[str, GpuSpec] = {}
     for spec in gpus().values():

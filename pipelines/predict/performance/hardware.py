@@ -1,4 +1,4 @@
-"""Which row of conf/hardware the GPUs of this machine are; what `hardware=auto` stands for."""
+"""Match the GPUs of this machine with conf/hardware, to resolve `hardware=auto`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pipelines.predict.performance.gpus import rows
 from pipelines.settings.engine import HardwareSettings
 
 MEMORY_TOLERANCE = 0.12
-"""GPUs of one name are told apart by memory; nvidia-smi differs from the data sheet by up to this share."""
+"""Tolerance of memory when matching GPUs of one name; nvidia-smi differs from the data sheet by up to this share."""
 
 
 def row_of(gpu: GpuFacts) -> HardwareSettings | None:
-    """The row of a GPU: the same name, compute capability and about the same memory; None when there is none."""
+    """Find the entry of a GPU: same name, same compute capability, about the same memory; None if there is none."""
     for row in rows():
         if gpu.name not in row.nvidia_smi or row.sm != gpu.sm or not row.memory_gb:
             continue
@@ -23,10 +23,10 @@ def row_of(gpu: GpuFacts) -> HardwareSettings | None:
 
 
 def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
-    """What `wanted` stands for here: `auto` is the first GPU of this machine, where it has one.
+    """Resolve `wanted` here: `auto` means the first GPU of this machine, if it has one.
 
-    Name, compute capability and memory are nvidia-smi's own; bandwidth and peak rates those of the data sheet, or None
-    for a GPU that conf/hardware does not know.
+    Name, compute capability and memory come from nvidia-smi; bandwidth and peak rates from the data sheet, or None
+    for a GPU without an entry in conf/hardware.
     """
     if wanted.name != "auto" or not machine.gpus:
         return wanted
@@ -43,15 +43,15 @@ def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:
 
 
 def describe(wanted: HardwareSettings, machine: Machine) -> str:
-    """Say for people what `hardware=auto` was taken for; empty when it stands for nothing."""
+    """Describe what `hardware=auto` resolved to; empty if it resolved to nothing."""
     if wanted.name != "auto" or not machine.gpus:
         return ""
     gpu = machine.gpus[0]
     row = row_of(gpu)
     count = f"{len(machine.gpus)} x " if len(machine.gpus) > 1 else ""
     others = sorted({other.name for other in machine.gpus} - {gpu.name})
-    mixed = f"; beside it {', '.join(others)}, which is not counted with" if others else ""
+    mixed = f"; also present and not used: {', '.join(others)}" if others else ""
     if row is None:
-        known = "conf/hardware does not know it: nothing is said about its bandwidth"
-        return f"hardware: {count}{gpu.name}, as nvidia-smi says; {known}{mixed}"
+        known = "not in conf/hardware, so its bandwidth is unknown"
+        return f"hardware: {count}{gpu.name} (from nvidia-smi); {known}{mixed}"
     return f"hardware: {count}{gpu.name} = hardware={row.name}, {row.mem_bw_gb_s:,.0f} GB/s{mixed}"

@@ -1,8 +1,8 @@
-"""Results of benchmarks, whoever measured them, in one form: what fits and sizing work on.
+"""Benchmark results of any tool in one form, as input for fits and sizing.
 
 Ours (`benchmark.json`), AIPerf, genai-perf and trtllm-bench. Their metrics agree (TTFT to the first non-empty response,
-ITL = (E2E - TTFT) / (OSL - 1) per request); what differs (percentiles, when requests start, what is in the window) is
-kept beside the numbers, so that a model can be held against them under the same protocol.
+ITL = (E2E - TTFT) / (OSL - 1) per request); differences (percentiles, start of requests, contents of the window) are
+kept beside the numbers, so that a model can be compared with them under the same protocol.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLevel:
-    """One load and what came of it. Times in seconds, lengths in tokens.
+    """One load and its results. Times in seconds, lengths in tokens.
 
     Attributes:
         arrival: "closed", "constant", "poisson", "gamma", "burst" or "trace".
-        concurrency: of a closed loop.
-        request_rate: of an open loop.
+        concurrency: concurrency of a closed loop.
+        request_rate: rate of an open loop.
         isl: mean input tokens.
         osl: mean output tokens.
-        isl_stdev: of the input tokens; 0 when all are equal, or not known.
-        osl_stdev: of the output tokens.
-        requests: the numbers are over; None when the tool does not say.
-        requests_per_s: finished.
-        ttft_s: no values when responses were not streamed.
+        isl_stdev: standard deviation of the input tokens; 0 if all are equal, or not known.
+        osl_stdev: standard deviation of the output tokens.
+        requests: number of requests behind the figures; None if the tool does not report it.
+        requests_per_s: finished requests per second.
+        ttft_s: empty if responses were not streamed.
         itl_s: likewise.
         e2e_s: time to the last token.
-        steady: the window lies under load; else the idle start is inside.
-        cv: of the gaps of arrival=gamma.
-        think_s: pause of a user of a closed loop.
-        sent: the very requests, where they were kept.
+        steady: whether the window lies under steady load; otherwise it includes the idle start.
+        cv: coefficient of variation of the gaps of arrival=gamma.
+        think_s: pause of a user in a closed loop.
+        sent: the exact requests, if they were kept.
     """
 
     arrival: str
@@ -74,7 +74,7 @@ class MeasuredLevel:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of the system."""
+        """Output tokens per second of the whole system."""
         return self.requests_per_s * self.osl
 
     @property
@@ -96,17 +96,17 @@ class Measured:
     Attributes:
         tool: "trtllm-pipelines", "aiperf", "genai-perf" or "trtllm-bench".
         levels: one per load.
-        model: as the tool calls it.
+        model: name of the model in the tool.
         precision: compression in one word, or None.
-        engine: what executes it, or None.
-        gpu: its name, or None.
+        engine: engine that executes it, or None.
+        gpu: name of the GPU, or None.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
-        limits: of the engine, where the tool tells: max_batch_size, max_num_tokens, kv_blocks.
-        sources: files.
-        percentiles: how they were taken.
+        limits: limits of the engine, if the tool reports them: max_batch_size, max_num_tokens, kv_blocks.
+        sources: files read.
+        percentiles: how the percentiles were computed.
         notes: what a reader should know about the numbers.
-        about: versions, machine and dates, as the tool tells them.
+        about: versions, machine and dates, as reported by the tool.
     """
 
     tool: str

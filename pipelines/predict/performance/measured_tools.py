@@ -1,4 +1,4 @@
-"""Readers of results that other tools wrote. A missing key is named; units are read from the file.
+"""Readers of results written by other tools. Errors name the missing key; units are read from the file.
 
 Formats: AIPerf `docs/reference/json-export-schema.md` (schema 1.0 to 1.5; `input_config.phases` as
 `src/aiperf/config/phases.py` has them and, before 0.7, `input_config.loadgen`);
@@ -19,21 +19,21 @@ from pipelines.predict.performance.measured import Measured, MeasuredLevel
 
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 CAPPED = 0.1
-"""trtllm-bench hands over all requests at once unless --concurrency holds them back; its report does not say which.
-Submissions spread over more than this share of the run were held back."""
+"""Largest spread of submissions, as a share of the run, that counts as unthrottled. trtllm-bench submits everything at
+once unless --concurrency holds them back, and its report does not say which."""
 Reader = Callable[[Any, str], Measured]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """JSON of a tool, asked key by key."""
+    """JSON of a tool, read key by key."""
 
     data: Any
     source: str
     tool: str
 
     def get(self, *keys: str | int) -> Any:
-        """The value at a path of keys, or None."""
+        """Return the value at a path of keys, or None."""
         found = self.data
         for key in keys:
             try:
@@ -43,36 +43,36 @@ class _File:
         return found
 
     def need(self, *keys: str) -> Any:
-        """The value at a path of keys.
+        """Return the value at a path of keys.
 
         Raises:
-            UserError: it is not there.
+            UserError: the value is missing.
         """
         if (found := self.get(*keys)) is None:
             raise self.fault(".".join(keys))
         return found
 
     def number(self, *keys: str) -> float:
-        """A number (some versions write them as text).
+        """Return a number (some versions write numbers as text).
 
         Raises:
-            UserError: it is not there, or no number.
+            UserError: the value is missing or not a number.
         """
         found = self.need(*keys)
         try:
             return float(found)
         except (TypeError, ValueError):
-            raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is no number.") from None
+            raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is not a number.") from None
 
     def fault(self, key: str, todo: str = "") -> UserError:
-        """What to say when something is missing."""
+        """Build the error for a missing key."""
         return UserError(
             f"{self.source} ({self.tool}) lacks '{key}'.", todo=todo or "Give the file as the tool wrote it."
         )
 
 
 def reader_of(data: Any) -> Reader | None:
-    """Which tool wrote this; None when none that is known."""
+    """Return the reader for the tool that wrote this; None if the tool is unknown."""
     if not isinstance(data, dict):
         return None
     if "request_info" in data and "performance" in data:
@@ -84,21 +84,21 @@ def reader_of(data: Any) -> Reader | None:
 
 
 def aiperf(data: Any, source: str) -> Measured:
-    """`profile_export_aiperf.json`.
+    """Read `profile_export_aiperf.json`.
 
     Raises:
-        UserError: a key that is needed is missing.
+        UserError: a required key is missing.
     """
     file = _File(data, source, "AIPerf")
     if file.get("was_cancelled"):
-        raise UserError(f"{source} (AIPerf) is of a run that was cancelled.", todo="Measure again.")
+        raise UserError(f"{source} (AIPerf) is from a run that was cancelled.", todo="Measure again.")
     phase = _profiling(file)
     rate = phase.get("rate", phase.get("request_rate"))
     arrival = str(phase.get("type") or phase.get("arrival_pattern") or ("concurrency" if rate is None else "poisson"))
     if arrival not in ("concurrency", "concurrency_burst", "poisson", "gamma", "constant"):
         raise UserError(
             f"{source} (AIPerf) was measured with '{arrival}'.",
-            allowed="Known are concurrency, poisson, gamma, constant.",
+            allowed="Supported: concurrency, poisson, gamma, constant.",
         )
     model = file.get("input_config", "models", "items", 0, "name") or file.get(
         "input_config", "endpoint", "model_names", 0
@@ -115,21 +115,21 @@ def aiperf(data: Any, source: str) -> Measured:
 
 
 def _profiling(file: _File) -> Mapping[str, Any]:
-    """What load was put on: the profiling phase, or `loadgen` of older versions."""
+    """Return the applied load: the profiling phase, or `loadgen` of older versions."""
     phases = file.get("input_config", "phases")
     if phases is None:
         return dict(file.need("input_config", "loadgen"))
     found = [p for p in phases if "profiling" in (p.get("kind"), p.get("name"))]
     if len(found) != 1:
-        raise file.fault("input_config.phases[profiling]", "One profiling phase makes one level; give its own file.")
+        raise file.fault("input_config.phases[profiling]", "One profiling phase is one level; give each its own file.")
     return dict(found[0])
 
 
 def _warms(file: _File) -> bool:
-    """Whether requests ran before those that count."""
+    """Return whether warm-up requests ran before those that count."""
     phases = file.get("input_config", "phases") or []
     warm = any("warmup" in (phase.get("kind"), phase.get("name")) and phase.get("seamless") for phase in phases)
-    return bool(warm)  # AIPerf lets a warm-up that is not seamless run out before it begins to measure
+    return bool(warm)  # AIPerf drains a warm-up that is not seamless before it starts measuring
 
 
 def _aiperf_gpu(file: _File) -> str | None:
@@ -139,17 +139,17 @@ def _aiperf_gpu(file: _File) -> str | None:
 
 
 def genai_perf(data: Any, source: str) -> Measured:
-    """`profile_export_genai_perf.json`, flat or nested `input_config`.
+    """Read `profile_export_genai_perf.json`, with flat or nested `input_config`.
 
     Raises:
-        UserError: a key that is needed is missing.
+        UserError: a required key is missing.
     """
     file = _File(data, source, "genai-perf")
     config = file.need("input_config")
     stimulus = file.get("input_config", "perf_analyzer", "stimulus") or config
     users, rate = stimulus.get("concurrency"), stimulus.get("request_rate")
     if users is None and rate is None:
-        raise file.fault("input_config.concurrency", "A concurrency or a request_rate says what load it was.")
+        raise file.fault("input_config.concurrency", "The load must be given as a concurrency or a request_rate.")
     model = config.get("model") or config.get("model_names") or ["unknown"]
     return Measured(
         tool="genai-perf",
@@ -162,7 +162,7 @@ def genai_perf(data: Any, source: str) -> Measured:
 
 
 def _by_time(file: _File) -> bool:
-    """Whether windows of time were measured, which begin under load; with a number of requests the start is inside."""
+    """Return whether time windows were measured, which begin under load; a number of requests includes the start."""
     count, mode = (
         file.get("input_config", "request_count"),
         file.get("input_config", "perf_analyzer", "measurement", "mode"),
@@ -171,7 +171,7 @@ def _by_time(file: _File) -> bool:
 
 
 def _level(file: _File, arrival: str, users: Any, rate: Any, *, warm: bool) -> MeasuredLevel:
-    """The level of a file of AIPerf or genai-perf, which name their metrics alike."""
+    """Build the level of a file of AIPerf or genai-perf, which use the same metric names."""
     if arrival in ("concurrency", "concurrency_burst"):
         if users is None:
             raise file.fault("input_config ... concurrency")
@@ -195,13 +195,13 @@ def _level(file: _File, arrival: str, users: Any, rate: Any, *, warm: bool) -> M
 
 
 def _metric(file: _File, name: str, *, optional: bool = False) -> Distribution:
-    """A distribution in seconds; without values when an optional one is not there."""
+    """Return a distribution in seconds; empty if an optional one is missing."""
     if optional and file.get(name) is None:
         return Distribution(0)
     unit = str(file.need(name, "unit"))
     if unit not in SECONDS:
         raise UserError(
-            f"{file.source}: {name}.unit='{unit}' is not known.", allowed=f"Known are {', '.join(SECONDS)}."
+            f"{file.source}: {name}.unit='{unit}' is not known.", allowed=f"Supported: {', '.join(SECONDS)}."
         )
     return _distribution(file, (name,), SECONDS[unit], "avg", "min", "max")
 
@@ -231,10 +231,10 @@ def _streamed(file: _File) -> tuple[str, ...]:
 
 
 def trtllm_bench(data: Any, source: str) -> Measured:
-    """The report of `trtllm-bench throughput --report_json FILE` (or `latency`).
+    """Read the report of `trtllm-bench throughput --report_json FILE` (or `latency`).
 
     Raises:
-        UserError: a key that is needed is missing.
+        UserError: a required key is missing.
     """
     file = _File(data, source, "trtllm-bench")
     requests = int(file.number("request_info", "num_requests"))
@@ -284,7 +284,7 @@ def _bench(file: _File, name: str, names: tuple[str, str, str]) -> Distribution:
 
 
 def _precision(file: _File) -> str | None:
-    """Our word for `quantization`; None in a report means 16 bit."""
+    """Translate `quantization` to this project's word; None in a report means 16 bit."""
     if "quantization" not in file.need("engine"):
         return None
     algo = file.get("engine", "quantization")

@@ -1,10 +1,10 @@
-"""Bytes a TensorRT-LLM engine takes on each GPU, before it is built (modelled).
+"""Bytes that a TensorRT-LLM engine takes on each GPU, before it is built (modelled).
 
     weights + activations + buffers + CUDA itself + KV pool,   KV pool = min(max_tokens, fraction x what is left)
 
 Source: TensorRT-LLM `docs/source/legacy/reference/memory.md`. What it leaves open (bytes of activation per token, bytes
 of buffer per request, CUDA's own share) is fitted to published logs: `tests/reference/published_logs.json`
-has them with their sources, and a test holds the formulas against each of them.
+has them with their sources, and a test compares the formulas with each of them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
 
 LAYER_FACTOR = 1.3
-"""Highest activation memory within a layer, in units of all its outputs at 16 bit; published logs: 1.12 to 1.44."""
+"""Peak activation memory within a layer, in units of all its outputs at 16 bit; published logs: 1.12 to 1.44."""
 HEAD_BYTES = 9
-"""Bytes per token and hidden channel that are live beside the logits; published logs: 13.0, less than 9.8."""
+"""Bytes per token and hidden channel that are live besides the logits; published logs: 13.0, less than 9.8."""
 BUFFER_LOGITS = 9
 """Float32 rows of the vocabulary that runtime and decoder hold per request; published logs (0.12, 0.14): 7.3, 11.2."""
 CUDA_BYTES = 800 * MIB
-"""What CUDA, its libraries and NCCL take of a GPU; published log: 0.77 GiB."""
+"""Memory of a GPU taken by CUDA, its libraries and NCCL; published log: 0.77 GiB."""
 SMALL_BATCH, SMALL_TOKENS = 256, 2048
-"""Limits that are proposed where an engine does not fit."""
+"""Limits proposed when an engine does not fit."""
 ROPE_ENTRY_BYTES = 4
-"""One entry of the table of rotary angles, max_position_embeddings x head_dim, part of the weights since 0.9."""
+"""Bytes of an entry of the rotary table (max_position_embeddings x head_dim), part of the weights since 0.9."""
 
 
 def weight_bytes(shape: ModelShape, qformat: QFormat) -> float:
-    """Bytes of all weights, not split.
+    """Return the bytes of all weights, not split.
 
     Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
     stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
@@ -41,17 +41,17 @@ def weight_bytes(shape: ModelShape, qformat: QFormat) -> float:
 
 
 def checkpoint_bytes(shape: ModelShape, qformat: QFormat) -> float:
-    """Bytes of the checkpoint on disk: as on the device, but weight-only formats still travel at 16 bit."""
+    """Return the bytes of the checkpoint on disk: as on the device, but weight-only formats are stored at 16 bit."""
     return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].weights.at_build else qformat)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What decides how much memory each GPU needs, under trtllm-build's and Triton's own names.
+    """Quantities that determine how much memory each GPU needs, under the names of trtllm-build and Triton.
 
     Attributes:
-        shape: of the model.
-        qformat: weights and activations.
+        shape: dimensions of the model.
+        qformat: format of weights and activations.
         kv_format: element type of the KV cache.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
@@ -59,14 +59,14 @@ class EngineSizes:
         max_beam_width: beams per request.
         max_num_tokens: tokens of one iteration.
         max_seq_len: longest prompt + output, tokens.
-        tokens_per_block: of the paged KV cache.
-        gather_context_logits: the logits of every prompt token are kept.
-        parallel_embedding: the embedding is split over TP ranks, as ModelOpt exports it.
+        tokens_per_block: tokens per block of the paged KV cache.
+        gather_context_logits: whether the logits of every prompt token are kept.
+        parallel_embedding: whether the embedding is split over TP ranks, as ModelOpt exports it.
         gpu_weights_percent: share of the weights that stays on the GPU; the rest is streamed from the host (Triton's
-            own name: it is a fraction).
-        kv_fraction: share of the memory left that the KV pool takes.
-        max_kv_tokens: bound of the KV pool in tokens, or None.
-        windows: attention window per layer, repeated over the layers; empty is none.
+            name, although it is a fraction).
+        kv_fraction: share of the remaining memory that the KV pool takes.
+        max_kv_tokens: upper bound of the KV pool in tokens, or None.
+        windows: attention window per layer, repeated over the layers; empty means none.
     """
 
     shape: ModelShape
@@ -107,7 +107,7 @@ class EngineSizes:
         return self.layers * self.kv_layer_bytes
 
     def kv_request_bytes(self, tokens: int) -> float:
-        """KV bytes of a request of so many tokens on one rank, in whole blocks, each layer within its window."""
+        """KV bytes of a request of this many tokens on one rank, in whole blocks, each layer within its window."""
         windows = self.windows or (tokens,)
         held = (min(tokens, windows[layer % len(windows)]) for layer in range(self.layers))
         block = self.tokens_per_block
@@ -116,16 +116,16 @@ class EngineSizes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Where the memory of one GPU goes, bytes (modelled).
+    """Split of one GPU's memory, bytes (modelled).
 
     Attributes:
-        total: of the GPU.
-        weights: of the fullest rank, the table of rotary angles included; with weight streaming those that stay.
+        total: memory of the GPU.
+        weights: weights of the fullest rank including the rotary table; with weight streaming, those that stay.
         activations: fixed at build time by max_num_tokens.
-        buffers: of runtime and decoder, by max_batch_size.
+        buffers: buffers of runtime and decoder, proportional to max_batch_size.
         cuda: CUDA and its libraries.
-        kv_pool: paged KV cache; 0 when nothing is left.
-        kv_token_bytes: one token's share.
+        kv_pool: paged KV cache; 0 if nothing is left.
+        kv_token_bytes: KV bytes of one token.
         streamed: weights of the rank that stay on the host and are read from there in every iteration.
     """
 
@@ -140,7 +140,7 @@ class DeviceMemory:
 
     @property
     def fixed(self) -> float:
-        """All but the KV pool."""
+        """All memory except the KV pool."""
         return self.weights + self.activations + self.buffers + self.cuda
 
     @property
@@ -153,12 +153,12 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
     """Split the memory of one GPU.
 
     LLaMA-7B at 16 bit with 20,480 tokens of KV cache: 20,480 x 524,288 bytes = 10,240 MiB beside 12,852 MiB of weights.
-    With weight streaming the GPU keeps gpu_weights_percent of them (`cpp/tensorrt_llm/runtime/tllmRuntime.cpp`: the
-    budget is that share of TensorRT's getStreamableWeightsSize). Not known before the build, and not counted, are
-    weights that TensorRT does not stream and its scratch memory for streaming.
+    With weight streaming the GPU keeps gpu_weights_percent of the weights (`cpp/tensorrt_llm/runtime/tllmRuntime.cpp`:
+    the budget is that share of TensorRT's getStreamableWeightsSize). Weights that TensorRT does not stream and its
+    scratch memory for streaming are not known before the build, and not counted.
 
     Args:
-        sizes: what is run.
+        sizes: sizes of the engine.
         total: memory of the GPU, bytes.
     """
     held, share = rank_weight_bytes(sizes), sizes.gpu_weights_percent
@@ -179,11 +179,11 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
 
 
 def rank_weight_bytes(sizes: EngineSizes) -> float:
-    """Bytes of the weights of the fullest rank.
+    """Return the bytes of the weights on the fullest rank.
 
-    Linears are split over TP, but every rank has at least one KV head; embedding (when parallel) and head are split by
-    rows; pipeline stages have layers of their own, the first the embedding and the last the head. Llama-3-8B at 16 bit,
-    TP 4, embedding not split, 1,048,576 positions: 5,340,405,760 bytes, to the byte what trtllm-build 0.12 logs.
+    Linears are split over TP, but every rank has at least one KV head; embedding (if parallel) and head are split by
+    rows; each pipeline stage has its own layers, the first the embedding and the last the head. Llama-3-8B at 16 bit,
+    TP 4, embedding not split, 1,048,576 positions: 5,340,405,760 bytes, exactly what trtllm-build 0.12 logs.
     """
     shape, tp = sizes.shape, sizes.tp_size
     linears = sum(_rank_params(name, size, sizes) for name, size in shape.linear_shapes.items())
@@ -198,7 +198,7 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
 
 
 def _rank_params(name: str, size: tuple[int, int], sizes: EngineSizes) -> float:
-    """Weights of one linear on one rank; the merged q, k and v keep whole KV heads."""
+    """Return the weights of one linear on one rank; the merged q, k and v keep whole KV heads."""
     out, width = size
     if name != "attention.qkv":
         return out * width / sizes.tp_size
@@ -211,14 +211,14 @@ def _rank_qkv(sizes: EngineSizes) -> float:
 
 
 def activation_bytes(sizes: EngineSizes) -> float:
-    """Bytes that an iteration of max_num_tokens needs at most; fixed when the engine is built.
+    """Return the most bytes that an iteration of max_num_tokens needs; fixed when the engine is built.
 
-    The larger of two moments: inside a layer, tokens x 2 bytes x outputs of the layer (4 x hidden that all ranks hold,
-    and this rank's part of gate, up and qkv); at the end, the logits at 16 bit beside the last hidden states. Logits
-    are of one token per sequence, or of every token with gather_context_logits.
+    The larger of two peaks: inside a layer, tokens x 2 bytes x outputs of the layer (4 x hidden, which all ranks hold,
+    and this rank's part of gate, up and qkv); at the end, the logits at 16 bit besides the last hidden states. Logits
+    exist for one token per sequence, or for every token with gather_context_logits.
     """
     shape, tokens = sizes.shape, sizes.max_num_tokens
-    inner = shape.intermediate_size * shape.num_experts_per_token  # of the experts that a token goes through
+    inner = shape.intermediate_size * shape.num_experts_per_token  # of the experts that a token passes through
     outputs = 4 * shape.hidden_size + 2 * inner / sizes.tp_size + _rank_qkv(sizes)
     layer = LAYER_FACTOR * tokens * 2 * outputs
     sequences = sizes.max_batch_size * sizes.max_beam_width
@@ -227,7 +227,7 @@ def activation_bytes(sizes: EngineSizes) -> float:
 
 
 def buffer_bytes(sizes: EngineSizes) -> float:
-    """Bytes of runtime and decoder, allocated for max_batch_size requests before the KV pool."""
+    """Return the bytes of runtime and decoder, allocated for max_batch_size requests before the KV pool."""
     sequences = sizes.max_batch_size * sizes.max_beam_width
     return BUFFER_LOGITS * 4 * sizes.shape.vocab_size * sequences
 
@@ -237,8 +237,8 @@ class Concurrency:
     """Requests that run at the same time.
 
     Attributes:
-        requests: how many.
-        binds: what allows no more: "KV cache" or "max_batch_size".
+        requests: number of requests.
+        binds: binding limit: "KV cache" or "max_batch_size".
     """
 
     requests: int
@@ -246,31 +246,31 @@ class Concurrency:
 
 
 def concurrency(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> Concurrency:
-    """Return how many requests of so many tokens run together without any being paused.
+    """Return how many requests of this many tokens run together without any being paused.
 
     Args:
-        sizes: what is run.
-        memory: of one GPU.
+        sizes: sizes of the engine.
+        memory: memory of one GPU.
         tokens: prompt + output.
     """
     by_memory = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
-    # every pipeline stage works on another batch of max_batch_size requests
+    # every pipeline stage works on a different batch of max_batch_size requests
     by_batch = sizes.max_batch_size * sizes.pp_size
     return Concurrency(by_batch, "max_batch_size") if by_batch <= by_memory else Concurrency(by_memory, "KV cache")
 
 
 def kv_blocks(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> int:
-    """Return the KV blocks of one batch for a simulator, in which a request keeps the blocks of all its tokens.
+    """Return the KV blocks of one batch for a simulator in which a request keeps the blocks of all its tokens.
 
-    With windows a request keeps fewer: the pool then counts as larger, by that share for requests of so many tokens.
-    Each pipeline stage works on another batch, and they share the pool.
+    With attention windows a request keeps fewer, so the pool counts as larger, by that ratio for requests this long.
+    Each pipeline stage works on a different batch, and the batches share the pool.
     """
     each = -(-tokens // sizes.tokens_per_block)
     return int(memory.kv_pool / sizes.kv_request_bytes(tokens) * each) // sizes.pp_size
 
 
 def fits(sizes: EngineSizes, total: float, tokens: int) -> bool:
-    """Whether at least one request of so many tokens runs."""
+    """Return whether at least one request of this many tokens runs."""
     return concurrency(sizes, device_memory(sizes, total), tokens).requests >= 1
 
 
@@ -278,10 +278,10 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
     """Return changes, as overrides, each of which makes an engine fit.
 
     Args:
-        sizes: of one that does not fit.
+        sizes: sizes of an engine that does not fit.
         total: memory of the GPU, bytes.
         tokens: prompt + output of a request.
-        formats: weight formats this GPU can run.
+        formats: weight formats that this GPU supports.
     """
     fewer = replace(sizes, max_batch_size=min(SMALL_BATCH, sizes.max_batch_size))
     smaller = replace(fewer, max_num_tokens=min(SMALL_TOKENS, sizes.max_num_tokens))

@@ -1,4 +1,4 @@
-"""A load through the simulator, under the protocol it was or will be measured with: what stands beside "measured"."""
+"""Simulate a load under the protocol of its measurement: the values shown beside "measured"."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pipelines.domain.summary import Percentiles, summarise
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load, Requests
+from pipelines.predict.simulator.interface import OfferedLoad, Requests, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WARM, LEAST, MOST = 3, 200, 4000
-"""Requests before a steady window per user; requests that are simulated when nobody said how many, least and most."""
+"""Requests per user before a steady window; default numbers of simulated requests, least and most."""
 SEED = 20_240_601
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """What is simulated, and what is around it.
+class ModelledDeployment:
+    """A deployment to simulate, with its surroundings.
 
     Attributes:
-        engine: its scheduler's limits.
-        cost: of an iteration.
-        overhead_s: of a request on its way to the engine and back: network, tokenizer. On TTFT and E2E, not on ITL.
-        client_gap_s: closed loop: from the last token at the client to its next request.
-        lanes: engines that requests are dealt to in turn: with pipeline stages as many batches are under way.
+        engine: limits of its scheduler.
+        cost: cost of an iteration.
+        overhead_s: time of a request to the engine and back: network, tokenizer. Part of TTFT and E2E, not of ITL.
+        client_gap_s: closed loop: time from the last token at the client to its next request.
+        lanes: number of engines that take requests in turn; with pipeline stages, the number of batches in progress.
     """
 
-    engine: Engine
+    engine: SchedulerLimits
     cost: IterationCost
     overhead_s: float = 0.0
     client_gap_s: float = 0.0
@@ -44,17 +44,17 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A load made ready once, to be simulated with many costs.
+    """A load prepared once, to be simulated with many costs.
 
     Attributes:
-        load: of the simulator; its client delay is the users' pause, to which the deployment's is added.
-        window: of an open loop, seconds; None counts requests.
-        first: of a closed loop: requests before this one are warm-up.
-        last: and those from this one on only keep it under load.
-        whole: the start and the end of the run are inside.
+        load: input of the simulator; its client delay is the users' pause, to which the deployment's gap is added.
+        window: window of an open loop, seconds; None counts requests.
+        first: closed loop: requests before this one are warm-up.
+        last: requests from this one on only keep up the load.
+        whole: whether the start and the end of the run are included.
     """
 
-    load: Load
+    load: OfferedLoad
     window: tuple[float, float] | None
     first: int
     last: int
@@ -62,7 +62,7 @@ class Trial:
 
 
 def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
-    """The load of a level: the very requests where they are known, else drawn from its means and deviations."""
+    """Prepare the load of a level: the exact requests if known, otherwise drawn from its means and deviations."""
     if level.sent is not None and len(level.sent.isl):
         return _replayed(level)
     users = level.concurrency or 0
@@ -77,10 +77,14 @@ def trial(level: MeasuredLevel, *, seed: int = SEED) -> Trial:
     )
     if level.arrival == "closed":
         return Trial(
-            Load(isl, osl, users=users, client_delay=level.think_s), None, before, before + count, not level.steady
+            OfferedLoad(isl, osl, users=users, client_delay=level.think_s),
+            None,
+            before,
+            before + count,
+            not level.steady,
         )
     arrival = _arrivals(level, total, random)
-    return Trial(Load(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
+    return Trial(OfferedLoad(isl, osl, arrival=arrival), (float(arrival[0]), np.inf), 0, total, True)
 
 
 def _replayed(level: MeasuredLevel) -> Trial:
@@ -90,13 +94,13 @@ def _replayed(level: MeasuredLevel) -> Trial:
     if level.arrival == "closed":
         first, last = np.searchsorted(sent.due, (start, end))
         return Trial(
-            Load(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
+            OfferedLoad(sent.isl, sent.osl, users=level.concurrency or 1, client_delay=level.think_s),
             None,
             int(first),
             int(last),
             not level.steady,
         )
-    return Trial(Load(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
+    return Trial(OfferedLoad(sent.isl, sent.osl, arrival=sent.due), (start, end), 0, len(sent.due), not level.steady)
 
 
 def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> Any:
@@ -110,9 +114,9 @@ def _arrivals(level: MeasuredLevel, count: int, random: np.random.Generator) -> 
 
 
 def run_trial(
-    trial: Trial, deployment: Deployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
+    trial: Trial, deployment: ModelledDeployment, percentiles: Percentiles = "linear", *, backend: Backend = "auto"
 ) -> Summary:
-    """Simulate a load and read it as it was measured; "numpy" saves the start of the compiled loop."""
+    """Simulate a load and evaluate it as it was measured; "numpy" avoids the startup of the compiled loop."""
     closed = trial.load.arrival is None
     delay = trial.load.client_delay + deployment.overhead_s + deployment.client_gap_s if closed else 0.0
     sent = replace(trial, load=replace(trial.load, client_delay=delay))
@@ -123,8 +127,8 @@ def run_trial(
     return _read(_together(lanes), sent, deployment.overhead_s, percentiles)
 
 
-def dealt(load: Load, lanes: int) -> list[Load]:
-    """The load of each lane: every so-many-th request, and in a closed loop every so-many-th user."""
+def dealt(load: OfferedLoad, lanes: int) -> list[OfferedLoad]:
+    """Split the load into lanes: requests in turn, and in a closed loop users in turn."""
     lanes = lanes if load.arrival is not None else min(lanes, load.users)
     if lanes == 1:
         return [load]
@@ -138,7 +142,7 @@ def dealt(load: Load, lanes: int) -> list[Load]:
 
 
 def _together(lanes: Sequence[Requests]) -> Requests:
-    """The requests of all lanes, in the order of their arrival."""
+    """Merge the requests of all lanes, in order of arrival."""
     if len(lanes) == 1:
         return lanes[0]
     columns = {name: np.concatenate([getattr(lane, name) for lane in lanes]) for name in Requests.__slots__}
@@ -155,7 +159,7 @@ def _read(requests: Requests, trial: Trial, overhead: float, percentiles: Percen
 
 
 def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
-    """Start, end and bool[n] of the requests that were due inside."""
+    """Return start, end and bool[n] of the requests that were due inside the window."""
     arrival = requests.arrival
     if trial.window is not None:
         begin, until = trial.window
@@ -166,11 +170,11 @@ def _window(trial: Trial, requests: Requests) -> tuple[float, float, Any]:
     begin = float(arrival[order[trial.first]])
     if trial.last < len(order):
         return begin, float(arrival[order[trial.last]]), due
-    # nobody sends any more; the window ended where the next request would have left
+    # nothing is sent any more; the window ended when the next request would have been sent
     after = requests.end[requests.end > arrival[order[-1]]]
     return begin, float(after.min()) + trial.load.client_delay, due
 
 
-def model(levels: Iterable[MeasuredLevel], deployment: Deployment) -> list[Summary]:
-    """What the model says of each load."""
+def model(levels: Iterable[MeasuredLevel], deployment: ModelledDeployment) -> list[Summary]:
+    """Model every load."""
     return [run_trial(trial(level), deployment) for level in levels]

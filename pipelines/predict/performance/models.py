@@ -15,23 +15,23 @@ from pipelines.settings.root import Settings
 from pipelines.store.sources import model_config
 
 MODELS = Path(__file__).parent / "models.csv"
-"""Sizes of public models under the names of `ModelShape`'s fields, each row with its source."""
+"""Dimensions of public models under the names of `ModelShape`'s fields, each row with its source."""
 
 SAME_SHAPE = {
     "llama-3.3-70b": "llama-3.1-70b",
     "mistral-7b": "mistral-7b-v0.3",
     "mistral-7b-v0.2": "mistral-7b-v0.3",
 }
-"""Names of models whose sizes are those of another row (a sliding window is not used by TensorRT-LLM's benchmarks)."""
+"""Names of models with the dimensions of another row (TensorRT-LLM's benchmarks do not use a sliding window)."""
 DECORATION = re.compile(r"(-instruct|-chat|-it|-hf|-base)+$")
-"""What people put after a model's name."""
+"""Suffixes that people append to a model's name."""
 
 
 def known_model(settings: Settings) -> ModelShape:
-    """Shape of the model to size, dense or a mixture: `sizing.model`, else the folder's config.json, else conf/model.
+    """Return the shape of the model to size, dense or MoE: `sizing.model`, the folder's config.json, or conf/model.
 
     Raises:
-        UserError: it is not known.
+        UserError: the model is not known.
     """
     if settings.sizing.model is not None:
         return model_named(settings.sizing.model)
@@ -42,7 +42,7 @@ def known_model(settings: Settings) -> ModelShape:
     if model.shape is not None:
         return model.shape.to_shape(model.label)
     raise UserError(
-        f"The sizes of {model.label} are not known before it is downloaded.",
+        f"The dimensions of {model.label} are not known before it is downloaded.",
         todo="Name a model of pipelines/predict/performance/models.csv (sizing.model=llama-3.1-8b), or one of "
         "conf/model, or give model.path.",
     )
@@ -52,7 +52,7 @@ def model_named(text: str) -> ModelShape:
     """Find a model by a name as people write it: "llama-3.3-70b", "meta-llama/Llama-3.1-8B-Instruct".
 
     Raises:
-        UserError: it is not known; says the nearest name.
+        UserError: it is not known; suggests the nearest name.
     """
     known = models()
     name = DECORATION.sub("", text.strip().lower().split("/")[-1].removeprefix("meta-"))
@@ -69,7 +69,7 @@ def model_named(text: str) -> ModelShape:
 
 @cache
 def models() -> Mapping[str, ModelShape]:
-    """All models of models.csv by name."""
+    """Return all models of models.csv by name."""
     with MODELS.open(encoding="utf-8", newline="") as lines:
         return {row["model"]: _shape(row) for row in csv.DictReader(lines)}
 

@@ -1,10 +1,10 @@
-"""The fitted parameters of the performance model: one shared value each, and offsets for what differs from it.
+"""Fitted parameters of the performance model: one shared value each, with offsets for specific setups.
 
 log value = log shared + sum of the offsets of a setup's labels. A label is a level of the hierarchy and its value, such
-as `family=trtllm-torch` or `gpu=h100_sxm`. Offsets are shrunk towards 0 when they are fitted, so that a label with few
-measurements stays near the shared value; an unknown label has offset 0. `offline=...` is a benchmark that drives the
-engine in its own process, without a server: published full loads are, and nothing that is sized here. The file is
-written by scripts/published_fit and says what it was fitted on.
+as `family=trtllm-torch` or `gpu=h100_sxm`. Offsets are shrunk towards 0 in the fit, so that a label with few
+measurements stays near the shared value; an unknown label has offset 0. `offline=...` marks a benchmark that drives
+the engine in its own process, without a server: published full loads are offline, sized setups never are. The file is
+written by scripts/published_fit and records what it was fitted on.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FILE = Path(__file__).parent / "parameters.json"
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of a parameter before the fit.
+    """Prior belief about a parameter.
 
     Attributes:
         value: shared value.
         spread: standard deviation of its logarithm.
         low: physical bound.
         high: physical bound.
-        levels: what may differ from the shared value, with the standard deviation of the logarithm of the offset.
-        about: what it is.
+        levels: labels that may differ from the shared value, with the standard deviation of their (log) offset.
+        about: description.
     """
 
     value: float
@@ -123,12 +123,12 @@ PRIORS: dict[str, Prior] = {
     "kv_share": Prior(
         0.9, 0.1, 0.3, 1.3,
         {"family": 0.15, "version": 0.08, "offline": 0.1},
-        "of the KV pool that memory predicts",
+        "of the KV pool that the memory model predicts",
     ),
     "slots": Prior(
         1024.0, 0.5, 32.0, 8192.0,
         {"family": 0.5, "version": 0.3},
-        "requests together at most, at full load",
+        "most requests together, at full load",
     ),
     "overhead_s": Prior(
         0.008, 1.0, 0.0001, 0.5,
@@ -141,32 +141,32 @@ PRIORS: dict[str, Prior] = {
         "seconds from a response to the user's next request",
     ),
 }  # fmt: skip
-"""Beliefs: the ranges that fits of published data gave, and what physics allows (no efficiency above 1)."""
+"""Priors: the ranges that fits of published data gave, within what physics allows (no efficiency above 1)."""
 EXPECTED = {
     ("e_c", "family=nim"): (-0.08, 0.06),
     ("t_seq", "family=nim"): (math.log(7.0), 0.3),
     ("overhead_s", "family=nim"): (math.log(0.1), 0.4),
     ("client_delay", "family=nim"): (math.log(0.25), 0.3),
 }
-"""Offsets (of the logarithm: mean, standard deviation) that are not expected at 0 with the spread of their level.
+"""Priors of offsets (logarithm: mean, standard deviation) that differ from 0 with the spread of their level.
 
-NIM has one measured configuration, so what it cannot tell is written here. Compute efficiency: fits of such loops gave
-0.46 to 0.72; a queue that is shorter than modelled would buy a higher one. Seconds per request and iteration: Triton
-servers of 2024 took 0.1 to 0.25 ms, what TensorRT-LLM itself takes is a seventh; 1.8.0 is in between. Overhead: an 8B
+NIM has one measured configuration, so what it cannot determine is set here. Compute efficiency: fits of such loops
+gave 0.46 to 0.72; a queue shorter than modelled would be mistaken for a higher one. Seconds per request and iteration:
+Triton servers of 2024 took 0.1 to 0.25 ms, TensorRT-LLM itself takes a seventh; 1.8.0 is in between. Overhead: an 8B
 model at 16 bit on A100 answers a whole prompt of 500 tokens in 48 ms (docs.nvidia.com/nim/
-llama-3-1-nemotron-safety-guard-8b/1.10.1/performance.md), nearly all of which is the prompt itself, so the 80 ms of
-other servers are not NIM's. Client delay: per user (`published.closed_loop`), 0.6 to 3 ms by Little's law.
+llama-3-1-nemotron-safety-guard-8b/1.10.1/performance.md), nearly all of it for the prompt itself, so the 80 ms of
+other servers do not apply to NIM. Client delay: per user (`published.closed_loop`), 0.6 to 3 ms by Little's law.
 """
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Values of the model.
+    """Parameter values of the model.
 
     Attributes:
-        shared: by name.
+        shared: shared values by name.
         offsets: by name and label, added to the logarithm.
-        document: the whole file: intervals, what it was fitted on, errors.
+        document: the whole file, with intervals, fitted data and errors.
     """
 
     shared: Mapping[str, float]
@@ -175,16 +175,16 @@ class Parameters:
 
     @classmethod
     def prior(cls) -> Parameters:
-        """Nothing fitted: the beliefs alone."""
+        """Return the priors alone, with nothing fitted."""
         return cls({name: prior.value for name, prior in PRIORS.items()}, {}, {})
 
     @classmethod
     def load(cls, path: Path | None = None) -> Parameters:
-        """Read a file of scripts/published_fit; None is the one that comes with the project."""
+        """Read a file of scripts/published_fit; None means the bundled one."""
         return _load(path or FILE)
 
     def values(self, labels: Iterable[str]) -> dict[str, float]:
-        """Every parameter for a setup, within its bounds."""
+        """Return every parameter for a setup, within its bounds."""
         names = tuple(labels)
         found = {}
         for name, prior in PRIORS.items():
@@ -194,7 +194,7 @@ class Parameters:
         return found
 
     def knows(self, label: str) -> bool:
-        """Whether anything with this label was in the measurements."""
+        """Return whether the measurements included this label."""
         return label in self.document.get("labels", {})
 
 

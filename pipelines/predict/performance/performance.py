@@ -1,7 +1,7 @@
-"""Seconds of an engine iteration for a model, a format and GPUs that nobody measured (modelled).
+"""Predict the seconds of an engine iteration for a model, format and GPUs that were never measured (modelled).
 
-`PerformanceModel.load().cost(setup)` gives the coefficients that the simulator runs on, where they come from and how
-far they are usually off. Method: docs/decisions/0023-performance-model.md; accuracy: docs/accuracy.md.
+`PerformanceModel.load().cost(setup)` returns the coefficients that the simulator runs on, their origin and their
+usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipelines.predict.simulator.cost import IterationCost
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
-"""How much wider an interval is where there are no residuals to take it from."""
+"""Factor that widens an interval when there are no residuals to derive it from."""
 SPREAD = {"ttft": 0.40, "itl": 0.15, "throughput": 0.15}
-"""Standard deviation of log(predicted / measured) that is assumed where nothing was fitted."""
+"""Standard deviation of log(predicted / measured) assumed where nothing was fitted."""
 
 
 def origin(provenance: Provenance, why: str) -> str:
-    """Where coefficients come from, for people: "fitted to 3 loads ...", "transferred: L4 was measured ..."."""
+    """Describe the origin of coefficients: "fitted to 3 loads ...", "transferred: L4 was measured ..."."""
     return why if provenance == "fitted" else f"{provenance}: {why}"
 
 
@@ -38,14 +38,14 @@ class Setup:
     """A model on GPUs.
 
     Attributes:
-        model: its sizes.
-        gpu: its data sheet.
-        qformat: weights and activations.
+        model: dimensions of the model.
+        gpu: data sheet of the GPU.
+        qformat: format of weights and activations.
         kv_format: element type of the KV cache.
-        sparse: 2:4-sparse weights.
+        sparse: whether the weights are 2:4-sparse.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
-        framework: that serves it, with its version.
+        framework: framework that serves it, with its version.
     """
 
     model: ModelShape
@@ -59,12 +59,12 @@ class Setup:
 
     @property
     def runs_on(self) -> Framework:
-        """What is known of the framework."""
+        """Properties of the framework."""
         return framework_named(self.framework)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Levels of the parameters' hierarchy that this setup belongs to."""
+        """Levels of the parameter hierarchy that this setup belongs to."""
         framework, gpu = self.runs_on, self.gpu
         return (
             f"engine={framework.engine}",
@@ -83,7 +83,7 @@ class Setup:
         return rank_weight_bytes(self.sizes())
 
     def sizes(self, *, max_batch_size: int = 2048, max_num_tokens: int = 8192, max_seq_len: int = 8192) -> EngineSizes:
-        """What memory needs to know: `pipelines.predict.performance.memory` splits the GPU's memory from it."""
+        """Sizes from which `pipelines.predict.performance.memory` computes the split of the GPU's memory."""
         return EngineSizes(
             shape=self.model,
             qformat=self.qformat,
@@ -99,14 +99,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """What a setup costs.
+    """Cost of a setup.
 
     Attributes:
-        cost: of an iteration.
-        overhead_s: network and tokenizer, to be added to TTFT.
-        client_delay: from a response to the same user's next request in a closed loop.
-        provenance: "fitted": this GPU and this family of frameworks were measured; "transferred": one of them was;
-            "datasheet": neither.
+        cost: cost of an iteration.
+        overhead_s: network and tokenizer, added to TTFT.
+        client_delay: time from a response to the same user's next request in a closed loop.
+        provenance: "fitted": this GPU and this family of frameworks were measured together; "transferred": one of them
+            was measured; "datasheet": neither was.
         why: the provenance in words.
         spread: standard deviation of log(predicted / measured) by metric: ttft, itl, throughput.
     """
@@ -127,14 +127,14 @@ class PerformanceModel:
 
     @classmethod
     def load(cls, path: Path | None = None) -> PerformanceModel:
-        """With the parameters of a file; None is the one that comes with the project."""
+        """Load the model with the parameters of a file; None means the bundled ones."""
         return cls(Parameters.load(path))
 
     def cost(self, setup: Setup) -> Costed:
-        """What an iteration costs.
+        """Return the cost of an iteration.
 
         Raises:
-            UserError: the GPU cannot compute in the format, or the ranks do not divide the model.
+            UserError: the GPU does not support the format, or the ranks do not divide the model.
         """
         refuse(setup)
         values = self.parameters.values(setup.labels)
@@ -151,7 +151,7 @@ class PerformanceModel:
         )
 
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
-        """Where the coefficients of a setup come from, and why."""
+        """Return the origin of a setup's coefficients, and the reason."""
         gpu, family = setup.gpu.gpu, setup.runs_on.family
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
@@ -162,7 +162,7 @@ class PerformanceModel:
         return "datasheet", f"neither {gpu} nor {family} was measured"
 
     def spread(self, provenance: Provenance) -> dict[str, float]:
-        """Standard deviation of log(predicted / measured) by metric, from cross-validation where it was made."""
+        """Return the standard deviation of log(predicted / measured) by metric, from cross-validation if available."""
         found = self.parameters.document.get("spread", {})
         return {
             metric: found.get(metric, {}).get(provenance, usual * WIDER[provenance]) for metric, usual in SPREAD.items()
@@ -170,27 +170,27 @@ class PerformanceModel:
 
 
 def runnable(setup: Setup) -> list[QFormat]:
-    """The weight formats that its GPU and its framework can run."""
+    """Return the weight formats that the setup's GPU and framework support."""
     possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(QFormat)
     return [qformat for qformat in possible if FORMATS[qformat].activation in setup.gpu.peak]
 
 
 def refuse(setup: Setup) -> None:
-    """Refuse what the GPU or the ranks do not allow.
+    """Refuse a setup that the GPU or the ranks do not allow.
 
     Raises:
-        UserError: says which.
+        UserError: names the obstacle.
     """
     form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
     if setup.qformat not in able:
         why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
         if form.activation in gpu.peak:
             why = f"TensorRT-LLM has no kernels for quant={setup.qformat} on {gpu.gpu}."
-        raise UserError(why, allowed=f"It can run: {', '.join(able)}.")
+        raise UserError(why, allowed=f"It supports: {', '.join(able)}.")
     if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):
         raise UserError(
             f"{gpu.gpu} has no {setup.kv_format.upper()} for the KV cache.",
-            allowed=f"It can hold it as {' or '.join(able_kv)}.",
+            allowed=f"It supports {' or '.join(able_kv)}.",
         )
     name, heads, layers = setup.model.name, setup.model.num_attention_heads, setup.model.num_hidden_layers
     if setup.tp < 1 or heads % setup.tp:

@@ -1,8 +1,8 @@
-"""From the sizes of a model and the data sheet of a GPU to the seconds of one engine iteration.
+"""Compute the seconds of one engine iteration from the dimensions of a model and the data sheet of a GPU.
 
-Every coefficient of `simulator.cost.IterationCost` is a quantity of the model (FLOPs, bytes) over a rate of
-the GPU times an efficiency, or a host time; the efficiencies and host times are the parameters that are fitted. All of
-one rank; H = hidden, L = layers, d = head_dim:
+Every coefficient of `simulator.cost.IterationCost` is either a quantity of the model (FLOPs, bytes) over a rate of
+the GPU times an efficiency, or a host time; the efficiencies and host times are the fitted parameters. All values
+are for one rank; H = hidden, L = layers, d = head_dim:
 
     token_compute     2 W_active / (tp e_c peak(format))           row_compute   2 W_head / (tp e_c peak(16 bit))
     weights           bytes of W / (tp e_m BW)                     head_weights  bytes of the head / (tp e_m BW)
@@ -11,7 +11,7 @@ one rank; H = hidden, L = layers, d = head_dim:
     fixed             t0 + t_layer L   + [tp > 1] 2 L a
     sequence, prefill t_seq, t_prefill
 
-Numbers or numpy arrays of equal length alike, so that fitting and predicting use the same formula.
+Works on numbers and on numpy arrays of equal length, so that fitting and predicting use the same formula.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.simulator.cost import IterationCost
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
-"""Bytes of 2:4-sparse weights over dense ones: half the values, and 2 bits of position for each that is left."""
+"""Bytes of 2:4-sparse weights over dense ones: half the values, and 2 bits of position for each remaining value."""
 BLOCK_LATENCIES = 2
 """All-reduces per layer: after attention and after the MLP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the formula needs of a model on GPUs. Numbers, or numpy arrays of equal length.
+    """Inputs of the formula for a model on GPUs. Numbers, or numpy arrays of equal length.
 
     Attributes:
-        token_flops: of the linears, per token, one rank.
-        row_flops: of the output head, per row.
-        weight_bytes: of the linears, one rank.
-        head_bytes: of the output head, one rank.
-        attention_flops: of prompts, per (query x context) token, one rank.
+        token_flops: FLOPs of the linears, per token, one rank.
+        row_flops: FLOPs of the output head, per row.
+        weight_bytes: bytes of the linears, one rank.
+        head_bytes: bytes of the output head, one rank.
+        attention_flops: FLOPs of prompt attention, per (query x context) token, one rank.
         kv_bytes: per KV token read, layers with full attention.
         kv_window_bytes: the same, layers with a sliding window.
-        token_bytes: of activations, per token, at c_act = 1.
-        reduce_bytes: sent in all-reduces, per token.
-        reduces: all-reduces of an iteration.
+        token_bytes: bytes of activations, per token, at c_act = 1.
+        reduce_bytes: bytes sent in all-reduces, per token.
+        reduces: number of all-reduces in an iteration.
         peak: FLOP/s of the linears' format.
         peak16: FLOP/s at 16 bit.
-        bandwidth: of GPU memory, bytes/s.
-        link: between GPUs, bytes/s in one direction.
-        layers: decoder layers.
+        bandwidth: bandwidth of GPU memory, bytes/s.
+        link: bandwidth between GPUs, bytes/s in one direction.
+        layers: number of decoder layers.
         sparse: 1 with 2:4 sparsity, else 0.
         dense_share: share of the weights that every token uses.
         expert_share: experts per token / experts.
-        windowed: share of the layers that have a sliding window.
-        window: its size, tokens.
+        windowed: share of the layers with a sliding window.
+        window: size of that window, tokens.
     """
 
     token_flops: Any
@@ -83,10 +83,10 @@ class Facts:
 def facts(
     model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool
 ) -> Facts:
-    """The quantities of a model on tp x pp GPUs.
+    """Compute the quantities of a model on tp x pp GPUs.
 
-    A pipeline's stages work one after the other, so an iteration of one batch costs what the whole model costs on tp
-    ranks, and a send per stage; that pp batches are under way at once is the caller's business.
+    The stages of a pipeline work in sequence, so an iteration of one batch costs what the whole model costs on tp
+    ranks, plus a send per stage; that pp batches are in progress at once is left to the caller.
     """
     form = FORMATS[qformat]
     sparsity = SPARSE_BYTES[form.weights.bits] if sparse else 1.0
@@ -119,11 +119,11 @@ def facts(
 
 
 def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
-    """The coefficients of an iteration.
+    """Compute the coefficients of an iteration.
 
     Args:
-        facts: of the model on its GPUs.
-        values: parameters by name, of `pipelines.predict.performance.parameters.NAMES`.
+        facts: inputs for the model on its GPUs.
+        values: parameters by name, as in `pipelines.predict.performance.parameters.NAMES`.
     """
     memory = values["e_m"] * facts.bandwidth
     compute = values["e_c"] * facts.peak * (1 + facts.sparse * (values["sparse_compute"] - 1))

@@ -1,4 +1,4 @@
-"""Read results of benchmarks from files: ours, or those of the tools in `measured_tools`."""
+"""Read benchmark results from files: our own, or those of the tools in `measured_tools`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent
 from pipelines.predict.performance.measured_tools import reader_of
 
 NAMES = (RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json")
-"""File names that are looked for in a folder."""
+"""File names to look for in a folder."""
 KINDS = (
     "benchmark.json of this project, AIPerf's profile_export_aiperf.json, genai-perf's profile_export_genai_perf.json"
 )
@@ -26,13 +26,13 @@ KINDS += " and the --report_json of trtllm-bench"
 
 
 def read_measured(paths: Sequence[Path]) -> Measured:
-    """Read one or several results of one deployment.
+    """Read one or more results of one deployment.
 
     Args:
-        paths: files, or folders in which files of the known names are looked for.
+        paths: files, or folders that are searched for files of the known names.
 
     Raises:
-        UserError: one is missing, no result of a known tool or incomplete, or they are of different deployments.
+        UserError: one is missing, incomplete or not a result of a known tool, or the deployments differ.
     """
     return joined([_read(file) for path in paths for file in _files(path.expanduser())])
 
@@ -43,8 +43,8 @@ def _files(path: Path) -> list[Path]:
     found = sorted(file for name in NAMES for file in path.rglob(name))
     if not found:
         raise UserError(
-            f"There is no result of a benchmark in {path}.",
-            allowed=f"Looked for {', '.join(NAMES)}, in folders below too.",
+            f"There is no benchmark result in {path}.",
+            allowed=f"Looked for {', '.join(NAMES)}, in subfolders too.",
         )
     return found
 
@@ -55,19 +55,19 @@ def _read(path: Path) -> Measured:
     except OSError as error:
         raise UserError(f"sizing.measured={path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise UserError(f"sizing.measured={path} is not JSON: {error}.", allowed=f"Known are {KINDS}.") from None
+        raise UserError(f"sizing.measured={path} is not JSON: {error}.", allowed=f"Supported: {KINDS}.") from None
     if isinstance(data, dict) and "schema" in data and "levels" in data:
         return _ours(BenchmarkResult.from_json(data, str(path)), path)
     reader = reader_of(data)
     if reader is None:
         raise UserError(
-            f"sizing.measured={path} is no result of a benchmark that is known here.", allowed=f"Known are {KINDS}."
+            f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
         )
     return reader(data, str(path))
 
 
 def joined(parts: list[Measured]) -> Measured:
-    """Levels of several files of one deployment."""
+    """Join the levels of several files of one deployment."""
     first = parts[0]
     for other in parts[1:]:
         for what in ("tool", "model", "precision", "engine", "gpu", "tp", "pp"):
@@ -87,14 +87,14 @@ def joined(parts: list[Measured]) -> Measured:
 
 
 def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured:
-    """A result of this project.
+    """Read a result of this project.
 
     Args:
-        result: as `benchmark.json` holds it.
-        folder: with the files of the requests; None, or a file that is not there, does without.
+        result: contents of `benchmark.json`.
+        folder: folder with the request files; None, or a missing file, leaves them out.
 
     Raises:
-        UserError: no level has requests that finished.
+        UserError: no level has finished requests.
     """
     source = f"{result.model} {result.precision}, {result.measured_at}"
     return _ours(result, None if folder is None else folder / RESULT, source)
@@ -106,7 +106,7 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     found = [(level, measured_level(result, level, folder)) for level in result.levels]
     levels = [level for level, measured in found if measured is not None]
     if not levels:
-        raise UserError(f"{source} holds no finished level.", todo="Measure again: make benchmark")
+        raise UserError(f"{source} has no finished level.", todo="Measure again: make benchmark")
     gpus = result.machine.get("gpus") or [{}]
     return Measured(
         tool="trtllm-pipelines",
@@ -125,7 +125,7 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
 
 
 def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:
-    """A level of our own; None when it was cut short or nothing finished."""
+    """Convert a level of our own; None if it was cut short or nothing finished."""
     summary = level.summary
     if not (level.complete and summary.requests and summary.e2e_s.count):
         return None
@@ -150,12 +150,12 @@ def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -
 
 
 def _stdev(found: Distribution) -> float:
-    """As a normal distribution with this p50 and p95 has it."""
+    """Return the standard deviation of a normal distribution with this p50 and p95."""
     return max((found.p95 or 0.0) - (found.p50 or 0.0), 0.0) / 1.645
 
 
 def _sent(path: Path) -> Sent | None:
-    """The requests of a level in the order they were due; None when they were not kept beside the result."""
+    """Return the requests of a level in the order they were due; None if they were not kept with the result."""
     try:
         with gzip.open(path, "rt") as file:
             data = json.load(file)
@@ -170,7 +170,7 @@ def _sent(path: Path) -> Sent | None:
 
 
 def _our_limits(levels: Iterable[Level]) -> dict[str, int]:
-    """What the server's own gauges tell."""
+    """Return the engine's limits that the server's own gauges report."""
     blocks = [level.server.get("metrics", {}).get("kv_cache_block_max", {}).get("max") for level in levels]
     return {"kv_blocks": int(known[0])} if (known := [value for value in blocks if value]) else {}
 

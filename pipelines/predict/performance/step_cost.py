@@ -1,4 +1,4 @@
-"""What an iteration costs, by the settings."""
+"""Cost of an iteration, as the settings choose it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pipelines.settings.root import Settings
 
 
 def costs(settings: Settings) -> Callable[[Setup], Costed]:
-    """What an iteration of a setup costs: the performance model, moved by the fit that is named.
+    """Return the cost function of a setup: the performance model, adjusted by the named fit.
 
     Raises:
-        UserError: it cannot be read; also when it is called with a setup that the fit does not cover.
+        UserError: the fit cannot be read; also raised by the returned function for a setup that the fit does not cover.
     """
     model = PerformanceModel.load()
     if settings.sizing.fit is None:

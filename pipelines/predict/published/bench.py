@@ -1,4 +1,4 @@
-"""Predictions of the formula alone for many published cases at once: one function for fitting and for predicting."""
+"""Predict many published cases at once by formula alone: one function for fitting and for predicting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from pipelines.domain.summary import ordered, percentile
 from pipelines.predict.performance.memory import device_memory
 from pipelines.predict.performance.physics import Facts, facts, iteration_cost
-from pipelines.predict.published.cases import Case
-from pipelines.predict.published.closed_loop import Served, closed_loop, protocol_of, trace
+from pipelines.predict.published.cases import PublishedCase
+from pipelines.predict.published.closed_loop import LoopResult, closed_loop, protocol_of, trace
 from pipelines.predict.published.protocols import decode_seconds, full_load_rate, prefill_seconds
 from pipelines.predict.simulator.cost import IterationCost
 
 SIMULATED = ("closed_loop_concurrency", "open_loop_trace")
-"""Modes that the simulator runs; the others are closed forms."""
+"""Modes that need the simulator; the others have closed forms."""
 OFFLINE = ("inflight_maxload", "mlperf_offline")
 """Modes without a server."""
 LIMITS = {  # model: (server TTFT, TPOT, interactive TTFT, TPOT), p99, ms
@@ -28,30 +28,30 @@ LIMITS = {  # model: (server TTFT, TPOT, interactive TTFT, TPOT), p99, ms
 }
 """Latency limits of MLPerf Inference (mlcommons/inference, v5.1)."""
 TTFT_OF_LIMIT = {"mean": 0.15, "p99": 0.35}
-"""TTFT of a submission over its limit; submitters choose the rate, mostly by TPOT."""
+"""TTFT of a submission relative to its limit; submitters choose the rate, mostly by TPOT."""
 MEAN_OF_P99 = 0.85
-"""Mean TPOT over its 99th percentile, in the public results."""
+"""Mean TPOT relative to its 99th percentile, in the public results."""
 STATIC_TOTALS = ("TensorRT-LLM 0.5.0",)
-"""Versions whose column "per GPU" holds the tokens of all GPUs: with it the rates of 4 and 8 GPUs agree with others."""
+"""Versions whose column "per GPU" holds the tokens of all GPUs: read so, the rates of 4 and 8 GPUs are consistent."""
 ANSWER_TOKENS = 650
-"""Splitwise's end-to-end times of longer outputs stop where the model's answer ended, at about so many tokens."""
+"""Tokens at which Splitwise's end-to-end times of longer outputs level off, because the model's answer ended."""
 REMEMBERED = 4000
-"""Simulations that are kept: two steps of a fit's differences share those that a parameter does not touch."""
+"""Number of simulations cached: two steps of a fit's differences share those that a parameter does not affect."""
 LOGIT_ROWS = 128
-"""Requests whose logits the runtime holds when the KV pool is sized (tuned engines, PyTorch runtimes)."""
+"""Requests whose logits the runtime holds when it sizes the KV pool (tuned engines, PyTorch runtimes)."""
 
 
-class Bench:
+class StackedCases:
     """Cases stacked into arrays.
 
     Args:
         cases: at least one.
-        tell: is called after each case of a mode that is simulated.
+        tell: called after each case of a simulated mode.
     """
 
-    def __init__(self, cases: Sequence[Case], tell: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cases: Sequence[PublishedCase], tell: Callable[[], None] = lambda: None) -> None:
         self.cases, self.tell = list(cases), tell
-        self.served: dict[Any, Served] = {}
+        self.served: dict[Any, LoopResult] = {}
         self.within: dict[Any, tuple[float, float]] = {}
         setups = [case.setup for case in cases]
         self.facts = _stacked(
@@ -69,7 +69,7 @@ class Bench:
         self.metric = np.array([case.metric for case in cases])
 
     def log_predicted(self, values: Mapping[str, Any]) -> Any:
-        """Log of each case's metric in its unit, float64[cases], for parameters of one value per case."""
+        """Return the log of each case's metric in its unit, float64[cases], for parameters with one value per case."""
         cost = iteration_cost(self.facts, values)
         found = np.where(self.mode == "static_batch", self._static(cost), self._full_load(cost, values))
         slots = self.slots(values)
@@ -97,7 +97,7 @@ class Bench:
         return self._of_metric(by_metric)
 
     def slots(self, values: Mapping[str, Any]) -> Any:
-        """Requests that are in an engine at full load."""
+        """Return the number of requests in an engine at full load."""
         by_memory = self.kv_tokens * values["kv_share"] / (self.isl + self.osl)
         return np.clip(by_memory, 1.0, values["slots"])
 
@@ -117,7 +117,7 @@ class Bench:
         return found
 
     def _mlperf(self, index: int, cost: IterationCost, slots: Any) -> float:
-        """The most requests together whose mean TPOT stays under the limit, and what they give."""
+        """Return the throughput at the largest batch whose mean TPOT stays under the limit."""
         case, one = self.cases[index], one_of(cost, index)
         server_ttft, server_tpot, ttft, tpot = LIMITS.get(case.setup.model.name, LIMITS["llama-2-70b"])
         if case.mode == "mlperf_server":
@@ -130,8 +130,8 @@ class Bench:
         total = rate * case.instances
         return total / case.osl if case.metric == "requests_s" else total
 
-    def _within(self, case: Case, cost: IterationCost, most: float, limit: float) -> tuple[float, float]:
-        """Mean seconds per token and tokens per second at the most requests together that stay under the limit."""
+    def _within(self, case: PublishedCase, cost: IterationCost, most: float, limit: float) -> tuple[float, float]:
+        """Return mean seconds per token and tokens per second at the largest batch that stays under the limit."""
         key = (case.isl, case.osl, cost, most, limit)
         if key not in self.within:
             batch = np.geomspace(1, max(most, 1.001), 64)
@@ -164,19 +164,19 @@ MAX_NUM_TOKENS = 8192.0
 
 
 def one_of(cost: IterationCost, index: int) -> IterationCost:
-    """The cost of one case out of stacked ones."""
+    """Return the cost of one of the stacked cases."""
     columns = ((name, getattr(cost, name)) for name in COST_FIELDS)
     one = {name: float(column if np.ndim(column) == 0 else column[index]) for name, column in columns}
     return IterationCost(**{**one, "window": int(one["window"])})  # type: ignore[arg-type]
 
 
-def _labels(case: Case) -> tuple[str, ...]:
-    """Levels of the parameters: those of the setup, and whether a server was in between."""
+def _labels(case: PublishedCase) -> tuple[str, ...]:
+    """Return the parameter labels of a case: those of the setup, and whether a server was involved."""
     labels = case.setup.labels
     return (*labels, f"offline={case.setup.runs_on.family}") if case.mode in OFFLINE else labels
 
 
-def _metric(case: Case, served: Served, overhead: float) -> float:
+def _metric(case: PublishedCase, served: LoopResult, overhead: float) -> float:
     tokens, requests = served.output_tok_s, served.requests_s
     if served.cycle_s is not None:
         requests = case.users / (served.cycle_s + overhead)
@@ -200,7 +200,7 @@ def _statistic(times: Any, stat: str) -> float:
     return float(np.nanmean(times))
 
 
-def _answer(case: Case) -> int:
+def _answer(case: PublishedCase) -> int:
     return ANSWER_TOKENS if case.source == "splitwise-sim" else case.osl
 
 

@@ -1,4 +1,4 @@
-"""Published measurements, one per row of a CSV: what was run, and which of its numbers the row holds."""
+"""Published measurements, one per row of a CSV: the configuration that ran, and the figure that the row holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
     "case_id", "source", "model", "gpu", "n_gpus", "tp", "precision", "isl", "osl", "concurrency", "metric",
     "framework", "mode", "batch_size", "stat", "note",
 )  # fmt: skip
-"""What a prediction needs of a row. The measured `value` is not among them."""
+"""Columns that a prediction needs. The measured `value` is not among them."""
 
 METRICS = {
     "static_batch": ("ttft_ms", "prefill_batch_ms", "tpot_ms", "e2e_ms", "output_tok_s", "output_tok_s_per_gpu"),
@@ -35,7 +35,7 @@ METRICS = {
     "mlperf_interactive": ("output_tok_s", "requests_s", "ttft_ms", "tpot_ms"),
     "open_loop_trace": ("ttft_ms", "tpot_ms", "e2e_ms"),
 }  # fmt: skip
-"""What can be predicted, by mode."""
+"""Metrics that can be predicted, by mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,28 @@ DATASETS = {
     "LongBench": Dataset(9428, 653),
     "GSM8K": Dataset(294, 145),
 }
-"""By a word of the note. Output: tokens over requests of the public results; input: MLCommons (assumed)."""
+"""Data sets by a word of the note. Output: tokens over requests of the public results; input: MLCommons (assumed)."""
 SHAREGPT = Dataset(400, 660)
 """Mean lengths of replayed ShareGPT conversations: outputs from public rows ((e2e - ttft) / tpot), inputs assumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PublishedCase:
     """One row that can be predicted.
 
     Attributes:
-        setup: the model on its GPUs; of one instance.
-        instances: of it.
-        gpus: of all instances.
+        setup: the model on its GPUs, for one instance.
+        instances: number of instances.
+        gpus: GPUs of all instances.
         mode: how it was measured.
-        metric: what was measured.
+        metric: metric that was measured.
         stat: mean, p99, ...
         isl: input tokens.
         osl: output tokens.
-        users: requests kept in flight; 0 unless the loop is closed.
+        users: requests kept in flight; 0 unless it is a closed loop.
         batch: requests of a static batch; 0 otherwise.
-        source: where the row comes from.
-        note: about the row.
+        source: origin of the row.
+        note: remark on the row.
     """
 
     setup: Setup
@@ -91,15 +91,15 @@ class Case:
 
     @property
     def randomised(self) -> bool:
-        """Lengths were drawn around the nominal ones (InferenceMAX)."""
+        """Whether lengths were drawn around the nominal ones (InferenceMAX)."""
         return "InferenceM" in self.note
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file, also a gzipped one.
+    """Read the rows of a CSV file, optionally gzipped.
 
     Raises:
-        UserError: there is no such file, it is empty, or columns are missing (all are named).
+        UserError: the file is missing or empty, or columns are missing (all are named).
     """
     if not path.is_file():
         raise UserError(f"There is no file {path}.", todo="Give a CSV file of cases.")
@@ -114,11 +114,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def case_of(row: Mapping[str, str]) -> Case:
-    """Read a row.
+def case_of(row: Mapping[str, str]) -> PublishedCase:
+    """Convert a row to a case.
 
     Raises:
-        UserError: what it names is not known, or cannot be; the message is the reason for refusing it.
+        UserError: a name is unknown or a value impossible; the message is the reason for refusing the row.
     """
     mode, metric = row["mode"], row["metric"]
     _known("mode", mode, tuple(METRICS))
@@ -127,7 +127,7 @@ def case_of(row: Mapping[str, str]) -> Case:
     gpus = _number(row, "n_gpus", None)
     tp = _number(row, "tp", 0)
     setup = _setup(row["model"], row["gpu"], row["precision"].lower(), row["framework"], tp, gpus)
-    return Case(
+    return PublishedCase(
         setup=setup,
         instances=max(1, gpus // (setup.tp * setup.pp)),
         gpus=gpus,
@@ -145,7 +145,7 @@ def case_of(row: Mapping[str, str]) -> Case:
 
 @cache
 def _setup(model: str, gpu: str, precision: str, framework: str, tp: int, gpus: int) -> Setup:
-    """The setup of a row; of the layouts that are possible when `tp` is 0, the smallest one that fits."""
+    """Build the setup of a row; if `tp` is 0, the smallest possible layout that fits."""
     _known("precision", precision, tuple(BY_ALIAS))
     served, spec, qformat = framework_named(framework), gpu_named(gpu), BY_ALIAS[precision]
     eight_bit = served.kv_follows and FORMATS[qformat].fp8_kv_cache
@@ -159,7 +159,7 @@ def _layouts(gpus: int) -> list[int]:
 
 
 def _smallest_that_fits(setups: Sequence[Setup]) -> Setup:
-    """Of the layouts that are possible the one with fewest ranks that leaves a fifth of the memory to the KV cache."""
+    """Return the layout with the fewest ranks that leaves a fifth of the memory to the KV cache."""
     for setup in setups:
         refuse(setup)
         if setup.weight_bytes <= 0.8 * setup.gpu.reported_bytes:
@@ -176,7 +176,7 @@ def _dataset(row: Mapping[str, str]) -> Dataset | None:
 def _known(column: str, given: str, allowed: Sequence[str]) -> None:
     if given not in allowed:
         near = did_you_mean(given, allowed)
-        raise UserError(f"{column}='{given}' is not known here.", allowed=f"Known: {', '.join(allowed)}.", todo=near)
+        raise UserError(f"{column}='{given}' is not known.", allowed=f"Known: {', '.join(allowed)}.", todo=near)
 
 
 def _number(row: Mapping[str, str], column: str, default: int | None) -> int:

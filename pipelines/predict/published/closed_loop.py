@@ -1,4 +1,4 @@
-"""Loads as published benchmarks made them, run through the simulator: the protocol is part of the number."""
+"""Simulate loads as published benchmarks generated them, because the protocol affects the numbers."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import rates
-from pipelines.predict.published.cases import Case
+from pipelines.predict.published.cases import PublishedCase
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Admission, Engine, Load, Policy
+from pipelines.predict.simulator.interface import Admission, OfferedLoad, Policy, SchedulerLimits
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 
 BLOCK = 32
 """Tokens of a KV block."""
 NIM_TOKEN_S = 8e-6
-"""Seconds that NIM's front end takes per token of a prompt: 5,000 tokens wait 407 ms at one user, of which the fitted
+"""Seconds that NIM's front end takes per token of a prompt: 5,000 tokens wait 407 ms with one user, of which the fitted
 prefill explains about 350, while 500 tokens of an 8B model leave no room for that much (`parameters.EXPECTED`)."""
 TRACE_RATE, TRACE_REQUESTS = 10.0, 300
-"""Requests per second, and how many, of the replayed traces."""
+"""Rate (requests per second) and number of requests of the replayed traces."""
 TRACE_SPREAD = 0.8
 """Standard deviation of the logarithm of their lengths (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a closed loop was measured.
+    """Protocol by which a closed loop was measured.
 
     Attributes:
-        per_user: requests measured, per user; the burst at the start is among them.
-        shortest: lengths are uniform between this share of the nominal ones and all of them.
-        policy: of the engine.
-        admission: of the engine.
-        max_num_tokens: of an iteration.
-        in_turn: one front end takes the requests in turn, so that the client delay counts once per user.
-        always_busy: rates are of a window without start and end; a user waits half of the client delay on average.
-        token_overhead_s: network and tokenizer, per token of the prompt, on TTFT.
+        per_user: requests measured per user, including the burst at the start.
+        shortest: lengths are uniform between this share of the nominal ones and the nominal ones.
+        policy: batching policy of the engine.
+        admission: admission policy of the engine.
+        max_num_tokens: tokens of an iteration.
+        in_turn: whether one front end takes the requests in turn, so that the client delay counts once per user.
+        always_busy: rates are for a window without start and end; a user then waits half the client delay on average.
+        token_overhead_s: network and tokenizer, per prompt token, added to TTFT.
     """
 
     per_user: int
@@ -50,11 +50,11 @@ class Protocol:
     token_overhead_s: float = 0.0
 
 
-def protocol_of(case: Case) -> Protocol:
-    """The protocol of a source, as its documentation and the errors of other choices say.
+def protocol_of(case: PublishedCase) -> Protocol:
+    """Return the protocol of a source, from its documentation and from the errors that other choices cause.
 
-    NIM's published rates are its users over the time of a request within 0.6 %, and what is missing grows with the
-    users, up to 3 ms for each: no start and no end are in them, and a front end hands requests on one by one.
+    NIM's published rates equal its users over the time of a request within 0.6 %, and the difference grows with the
+    users, up to 3 ms for each: they include no start and no end, and a front end passes requests on one at a time.
     """
     framework = case.setup.runs_on
     nim = framework.family == "nim"
@@ -71,8 +71,8 @@ def protocol_of(case: Case) -> Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What a load got: seconds per request without the network, and rates of all.
+class LoopResult:
+    """Result of a load: seconds per request without the network, and overall rates.
 
     Attributes:
         ttft: float64[requests].
@@ -92,14 +92,14 @@ class Served:
     cycle_s: float | None = None
 
 
-def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -> Served:
+def closed_loop(case: PublishedCase, cost: IterationCost, delay: float, kv_tokens: int) -> LoopResult:
     """Run the closed loop of a case.
 
     Args:
-        case: what was measured.
-        cost: of an iteration.
-        delay: of the client; of each user where a front end takes them in turn.
-        kv_tokens: that the KV cache holds.
+        case: the measured case.
+        cost: cost of an iteration.
+        delay: delay of the client, or of each user if a front end takes them in turn.
+        kv_tokens: tokens that the KV cache holds.
     """
     protocol = protocol_of(case)
     count = max(protocol.per_user * case.users, 2)
@@ -107,24 +107,24 @@ def closed_loop(case: Case, cost: IterationCost, delay: float, kv_tokens: int) -
     isl = np.maximum(np.rint(case.isl * draw[0]), 1).astype(np.int64)
     osl = np.maximum(np.rint(case.osl * draw[1]), 1).astype(np.int64)
     delay *= case.users if protocol.in_turn else 1
-    load = Load(isl, osl, users=case.users, client_delay=delay)
+    load = OfferedLoad(isl, osl, users=case.users, client_delay=delay)
     return _serve(protocol, load, cost, kv_tokens)
 
 
-def trace(case: Case, cost: IterationCost, kv_tokens: int) -> Served:
-    """Run a stand-in for a replayed trace: Poisson arrivals, lognormal lengths of the data set's means (assumed)."""
+def trace(case: PublishedCase, cost: IterationCost, kv_tokens: int) -> LoopResult:
+    """Simulate a stand-in for a replayed trace: Poisson arrivals, lognormal lengths with the data's means (assumed)."""
     draws = np.random.default_rng(0)
     factors = np.exp(draws.normal(-(TRACE_SPREAD**2) / 2, TRACE_SPREAD, (2, TRACE_REQUESTS)))
     isl, osl = (np.clip(mean * factor, 4, 4 * mean) for mean, factor in zip((case.isl, case.osl), factors, strict=True))
     arrival = np.cumsum(draws.exponential(1 / TRACE_RATE, TRACE_REQUESTS))
-    load = Load(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
+    load = OfferedLoad(isl.astype(np.int64), osl.astype(np.int64), arrival=arrival)
     protocol = Protocol(1, 1.0, "inflight_chunked", "MAX_UTILIZATION", 2048)
     return _serve(protocol, load, cost, kv_tokens)
 
 
-def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) -> Served:
+def _serve(protocol: Protocol, load: OfferedLoad, cost: IterationCost, kv_tokens: int) -> LoopResult:
     longest = int((load.isl + load.osl).max())
-    engine = Engine(
+    engine = SchedulerLimits(
         policy=protocol.policy,
         slots=1024,
         max_num_tokens=protocol.max_num_tokens,
@@ -135,7 +135,7 @@ def _serve(protocol: Protocol, load: Load, cost: IterationCost, kv_tokens: int) 
     requests = request_columns(simulate(engine, load, cost).requests)
     found, e2e = rates(requests, requests.whole()), requests.e2e()
     middle = e2e[load.users : -load.users]
-    return Served(
+    return LoopResult(
         ttft=requests.ttft(),
         itl=requests.itl(),
         e2e=e2e,

@@ -1,10 +1,10 @@
-"""What measurements of the like teach about a prediction: the errors of similar cases, fading with distance.
+"""Correct a prediction with the errors of similar measurements, fading with distance.
 
-The formula of `performance.physics` leaves errors that similar cases share: a kernel that is slow at one shape, a
+Similar cases share errors that the formula of `performance.physics` leaves: a kernel that is slow at one shape, a
 scheduler's habit. This is Gaussian-process regression ("kriging") of log(measured / predicted): the correction of a
-case is a weighted mean of the errors of measured ones of the same kind, with weights that fall with the distance in
+case is a weighted mean of the errors of measured cases of the same kind, with weights that fall with the distance in
 log(input tokens), log(output tokens), log(ranks), log(requests together) and with each of framework, GPU, model and
-format that differs. Far from all measurements it is 0, and the interval is as wide as errors are without it.
+format that differs. Far from all measurements it is 0, and the interval is as wide as without correction.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.published.cases import Case
+from pipelines.predict.published.cases import PublishedCase
 
 SMOOTH = ("isl", "osl", "tp", "load")
-"""Distances in logarithms."""
+"""Features compared by distance, as logarithms."""
 KINDS = ("framework", "family", "gpu", "model", "form", "metric", "mode")
-"""Equal or not."""
+"""Features compared for equality."""
 LIMIT = 1.5
-"""Errors beyond a factor of 4.5 teach no more than one of 4.5: they are outliers."""
+"""Upper bound on errors: those beyond a factor of 4.5 are outliers and count as 4.5."""
 NORMAL_80 = 1.2816
-"""Half the width of the interval that holds 80 % of a normal distribution, in standard deviations."""
+"""Half-width of the interval that holds 80 % of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Cases as the kernel sees them.
+    """Cases as features for the kernel.
 
     Attributes:
         smooth: float64[n, 4], logarithms of `SMOOTH`.
@@ -40,20 +40,20 @@ class Points:
     kinds: Any
 
     def rows(self, index: Any) -> Points:
-        """Some of them."""
+        """Select rows."""
         return Points(self.smooth[index], self.kinds[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """How alike two cases are.
+    """Similarity of two cases.
 
     Attributes:
         near: variance that fades with the distance.
-        far: variance that only depends on what is equal.
+        far: variance that depends only on what is equal.
         noise: variance of a single measurement.
-        lengths: of `SMOOTH`, in logarithms.
-        alike: of `KINDS`, the correlation that is left when it differs.
+        lengths: length scales of `SMOOTH`, in logarithms.
+        alike: for each of `KINDS`, the correlation that remains when it differs.
     """
 
     near: float
@@ -63,7 +63,7 @@ class Kernel:
     alike: tuple[float, ...]
 
     def between(self, left: Points, right: Points) -> Any:
-        """Covariances, float64[left, right]."""
+        """Compute covariances, float64[left, right]."""
         scaled = [points.smooth / np.array(self.lengths) for points in (left, right)]
         square = ((scaled[0][:, None, :] - scaled[1][None, :, :]) ** 2).sum(-1)
         equal = np.ones(square.shape)
@@ -73,12 +73,12 @@ class Kernel:
 
 
 def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[Any, Any]:
-    """Expected error and its variance (of the case, measurement noise included), float64[asked] each.
+    """Return the expected error and its variance (of the case, measurement noise included), float64[asked] each.
 
     Args:
-        kernel: how alike cases are.
+        kernel: similarity of cases.
         known: measured cases.
-        errors: log(measured / predicted) of them.
+        errors: their log(measured / predicted).
         asked: cases to correct.
     """
     clipped = np.clip(errors, -LIMIT, LIMIT)
@@ -90,11 +90,11 @@ def correct(kernel: Kernel, known: Points, errors: Any, asked: Points) -> tuple[
     return mean, np.maximum(variance, kernel.noise)
 
 
-def block_of(case: Case) -> str:
-    """Cases of one block have errors of one kind; nothing is learnt across blocks.
+def block_of(case: PublishedCase) -> str:
+    """Return the block of a case. Errors within a block are of one kind; nothing is learnt across blocks.
 
-    Full loads: by runtime. Static batches: by source and prefill or not. Closed loops: by family of frameworks, lengths
-    fixed or drawn, and number. MLPerf: by number.
+    Full loads: by runtime. Static batches: by source and by whether they prefill. Closed loops: by framework family,
+    fixed or drawn lengths, and metric. MLPerf: by metric.
     """
     rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
     framework = case.setup.runs_on
@@ -112,14 +112,14 @@ def block_of(case: Case) -> str:
     return f"MLPerf, {kind}"
 
 
-def points(cases: Sequence[Case], codes: dict[tuple[int, str], int]) -> Points:
-    """Cases as the kernel sees them; `codes` numbers the words and grows."""
+def points(cases: Sequence[PublishedCase], codes: dict[tuple[int, str], int]) -> Points:
+    """Convert cases to features; `codes` numbers the words and grows."""
     smooth = [[case.isl, case.osl, case.setup.tp, case.users or case.batch or 1] for case in cases]
     kinds = [[codes.setdefault((at, word), len(codes)) for at, word in enumerate(_words(case))] for case in cases]
     return Points(np.log(np.array(smooth, float)).reshape(-1, len(SMOOTH)), np.array(kinds).reshape(-1, len(KINDS)))
 
 
-def _words(case: Case) -> tuple[str, ...]:
+def _words(case: PublishedCase) -> tuple[str, ...]:
     setup = case.setup
     same = {"itl_ms": "tpot_ms", "output_tok_s_per_gpu": "output_tok_s", "requests_s": "output_tok_s"}
     metric = f"{same.get(case.metric, case.metric)} {'p99' if case.stat == 'p99' else ''}"

@@ -2,7 +2,7 @@
 
 Reads the columns of `data/published.csv.gz` and writes them with predicted, low and high (an interval
 that held 80 % of measurements in cross-validation, same unit as the metric), provenance (fitted, transferred,
-datasheet) and reason (why a row was refused; its prediction is empty then). Rows keep their order. The measured `value`
+datasheet) and reason (why a row was refused; its prediction is then empty). Rows keep their order. The measured `value`
 is not read.
 """
 
@@ -22,8 +22,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import replacing
 from pipelines.predict.performance.parameters import PRIORS, Parameters
 from pipelines.predict.performance.performance import SPREAD, WIDER, PerformanceModel
-from pipelines.predict.published.bench import SIMULATED, Bench
-from pipelines.predict.published.cases import PUBLISHED, Case, case_of, read_rows
+from pipelines.predict.published.bench import SIMULATED, StackedCases
+from pipelines.predict.published.cases import PUBLISHED, PublishedCase, case_of, read_rows
 from pipelines.predict.published.neighbours import NORMAL_80, Kernel, block_of, correct, points
 
 ADDED = ("predicted", "low", "high", "provenance", "reason")
@@ -31,7 +31,7 @@ ADDED = ("predicted", "low", "high", "provenance", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is predicted of one row; NaN and a reason where it is refused."""
+    """Prediction for one row; NaN and a reason if the row is refused."""
 
     value: float
     low: float
@@ -44,12 +44,12 @@ def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda
     """Predict each row.
 
     Args:
-        rows: of a CSV file, see `pipelines.predict.published.cases.COLUMNS`.
-        tell: is called after each row that is simulated.
+        rows: rows of a CSV file, see `pipelines.predict.published.cases.COLUMNS`.
+        tell: called after each simulated row.
     """
     nothing = float("nan")
     found: list[Prediction | None] = [None] * len(rows)
-    cases: dict[int, Case] = {}
+    cases: dict[int, PublishedCase] = {}
     for index, row in enumerate(rows):
         try:
             cases[index] = case_of(row)
@@ -64,9 +64,9 @@ def predict(rows: Sequence[Mapping[str, str]], tell: Callable[[], None] = lambda
     return [each for each in found if each is not None]
 
 
-def predict_cases(cases: Sequence[Case], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
-    """log(predicted) of each case and its standard deviation, float64[cases] each."""
-    bench = Bench(cases, tell)
+def predict_cases(cases: Sequence[PublishedCase], parameters: Parameters, tell: Callable[[], None]) -> tuple[Any, Any]:
+    """Return log(predicted) of each case and its standard deviation, float64[cases] each."""
+    bench = StackedCases(cases, tell)
     logs = bench.log_predicted(values_of(bench, parameters))
     spread = np.array([_usual(case) for case in cases])
     neighbours: Mapping[str, Any] = parameters.document.get("neighbours", {})
@@ -85,24 +85,24 @@ def predict_cases(cases: Sequence[Case], parameters: Parameters, tell: Callable[
     return logs, spread
 
 
-def values_of(bench: Bench, parameters: Parameters) -> dict[str, Any]:
-    """Parameters of each case, arrays."""
+def values_of(bench: StackedCases, parameters: Parameters) -> dict[str, Any]:
+    """Return the parameters of each case as arrays."""
     each = {labels: parameters.values(labels) for labels in set(bench.labels)}
     return {name: np.array([each[labels][name] for labels in bench.labels]) for name in PRIORS}
 
 
-def published() -> dict[str, Case]:
-    """The public cases by id; the file has a value for each, which is not looked at."""
+def published() -> dict[str, PublishedCase]:
+    """Return the public cases by id; the measured values in the file are not used."""
     return {row["case_id"]: case_of(row) for row in read_rows(PUBLISHED)}
 
 
-def _usual(case: Case) -> float:
+def _usual(case: PublishedCase) -> float:
     metric = {"ttft_ms": "ttft", "tpot_ms": "itl", "itl_ms": "itl"}.get(case.metric, "throughput")
     return SPREAD[metric] * WIDER["transferred"]
 
 
 def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[Prediction]) -> None:
-    """Write rows and predictions; the file appears when it is complete."""
+    """Write rows and predictions; the file appears only when it is complete."""
     columns = [name for name in rows[0] if name not in ADDED] if rows else []
     with replacing(path) as fresh, fresh.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, [*columns, *ADDED], extrasaction="ignore")
@@ -114,7 +114,7 @@ def write(path: Path, rows: Sequence[Mapping[str, str]], predictions: Sequence[P
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.predict.published.predict", description=__doc__)
     parser.add_argument("--cases", type=Path, required=True, help="CSV file of what was measured")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _bar:  # noqa: N801
-    """A progress bar on stderr where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""Closed forms of how the published numbers were measured: a static batch, and an engine that always has work."""
+"""Closed forms for two kinds of published measurements: a static batch, and an engine that always has work."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pipelines.predict.simulator.cost import IterationCost
 
 
 def prefill_seconds(cost: IterationCost, isl: Any, batch: Any) -> Any:
-    """Seconds to process `batch` prompts of `isl` tokens together. A token attends to half of its prompt on average."""
+    """Return the seconds to process `batch` prompts of `isl` tokens. A token attends to half its prompt on average."""
     return cost.seconds(batch * isl, batch, q_ctx=batch * isl * isl / 2.0, prefills=batch)
 
 
 def decode_seconds(cost: IterationCost, isl: Any, osl: Any, batch: Any) -> Any:
-    """Mean seconds of a decode step of `batch` requests that go from `isl` to `isl + osl` tokens."""
+    """Return the mean seconds of a decode step of `batch` requests that go from `isl` to `isl + osl` tokens."""
     context = isl + osl / 2.0
     windowed = np.minimum(context, np.where(np.asarray(cost.window) > 0, cost.window, context))
     return cost.seconds(batch, batch, kv=batch * context, kv_window=batch * windowed)
 
 
 def static_seconds(cost: IterationCost, isl: Any, osl: Any, batch: Any) -> Any:
-    """Seconds from the start of a static batch to its last token."""
+    """Return the seconds from the start of a static batch to its last token."""
     return prefill_seconds(cost, isl, batch) + (osl - 1) * decode_seconds(cost, isl, osl, batch)
 
 
 def full_load_rate(cost: IterationCost, isl: Any, osl: Any, slots: Any, max_num_tokens: Any) -> Any:
-    """Output tokens per second of one engine whose queue never empties.
+    """Return the output tokens per second of one engine whose queue never empties.
 
-    With all slots busy each request yields a token per iteration and leaves after osl of them, so an iteration brings
-    slots / osl new prompts. They are processed in iterations filled with prompt tokens up to `max_num_tokens` (one
-    whole prompt at least); the others only decode. Where prompts alone would overfill every iteration, fewer slots are
+    With all slots busy, each request yields a token per iteration and leaves after osl of them, so an iteration brings
+    slots / osl new prompts. They are processed in iterations filled with prompt tokens up to `max_num_tokens` (at least
+    one whole prompt); the others only decode. If prompts alone would overfill every iteration, fewer slots are
     busy.
 
     Args:
-        cost: of an iteration; its window is not used.
+        cost: cost of an iteration; its window is not used.
         isl: input tokens.
         osl: output tokens.
         slots: requests that fit together.

@@ -1,4 +1,4 @@
-"""What is simulated: the engine, what its iterations cost, and in which unit, from the settings."""
+"""Read from the settings what to simulate: the engine, the cost of its iterations, and the unit of time."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.simulator.cost import Cost, TickCost
-from pipelines.predict.simulator.interface import Engine, admission_of
+from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
-    from pipelines.predict.performance.modelled import Deployment
+    from pipelines.predict.performance.modelled import ModelledDeployment
 
 TICK_SLOTS = 4
-"""Slots of the classic drawing."""
+"""Number of slots in the classic drawing of in-flight batching."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """Everything but the load.
+class SimulationCase:
+    """Everything to simulate except the load.
 
     Attributes:
         engines: one per policy, in the order shown.
-        cost: of an iteration.
+        cost: cost of an iteration.
         unit: of time, "ticks" or "s".
-        overhead: of a request on its way to the engine and back, on TTFT and E2E.
-        client_delay: closed loop: from an answer to the arrival of the user's next request.
-        what: model, format, GPU and split; empty in ticks.
-        reason: why this unit, for people.
-        notes: what a reader should know.
+        overhead: time a request spends on its way to the engine and back; part of TTFT and E2E.
+        client_delay: closed loop: time from an answer to the arrival of the user's next request.
+        what: description of model, format, GPU and split; empty in ticks.
+        reason: reason for this unit, for people.
+        notes: remarks that a reader should know.
     """
 
-    engines: tuple[Engine, ...]
+    engines: tuple[SchedulerLimits, ...]
     cost: Cost
     unit: str
     overhead: float
@@ -49,22 +49,22 @@ class Case:
 
     @property
     def slots(self) -> int:
-        """Of every engine."""
+        """Number of slots of each engine."""
         return self.engines[0].slots
 
 
 def in_ticks(settings: Settings) -> bool:
-    """Whether time is in ticks: as asked, or because nothing says what an iteration takes."""
+    """Return whether time is in ticks: because the settings ask for it, or because the iteration times are unknown."""
     asked = settings.simulator.time
     known = settings.hardware.name != "auto" or settings.sizing.fit is not None
     return asked == "ticks" or (asked == "auto" and not known)
 
 
-def make_case(settings: Settings, machine: Machine) -> Case:
-    """Read the settings.
+def make_case(settings: Settings, machine: Machine) -> SimulationCase:
+    """Build the case from the settings.
 
     Raises:
-        UserError: seconds are asked for where the GPU or the model is not known, or the model does not fit.
+        UserError: seconds are requested where the GPU or the model is not known, or the model does not fit.
     """
     if in_ticks(settings):
         return _in_ticks(settings)
@@ -73,16 +73,16 @@ def make_case(settings: Settings, machine: Machine) -> Case:
     hardware = resolved(settings.hardware, machine)
     if hardware.memory_gb is None or hardware.name == "auto":
         raise UserError(
-            "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto stands for none here.",
+            "simulator.time=seconds needs a GPU whose data sheet is known; hardware=auto finds none here.",
             todo="Name one, e.g. hardware=h100_sxm, give sizing.fit, or leave simulator.time out for ticks.",
         )
     return _in_seconds(settings, hardware)
 
 
-def _in_ticks(settings: Settings) -> Case:
+def _in_ticks(settings: Settings) -> SimulationCase:
     wanted = settings.simulator
     slots = wanted.slots or TICK_SLOTS
-    base = Engine(
+    base = SchedulerLimits(
         slots=slots,
         max_num_tokens=wanted.max_num_tokens,
         admission=admission_of(wanted.admission or settings.triton.batch_scheduler_policy),
@@ -99,10 +99,10 @@ def _in_ticks(settings: Settings) -> Case:
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
     delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
     reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
-    return Case(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
+    return SimulationCase(tuple(engines), cost, "ticks", 0.0, delay, "", reason, tuple(notes))
 
 
-def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
+def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCase:
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
@@ -118,8 +118,8 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> Case:
     )
 
 
-def _fitted(settings: Settings, path: Path) -> Case:
-    """The deployment that `sizing.fit` was fitted to, with the limits that are given here instead of its own."""
+def _fitted(settings: Settings, path: Path) -> SimulationCase:
+    """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
     from pipelines.predict.performance.fit_file import load_fit
 
     found = load_fit(path)
@@ -127,17 +127,19 @@ def _fitted(settings: Settings, path: Path) -> Case:
     return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
 
 
-def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: str, kv_source: str) -> Case:
-    """A deployment in seconds, with the limits that are given in place of its own, under each policy.
+def _deployed(
+    settings: Settings, deployment: ModelledDeployment, *, what: str, reason: str, kv_source: str
+) -> SimulationCase:
+    """Build a case in seconds from a deployment, with its limits replaced by those that are set, one engine per policy.
 
     Raises:
-        UserError: it has pipeline stages.
+        UserError: the deployment has pipeline stages.
     """
     if deployment.lanes > 1:
         raise UserError(
             f"{what} with build.pp_size={deployment.lanes} is not simulated: each of its pipeline stages works on a "
             "batch of its own, and a simulation shows one engine.",
-            todo="Leave build.pp_size=1, or ask for rates and fleets of it: make size build.pp_size=2 ...",
+            todo="Leave build.pp_size=1, or compute its rates and fleets: make size build.pp_size=2 ...",
         )
     wanted, engine = settings.simulator, deployment.engine
     limits = {name: getattr(wanted, name) for name in ("slots", "max_num_tokens", "kv_blocks", "tokens_per_block")}
@@ -152,7 +154,7 @@ def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: 
         source = "as given" if wanted.kv_blocks else kv_source
         notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
-    return Case(
+    return SimulationCase(
         engines=tuple(replace(engine, policy=policy) for policy in wanted.policy),
         cost=deployment.cost,
         unit="s",
@@ -165,7 +167,7 @@ def _deployed(settings: Settings, deployment: Deployment, *, what: str, reason: 
 
 
 def _prefix(settings: Settings) -> int:
-    """Tokens of each prompt that are in the cache: as asked, or what the workload's prompts share, where it is kept."""
+    """Return the cached tokens of each prompt: as set, or the workload's shared prefix if it is kept in the cache."""
     if settings.simulator.prefix_tokens is not None:
         return settings.simulator.prefix_tokens
     shared = settings.workload.shared_prefix_share * (settings.workload.isl.expected or 1)
@@ -173,12 +175,12 @@ def _prefix(settings: Settings) -> int:
 
 
 def faults_of(settings: Settings) -> list[Fault]:
-    """What the settings of the simulator say against those of workload and benchmark; empty when they agree."""
+    """Return the conflicts between simulator settings and those of workload and benchmark; empty if there are none."""
     wanted, found = settings.simulator, []
     if settings.workload.arrival != "closed" and wanted.client_delay:
         found.append(
             Fault(
-                f"simulator.client_delay={wanted.client_delay:g} does not go with workload.arrival="
+                f"simulator.client_delay={wanted.client_delay:g} does not apply to workload.arrival="
                 f"{settings.workload.arrival}: only users of a closed loop wait for their answers.",
                 todo="Leave it out, or add workload.arrival=closed.",
             )

@@ -1,4 +1,4 @@
-"""`make simulate`: compose, simulate, show, write."""
+"""The command `simulate`: compose the settings, simulate, print and write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say, wrapped
-from pipelines.predict.simulate.case import Case, faults_of, in_ticks, make_case
+from pipelines.predict.simulate.case import SimulationCase, faults_of, in_ticks, make_case
 from pipelines.predict.simulate.loads import SimulatedLevel, make_levels
 from pipelines.predict.simulate.simulated import run_all
 from pipelines.predict.simulate.table import asked, outcome_table
@@ -20,7 +20,7 @@ from pipelines.store.run_folder import run_folder
 
 CLASSIC = "workload=classic"
 REQUESTS = "benchmark.num_requests=100"
-"""What is simulated when nobody says what: the classic drawing."""
+"""Simulated when nothing is specified: the classic drawing."""
 
 
 def simulate(overrides: Sequence[str]) -> int:
@@ -40,10 +40,10 @@ def simulate(overrides: Sequence[str]) -> int:
 
 
 def with_defaults(overrides: Sequence[str]) -> tuple[list[str], Settings]:
-    """The overrides with those that a run in ticks begins with, and the settings they make.
+    """Return the overrides, preceded by the defaults for a run in ticks, and the resulting settings.
 
-    In ticks, where no workload is chosen, answers are as short as the classic drawing has them; where no load is said
-    either, 100 requests come at once.
+    In ticks, answers are as short as in the classic drawing unless a workload is chosen; 100 requests arrive at once
+    unless a load is given.
     """
     settings = load(overrides)
     words = [*_beginning(settings, overrides), *overrides]
@@ -60,8 +60,8 @@ def _beginning(settings: Settings, overrides: Sequence[str]) -> list[str]:
     return [CLASSIC, REQUESTS]
 
 
-def _judged(settings: Settings) -> tuple[Case, list[SimulatedLevel]]:
-    """Case and loads, or all that is wrong with them at once."""
+def _judged(settings: Settings) -> tuple[SimulationCase, list[SimulatedLevel]]:
+    """Return the case and its loads, or raise one error with everything that is wrong."""
     faults: list[Fault] = [*load_faults(settings.workload, settings.benchmark), *faults_of(settings)]
     case = None
     with collecting(faults):

@@ -1,4 +1,4 @@
-"""Throughput and latency against the load, one curve per policy."""
+"""Curves of throughput and latency against the load, one per policy."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, closed_level
-from pipelines.predict.simulate.pictures import Curve, Point
+from pipelines.predict.simulate.pictures import Point, PolicyCurve
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, words
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 MOST_USERS = 256
 
 
-def curves_of(case: Case, results: Sequence[Simulated]) -> tuple[list[Curve], str]:
-    """The curves, and the name of what they are drawn against.
+def curves_of(case: SimulationCase, results: Sequence[Simulated]) -> tuple[list[PolicyCurve], str]:
+    """Return the curves and the name of their horizontal axis.
 
-    Several loads that were asked for are the points; else the same requests are simulated as closed loops of 1, 2, 4,
-    ... users, up to four times the slots.
+    If several loads are given, they are the points; otherwise the same requests are simulated as closed loops of 1, 2,
+    4, ... users, up to four times the number of slots.
     """
     several = len({each.outcome.load for each in results}) > 1
     if not several:
@@ -42,7 +42,7 @@ def curves_of(case: Case, results: Sequence[Simulated]) -> tuple[list[Curve], st
             )
             for o in own
         ]
-        curves.append(Curve(NAMES[engine.policy], tuple(sorted(points, key=lambda point: point.load))))
+        curves.append(PolicyCurve(NAMES[engine.policy], tuple(sorted(points, key=lambda point: point.load))))
     closed = results[0].outcome.concurrency is not None
     return curves, "concurrency" if closed else f"requests per {'tick' if case.unit == 'ticks' else 's'}"
 
@@ -51,11 +51,13 @@ def _both(found: Distribution) -> tuple[float, float] | None:
     return None if found.p50 is None or found.p95 is None else (found.p50, found.p95)
 
 
-def _swept(case: Case, engine: Engine, base: SimulatedLevel, users: Sequence[int]) -> Curve:
-    return Curve(NAMES[engine.policy], tuple(_point(case, engine, closed_level(base, count, case)) for count in users))
+def _swept(case: SimulationCase, engine: SchedulerLimits, base: SimulatedLevel, users: Sequence[int]) -> PolicyCurve:
+    return PolicyCurve(
+        NAMES[engine.policy], tuple(_point(case, engine, closed_level(base, count, case)) for count in users)
+    )
 
 
-def _point(case: Case, engine: Engine, level: SimulatedLevel) -> Point:
+def _point(case: SimulationCase, engine: SchedulerLimits, level: SimulatedLevel) -> Point:
     from pipelines.predict.simulator.run import simulate
 
     run = simulate(engine, level.requests, case.cost, iterations=True)

@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 REQUEST = ("request", "arrival", "admitted", "first_token", "end", "isl", "osl", "produced", "preemptions", "slot")
 ITERATION = ("start", "seconds", "decoding", "prefilling", "tokens", "queue", "kv_blocks", "kv_tokens")
-Named = Sequence[tuple[str, str, Run]]
+Named = Sequence[tuple[str, str, SimulatedRun]]
 """(policy, load, run)."""
 
 
 def requests_csv(runs: Named) -> bytes:
-    """One row per request, requests and slots counted from 1; empty where something had not happened in the run."""
+    """Write one row per request, requests and slots numbered from 1; cells of events that did not happen are empty."""
     return _csv(("policy", "load", *REQUEST), (row for name, load, run in runs for row in _requests(name, load, run)))
 
 
 def iterations_csv(runs: Named, unit: str) -> bytes:
-    """One row per iteration."""
+    """Write one row per iteration."""
     head = tuple("ticks" if name == "seconds" and unit == "ticks" else name for name in ITERATION)
     rows = ((name, load, *row) for name, load, run in runs for row in _columns(run.iterations, ITERATION))
     return _csv(("policy", "load", *head), rows)
 
 
-def _requests(name: str, load: str, run: Run) -> Iterable[tuple[Any, ...]]:
+def _requests(name: str, load: str, run: SimulatedRun) -> Iterable[tuple[Any, ...]]:
     for index, (*row, slot) in enumerate(_columns(run.requests, REQUEST[1:])):
         yield name, load, index + 1, *row, "" if slot == -1 else slot + 1
 
@@ -41,7 +41,7 @@ def _columns(table: Any, names: Sequence[str]) -> Iterable[tuple[Any, ...]]:
 
 
 def _cell(value: float) -> float | str:
-    """NaN is nothing; whole numbers have no point."""
+    """Format a cell: NaN is empty, whole numbers have no decimal point."""
     if value != value:
         return ""
     return int(value) if value == int(value) else value

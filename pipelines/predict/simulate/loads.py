@@ -1,4 +1,4 @@
-"""The loads that are simulated: what `make benchmark` would send with the same settings, level by level."""
+"""The simulated loads: what `make benchmark` would send with the same settings, level by level."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from pipelines.loadgen.arrivals import offsets, read_trace
 from pipelines.loadgen.lengths import sampler
 from pipelines.loadgen.plan import is_whole
 from pipelines.loadgen.plan import loads as levels_of
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel
-from pipelines.predict.simulator.interface import Engine, Run
-from pipelines.predict.simulator.interface import Load as Requests
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 WARM = 3
-"""Requests per user of a closed loop before the window of a steady load begins."""
+"""Requests per user of a closed loop before the measurement window opens."""
 PER_USER, LEAST_CLOSED, OPEN = 20, 200, 1000
-"""Requests that are simulated when nobody said how many."""
+"""Default number of simulated requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLevel:
-    """A load with its requests.
+    """A load and its requests.
 
     Attributes:
-        load: in words.
-        requests: of the simulator.
-        whole: start burst and end count too.
-        counted: (first, last): where the window is not the whole run, requests before the first are warm-up, and those
+        load: description of the load.
+        requests: input of the simulator.
+        whole: whether the start burst and the end count too.
+        counted: (first, last): if the window is not the whole run, requests before the first are warm-up, and those
             from the last on only keep up the load.
     """
 
     load: LoadLabel
-    requests: Requests
+    requests: OfferedLoad
     whole: bool
     counted: tuple[int, int]
 
-    def faults(self, engine: Engine) -> list[Fault]:
-        """Requests that this engine can never run."""
+    def faults(self, engine: SchedulerLimits) -> list[Fault]:
+        """Return the requests that this engine can never run, as faults."""
         isl, osl = self.requests.isl, self.requests.osl
         if engine.kv_blocks is None or not len(isl):
             return []
@@ -55,33 +54,33 @@ class SimulatedLevel:
         worst = int(np.lexsort((isl + osl, needs))[-1])
         if needs[worst] <= pool:
             return []
-        beside = f" beside those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
+        beside = f" besides those of the shared prefix of {engine.prefix_tokens} tokens" if engine.shared_blocks else ""
         return [
             Fault(
                 f"A request of {isl[worst]} input and {osl[worst]} output tokens needs {needs[worst]} KV blocks of "
-                f"{engine.tokens_per_block} tokens{beside}; there are {max(pool, 0)}.",
-                todo="Shorten workload.isl or workload.osl, or give more simulator.kv_blocks.",
+                f"{engine.tokens_per_block} tokens{beside}; the cache has {max(pool, 0)}.",
+                todo="Shorten workload.isl or workload.osl, or increase simulator.kv_blocks.",
             )
         ]
 
-    def window(self, run: Run, overhead: float) -> CountedWindow:
-        """What of a run of this load counts: from the first request to the last response, or a part under load.
+    def window(self, run: SimulatedRun, overhead: float) -> CountedWindow:
+        """Return the window that counts: from the first request to the last response, or a part of it under full load.
 
         Args:
-            run: of this load.
-            overhead: of a request on its way to the engine and back.
+            run: run of this load.
+            overhead: time a request spends on its way to the engine and back.
         """
         times, (first, last) = run.requests.arrival, self.counted
         if self.whole:
             return CountedWindow(float(times[0]), run.end + overhead, 0, len(times), whole=True)
         begin, until = float(times[first]), float(times[min(last, len(times) - 1)])
-        if until <= begin:  # all of them leave at once
+        if until <= begin:  # all of them are sent at once
             return CountedWindow(begin, run.end + overhead, first, last, whole=True)
         return CountedWindow(begin, until, first, last)
 
 
-def make_levels(settings: Settings, case: Case) -> list[SimulatedLevel]:
-    """One level per concurrency or rate, or the one burst or trace."""
+def make_levels(settings: Settings, case: SimulationCase) -> list[SimulatedLevel]:
+    """Build one level per concurrency or rate, or the single burst or trace."""
     cut = settings.simulator.until is not None
     whole = case.unit == "ticks" or cut or is_whole(settings.workload, settings.benchmark)
     return [
@@ -91,15 +90,15 @@ def make_levels(settings: Settings, case: Case) -> list[SimulatedLevel]:
     ]  # fmt: skip
 
 
-def closed_level(base: SimulatedLevel, users: int, case: Case) -> SimulatedLevel:
-    """The requests of a level again as a closed loop of so many users."""
+def closed_level(base: SimulatedLevel, users: int, case: SimulationCase) -> SimulatedLevel:
+    """Return the requests of a level as a closed loop with this many users."""
     count = max(PER_USER * users, LEAST_CLOSED) + (WARM + 1) * users
     isl, osl = (np.resize(column, count) for column in (base.requests.isl, base.requests.osl))
-    requests = Requests(isl, osl, None, users, case.client_delay)
+    requests = OfferedLoad(isl, osl, None, users, case.client_delay)
     return SimulatedLevel(LoadLabel(f"concurrency {users}", users), requests, False, (WARM * users, count - users))
 
 
-def _level(settings: Settings, case: Case, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
+def _level(settings: Settings, case: SimulationCase, load: LoadLabel, whole: bool, number: int) -> SimulatedLevel:
     users = load.concurrency or 0
     asked = settings.benchmark.num_requests
     count = asked or (max(PER_USER * users, LEAST_CLOSED) if users else OPEN)
@@ -109,14 +108,14 @@ def _level(settings: Settings, case: Case, load: LoadLabel, whole: bool, number:
     if settings.workload.arrival == "trace":
         return SimulatedLevel(load, _trace(settings.workload, asked), True, (0, 0))
     isl, osl = _lengths(settings.workload, total, random, users)
-    requests = Requests(isl, osl, users=users, client_delay=case.client_delay)
+    requests = OfferedLoad(isl, osl, users=users, client_delay=case.client_delay)
     if not users:
         requests = replace(requests, arrival=_arrivals(settings.workload, load.request_rate, total, random))
     return SimulatedLevel(load, requests, whole, (before, before + count))
 
 
 def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int) -> tuple[Any, Any]:
-    """Drawn as the load generator does; the turns of a conversation carry all before them."""
+    """Draw lengths as the load generator does; each turn of a conversation carries all earlier ones."""
     isl = sampler(workload.isl, random, key="workload.isl")
     osl = sampler(workload.osl, random, key="workload.osl")
     if workload.turns == 1:
@@ -129,7 +128,7 @@ def _lengths(workload: WorkloadSettings, count: int, random: Random, users: int)
 def _conversations(
     isl: Callable[[], int], osl: Callable[[], int], count: int, turns: int, users: int
 ) -> list[tuple[int, int]]:
-    """Requests of users who talk at the same time, each a turn after the other."""
+    """Build the requests of users who talk at the same time, each one turn after the other."""
     pairs: list[tuple[int, int]] = []
     while len(pairs) < count:
         held = [0] * users
@@ -148,22 +147,22 @@ def _arrivals(workload: WorkloadSettings, rate: float | None, count: int, random
     return np.array([due / SECOND for due in islice(drawn, count)])
 
 
-def _trace(workload: WorkloadSettings, limit: int | None) -> Requests:
-    assert workload.trace is not None  # judged by the settings
+def _trace(workload: WorkloadSettings, limit: int | None) -> OfferedLoad:
+    assert workload.trace is not None  # the settings have been checked
     items = read_trace(workload.trace, workload.trace_speed)[:limit]
     if any(item.isl is None for item in items):
         raise UserError(
             f"workload.trace={workload.trace} has prompts, whose tokens only the model's tokenizer can count.",
             todo='Give their lengths: {"time": 0.5, "isl": 128, "osl": 64}.',
         )
-    return Requests(
+    return OfferedLoad(
         np.array([item.isl for item in items], dtype=np.int64),
         np.array([item.osl for item in items], dtype=np.int64),
         np.array([item.offset_ns / SECOND for item in items]),
     )
 
 
-def _text(settings: Settings, case: Case, users: int | None, rate: float | None) -> str:
+def _text(settings: Settings, case: SimulationCase, users: int | None, rate: float | None) -> str:
     if users is not None:
         return f"concurrency {users}"
     if rate is not None:

@@ -1,4 +1,4 @@
-"""Numbers of a simulated run: what the table shows and summary.json holds."""
+"""Figures of a simulated run, as shown in the table and stored in summary.json."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
-from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulator.interface import SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
 @dataclass(frozen=True, slots=True)
 class CountedWindow:
-    """What of a run counts.
+    """Part of a run that counts.
 
     Attributes:
-        start: time; inside.
-        end: time; outside, except for what comes at the very end of a whole run.
+        start: time, inclusive.
+        end: time, exclusive, except at the end of a whole run.
         first: requests before this one are warm-up.
-        last: and those from this one on only keep up the load.
-        whole: it ends with the run.
+        last: requests from this one on only keep up the load.
+        whole: whether the window ends with the run.
     """
 
     start: float
@@ -33,11 +33,11 @@ class CountedWindow:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """[start, end) that holds all that counts."""
+        """[start, end) that holds everything that counts."""
         return self.start, float(np.nextafter(self.end, np.inf)) if self.whole else self.end
 
-    def due(self, run: Run) -> Any:
-        """bool[requests]: the requests that latencies are of."""
+    def due(self, run: SimulatedRun) -> Any:
+        """Return bool[requests]: the requests whose latencies count."""
         due = np.zeros(len(run.requests.arrival), dtype=bool)
         due[self.first : self.last] = True
         return due
@@ -45,29 +45,29 @@ class CountedWindow:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """A policy under a load. Times in ticks or seconds, rates per tick or second.
+    """Figures of a policy under a load. Times in ticks or seconds, rates per tick or second.
 
     Attributes:
-        policy: of the engine.
-        load: in words, e.g. "concurrency 16".
-        concurrency: of a closed loop.
-        request_rate: of an open loop.
-        window: length of what counts.
-        requests: finished in the window.
-        requests_rate: the same per unit of time.
+        policy: batching policy of the engine.
+        load: description, e.g. "concurrency 16".
+        concurrency: concurrency of a closed loop.
+        request_rate: rate of an open loop.
+        window: length of the window that counts.
+        requests: requests finished in the window.
+        requests_rate: requests finished per unit of time.
         tokens_rate: output tokens per unit of time.
-        ttft: of the requests due in the window that got their first token.
-        itl: of those that finished, with two tokens or more.
+        ttft: of the window's requests that got their first token.
+        itl: of those that finished with at least two tokens.
         e2e: of those that finished.
-        slots: of the engine.
+        slots: number of slots of the engine.
         busy: slots in use, mean over the whole run.
-        busy_max: the most in use at once.
-        queue_mean: requests that waited, mean over the whole run.
-        queue_end: requests that waited when the run ended.
-        queue_max: the most that waited.
-        preemptions: requests that were paused, counted each time.
-        kv_share: the most of the KV cache that was in use or reserved; None without a limit.
-        kv_binds: share of the time in which requests waited beside a free slot for lack of KV blocks; None as above.
+        busy_max: most slots in use at once.
+        queue_mean: waiting requests, mean over the whole run.
+        queue_end: waiting requests when the run ended.
+        queue_max: most waiting requests.
+        preemptions: number of times requests were paused.
+        kv_share: largest share of the KV cache in use or reserved; None without a limit.
+        kv_binds: share of the time in which requests waited beside a free slot for lack of KV blocks; None likewise.
     """
 
     policy: str
@@ -92,32 +92,34 @@ class PolicyOutcome:
     kv_binds: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Convert to plain JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLabel:
-    """A load in words and numbers."""
+    """A load, as text and numbers."""
 
     text: str
     concurrency: int | None = None
     request_rate: float | None = None
 
 
-def measure(run: Run, engine: Engine, load: LoadLabel, window: CountedWindow, overhead: float) -> PolicyOutcome:
-    """Read a run that was simulated with iterations.
+def measure(
+    run: SimulatedRun, engine: SchedulerLimits, load: LoadLabel, window: CountedWindow, overhead: float
+) -> PolicyOutcome:
+    """Compute the figures of a run simulated with iterations.
 
     Args:
-        run: of the simulator.
-        engine: that ran.
-        load: that was put on it.
-        window: what counts.
-        overhead: of a request on its way to the engine and back.
+        run: result of the simulator.
+        engine: engine that ran.
+        load: load put on it.
+        window: part that counts.
+        overhead: time a request spends on its way to the engine and back.
     """
     requests = request_columns(run.requests, overhead=overhead, responses=IterationTokens(run, overhead))
     found = summarise(requests, window.bounds, due=window.due(run))
-    assert run.iterations is not None  # asked for by the caller
+    assert run.iterations is not None  # requested by the caller
     table, running = run.iterations, _running(run)
     return PolicyOutcome(
         policy=engine.policy,
@@ -142,12 +144,12 @@ def measure(run: Run, engine: Engine, load: LoadLabel, window: CountedWindow, ov
     )
 
 
-def _all_done(run: Run) -> bool:
+def _all_done(run: SimulatedRun) -> bool:
     return bool(np.isfinite(run.requests.end).all())
 
 
-def _running(run: Run) -> Any:
-    """int64[iterations]: requests in slots, also those whose prompt waits for tokens of the budget."""
+def _running(run: SimulatedRun) -> Any:
+    """Return int64[iterations]: requests in slots, including those whose prompt waits for token budget."""
     assert run.stays is not None
     assert run.iterations is not None
     count = len(run.iterations.start)
@@ -157,20 +159,20 @@ def _running(run: Run) -> Any:
     return np.cumsum(change[:-1])
 
 
-def _mean_over_time(values: Any, run: Run) -> float:
-    """Mean of a value per iteration until the run's end; between iterations nothing runs."""
+def _mean_over_time(values: Any, run: SimulatedRun) -> float:
+    """Average a value per iteration over the whole run; between iterations nothing runs."""
     assert run.iterations is not None
     return float((values * run.iterations.seconds).sum() / run.end) if run.end > 0 else 0.0
 
 
-def _kv(run: Run, engine: Engine) -> dict[str, float | None]:
-    """How full the KV cache was, and how long it alone kept requests waiting."""
+def _kv(run: SimulatedRun, engine: SchedulerLimits) -> dict[str, float | None]:
+    """Return how full the KV cache was, and for how long it alone kept requests waiting."""
     if engine.kv_blocks is None:
         return {"kv_share": None, "kv_binds": None}
     assert run.iterations is not None
     table = run.iterations
     share = float(table.kv_blocks.max()) / engine.kv_blocks
-    if engine.policy == "static":  # it lets requests wait beside free slots by itself
+    if engine.policy == "static":  # static batching leaves requests waiting beside free slots anyway
         return {"kv_share": share, "kv_binds": None}
     full = engine.max_num_tokens is not None and table.tokens >= engine.max_num_tokens
     waits = (table.queue > 0) & (_running(run) < engine.slots) & ~np.asarray(full)

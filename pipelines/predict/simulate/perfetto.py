@@ -1,4 +1,4 @@
-"""Runs as a trace for ui.perfetto.dev and chrome://tracing, in the JSON trace event format.
+"""Export runs as a trace for ui.perfetto.dev and chrome://tracing, in the JSON trace event format.
 
 One process per run, one track per slot, counters for the queue, the batch and the KV cache. Format: "Trace Event
 Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; Perfetto reads complete events ("X"),
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from pipelines.predict.simulator.boxes import NAMES, boxes
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 MICROSECONDS = {"s": 1e6, "ticks": 1e3}
-"""Of one unit of time; a tick is shown as a millisecond."""
+"""Trace units per unit of time; a tick is shown as a millisecond."""
 
 
-def trace(runs: Mapping[str, Run], unit: str) -> dict[str, Any]:
-    """The trace as plain JSON values.
+def trace(runs: Mapping[str, SimulatedRun], unit: str) -> dict[str, Any]:
+    """Build the trace as plain JSON values.
 
     Args:
-        runs: simulated with iterations, by name.
-        unit: of their time, "s" or "ticks".
+        runs: runs simulated with iterations, by name.
+        unit: unit of their time, "s" or "ticks".
     """
     scale = MICROSECONDS[unit]
     events: list[dict[str, Any]] = []
@@ -42,13 +42,13 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slots(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
-    """What requests did, on the track of their slot; thread 0 belongs to the counters."""
+def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
+    """Build the events of the requests, on the track of their slot; thread 0 belongs to the counters."""
     rows, found = run.requests, boxes(run)
     for slot in sorted({box.slot for box in found}):
         yield _named("thread_name", process, slot + 1, f"slot {slot + 1}")
     for box in found:
-        assert box.request is not None  # there are no boxes of empty slots
+        assert box.request is not None  # empty slots have no boxes
         yield {
             "name": f"{NAMES[box.kind]} {box.request + 1}",
             "cat": NAMES[box.kind],
@@ -66,9 +66,9 @@ def _slots(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(run: Run, process: int, scale: float) -> Iterator[dict[str, Any]]:
-    """Values from the beginning of an iteration on, where they change; all 0 at the end."""
-    assert run.iterations is not None  # else there were no boxes
+def _counters(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
+    """Build counter events where a value changes, stamped at the start of the iteration; all are 0 at the end."""
+    assert run.iterations is not None  # runs without iterations have failed in boxes() already
     table = run.iterations
     for name, values in (
         ("requests in the queue", table.queue),

@@ -1,4 +1,4 @@
-"""Pictures of simulated runs: slots over time with the queue and latencies below, and curves against the load."""
+"""Draw simulated runs: slots over time with the queue and latencies below, and curves against the load."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Bo
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
-    from pipelines.predict.simulator.interface import Run
+    from pipelines.predict.simulator.interface import SimulatedRun
 
 MAX_SLOTS = 12
-"""Slots drawn at most: more rows cannot be read."""
+"""Upper bound on slots drawn: more rows are not readable."""
 ROLE = {CONTEXT: "wait", GEN: "work", EOS: "s3", NOOP: "muted"}
 """Colours of the cells."""
 MIN_CELL = 4.0
-"""Width of an iteration below which its tokens are not told apart, points."""
+"""Width of an iteration below which its tokens are not drawn separately, points."""
 LETTER = 5.0
-"""Width of a letter of a cell, points."""
+"""Width of a letter in a cell, points."""
 LATENCY = {"ticks": ("ticks", 1.0), "s": ("ms", 1000.0)}
-"""How latencies are shown, by unit of time."""
+"""Format of latencies, by unit of time."""
 WIDTH = 10.0
-"""Of the picture of the slots, inches."""
+"""Size of the picture of the slots, inches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A run to be drawn.
+    """A run to draw.
 
     Attributes:
         name: e.g. "static".
-        run: with iterations.
-        slots: of its engine.
-        overhead: of a request on its way to the engine and back; part of its latencies.
+        run: run simulated with iterations.
+        slots: number of slots of its engine.
+        overhead: time a request spends on its way to the engine and back; part of its latencies.
     """
 
     name: str
-    run: Run
+    run: SimulatedRun
     slots: int
     overhead: float = 0.0
 
     @property
     def used(self) -> int:
-        """Slots that were ever in use: the first ones, as the lowest free one is taken."""
-        assert self.run.stays is not None  # asked for by the caller
+        """Return the number of slots ever in use; they are the first ones, because the lowest free slot is taken."""
+        assert self.run.stays is not None  # requested by the caller
         return int(self.run.stays.slot.max(initial=0)) + 1
 
     @property
     def rows(self) -> int:
-        """Slots to draw: all of a few, those in use of many."""
+        """Return the number of slots to draw: all if there are few, otherwise those in use."""
         return self.slots if self.slots <= MAX_SLOTS else min(self.used, MAX_SLOTS)
 
 
 def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: str) -> Figure:
-    """What every slot did, as in the classic drawing of batching; the queue and every request's latency below.
+    """Draw each slot over time, as in the classic drawing of batching, with the queue and all latencies below.
 
     Args:
-        runs: with iterations and slots, in the order shown.
+        runs: runs simulated with iterations and slots, in the order shown.
         unit: of time, "ticks" or "s".
         until: end of the time axis.
-        caption: what was simulated.
+        caption: description of the simulation.
     """
     rows = [shown.rows for shown in runs]
     heights = [max(0.24 * count, 0.5) for count in rows] + [0.7, 1.3]
@@ -93,12 +93,12 @@ def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: st
 
 
 def _said(figure: Drawing, caption: str, theme: Theme) -> None:
-    """What was simulated, above everything: the picture is also shown by itself."""
+    """Write the caption above everything, because the picture is also shown on its own."""
     figure.suptitle(f"Simulated: {caption}", x=0.01, ha="left", fontsize=8.5, color=theme["muted"])
 
 
 def _slots(axes: Axes, shown: Shown, count: int, until: float, theme: Theme) -> None:
-    """One row per slot, first slot on top; neighbouring cells of one request and kind are one box."""
+    """Draw one row per slot, first slot on top; neighbouring cells of one request and kind form one box."""
     found = with_gaps(boxes(shown.run), count, until)
     points = 72 * (WIDTH - 0.8) / until
     for kind, role in ROLE.items():
@@ -122,16 +122,16 @@ def _slots(axes: Axes, shown: Shown, count: int, until: float, theme: Theme) -> 
 
 
 def _of_slots(shown: Shown) -> str:
-    """Which slots are drawn, where it is not all."""
+    """Say which slots are drawn, if not all are."""
     if shown.rows == shown.slots:
         return ""
     first = f"first {shown.rows} of " if shown.rows < shown.used else ""
     return f" ({first}{shown.used:,} slots{' in use' if shown.used < shown.slots else ''})"
 
 
-def _tokens(axes: Axes, run: Run, found: Sequence[Box], points: float, theme: Theme) -> None:
-    """Thin lines between the tokens of a box, where an iteration is wide enough to be seen."""
-    assert run.iterations is not None  # asked for by the caller
+def _tokens(axes: Axes, run: SimulatedRun, found: Sequence[Box], points: float, theme: Theme) -> None:
+    """Draw thin lines between the tokens of a box, if an iteration is wide enough for them to be seen."""
+    assert run.iterations is not None  # requested by the caller
     starts = np.asarray(run.iterations.start)
     if not len(starts) or points * float(np.median(run.iterations.seconds)) < MIN_CELL:
         return
@@ -147,7 +147,7 @@ def _tokens(axes: Axes, run: Run, found: Sequence[Box], points: float, theme: Th
 
 
 def _label(axes: Axes, box: Box, end: float, points: float, theme: Theme) -> None:
-    """The longest of the texts of a box that there is room for until its visible end; `points` are those of a time."""
+    """Write the longest text that fits the visible part of a box; `points` is the width of a unit of time."""
     room = (end - box.start) * points
     word = NAMES[box.kind]
     number = "" if box.request is None else str(box.request + 1)
@@ -160,7 +160,7 @@ def _label(axes: Axes, box: Box, end: float, points: float, theme: Theme) -> Non
 
 
 def _legend(axes: Axes, theme: Theme) -> None:
-    """What the colours mean, right above the first panel."""
+    """Draw the legend of the colours right above the first panel."""
     words = (("prompt", CONTEXT), ("a token", GEN), ("the last token", EOS), ("nothing", NOOP))
     for place, (text, kind) in zip((0.46, 0.61, 0.745, 0.91), words, strict=True):
         axes.annotate(
@@ -172,7 +172,7 @@ def _legend(axes: Axes, theme: Theme) -> None:
 def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> None:
     for index, shown in enumerate(runs):
         iterations = shown.run.iterations
-        assert iterations is not None  # asked for by the caller
+        assert iterations is not None  # requested by the caller
         seen = np.asarray(iterations.start) < until
         times = np.append(np.asarray(iterations.start)[seen], min(until, shown.run.end))
         waiting = np.asarray(iterations.queue)[seen]
@@ -186,13 +186,13 @@ def _queue(axes: Axes, runs: Sequence[Shown], until: float, theme: Theme) -> Non
 
 
 def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme: Theme) -> None:
-    """A point per request: its TTFT when its first token came, its E2E when its last one came."""
+    """Draw a point per request and latency: TTFT when its first token came, E2E when its last one came."""
     latency, scale = LATENCY[unit]
     for index, shown in enumerate(runs):
         rows, colour = shown.run.requests, theme.series(index)
         kinds = (("TTFT", np.asarray(rows.first_token), "o", "none"), ("E2E", np.asarray(rows.end), "s", colour))
         for name, times, marker, face in kinds:
-            seen = times <= until  # NaN, which had not happened, is not
+            seen = times <= until  # NaN (did not happen) compares as false
             axes.plot(
                 times[seen], scale * (times - np.asarray(rows.arrival) + shown.overhead)[seen], marker, color=colour,
                 markersize=4, markerfacecolor=face, label=f"{shown.name}, {name}",
@@ -207,7 +207,7 @@ def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme
 
 def _in_words(runs: Sequence[Shown], unit: str) -> str:
     parts = [f"{shown.name}: {int(np.isfinite(shown.run.requests.end).sum())} requests done" for shown in runs]
-    return f"What each slot did over time in {unit}, one panel per policy. " + "; ".join(parts) + "."
+    return f"Activity of each slot over time in {unit}, one panel per policy. " + "; ".join(parts) + "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +217,9 @@ class Point:
     Attributes:
         load: concurrency, or requests per unit of time.
         requests: per second, or per 1,000 ticks.
-        tokens: output tokens, likewise.
-        ttft: (p50, p95), or None when no request got that far.
-        e2e: likewise.
+        tokens: output tokens, per the same unit.
+        ttft: (p50, p95), or None when no request got a first token.
+        e2e: (p50, p95), or None when no request finished.
     """
 
     load: float
@@ -230,26 +230,26 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PolicyCurve:
     """A policy over several loads."""
 
     name: str
     points: tuple[Point, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Convert to plain JSON values."""
         return asdict(self)
 
 
-def curves_picture(curves: Sequence[Curve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
-    """Throughput, TTFT and E2E against the load, one line per policy.
+def curves_picture(curves: Sequence[PolicyCurve], *, unit: str, rate_unit: str, load: str, caption: str) -> Figure:
+    """Draw throughput, TTFT and E2E against the load, one line per policy.
 
     Args:
-        curves: of the same loads.
+        curves: curves over the same loads.
         unit: of time, "ticks" or "s".
-        rate_unit: what rates are per, "1,000 ticks" or "s".
-        load: name of the load's axis.
-        caption: what was simulated.
+        rate_unit: unit of time of the rates, "1,000 ticks" or "s".
+        load: label of the load axis.
+        caption: description of the simulation.
     """
     latency, scale = LATENCY[unit]
 
@@ -302,7 +302,7 @@ def _band(
     _line(axes, index, list(zip(xs, low, strict=True)), theme)
 
 
-def _curves_in_words(curves: Sequence[Curve], rate_unit: str, load: str) -> str:
+def _curves_in_words(curves: Sequence[PolicyCurve], rate_unit: str, load: str) -> str:
     parts = [
         f"{curve.name}: {curve.points[-1].tokens:,.4g} output tokens per {rate_unit} at {curve.points[-1].load:g}"
         for curve in curves

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel
 from pipelines.predict.simulate.outcome import PolicyOutcome, measure
-from pipelines.predict.simulator.interface import Engine, Run
+from pipelines.predict.simulator.interface import SchedulerLimits, SimulatedRun
 from pipelines.settings.root import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A policy under a load."""
+    """Result of a policy under a load."""
 
-    engine: Engine
+    engine: SchedulerLimits
     level: SimulatedLevel
-    run: Run
+    run: SimulatedRun
     outcome: PolicyOutcome
 
 
-def run_all(settings: Settings, case: Case, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
-    """Every policy under every load, in the order of the table."""
+def run_all(settings: Settings, case: SimulationCase, levels: Sequence[SimulatedLevel]) -> list[Simulated]:
+    """Simulate every policy under every load, in the order of the table."""
     from pipelines.predict.simulator.run import simulate as run_load
 
     found = []

@@ -1,4 +1,4 @@
-"""Outcomes as text for a terminal: policies side by side for one load, a row per load and policy for several."""
+"""Format outcomes as text for a terminal: policies side by side for one load, a row per load and policy for several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.document.show import NONE, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
 from pipelines.host.screen import table, wrapped
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
@@ -19,17 +19,17 @@ NAMES = {
     "inflight_chunked": "chunked",
     "one_prefill": "one prefill",
 }
-"""Policies as they are shown."""
+"""Display names of the policies."""
 Cell = Callable[[PolicyOutcome], str]
 TTFT, ITL, E2E = (BY_NAME[name].title for name in ("ttft_s", "itl_s", "e2e_s"))
 
 
 def outcome_table(outcomes: Sequence[PolicyOutcome], unit: str) -> str:
-    """The outcomes of one load or of several.
+    """Format the outcomes of one load or of several.
 
     Args:
         outcomes: policies of the first load, then of the next.
-        unit: of their times, "ticks" or "s"; seconds are shown as ms.
+        unit: unit of their times, "ticks" or "s"; seconds are shown as ms.
     """
     loads = list(dict.fromkeys(outcome.load for outcome in outcomes))
     lines = _side_by_side(outcomes, unit) if len(loads) == 1 else _rows(outcomes, unit)
@@ -77,12 +77,12 @@ def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
 
 
 def _filled(outcomes: Sequence[PolicyOutcome]) -> bool:
-    """Whether all slots were ever in use; a share of a limit that nobody comes near says nothing."""
+    """Return whether all slots were ever in use; otherwise the share of the slots says nothing useful."""
     return any(outcome.busy_max == outcome.slots for outcome in outcomes)
 
 
-def asked(settings: Settings, case: Case, load: str | None = None) -> str:
-    """What is simulated in one line; `load` in place of all loads that the settings name, "" for none."""
+def asked(settings: Settings, case: SimulationCase, load: str | None = None) -> str:
+    """Describe the simulation in one line; `load` replaces all loads of the settings, "" omits the load."""
     work = settings.workload
     lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"
     parts = [case.what] if case.what else []
@@ -98,7 +98,7 @@ def asked(settings: Settings, case: Case, load: str | None = None) -> str:
 
 
 def _length(length: LengthSettings) -> str:
-    """In a few letters: "128", "lognormal 48±24", "uniform 32-224"."""
+    """Abbreviate a length: "128", "lognormal 48±24", "uniform 32-224"."""
     kind = length.distribution
     if kind == "fixed":
         return f"{length.mean:g}"
@@ -108,7 +108,7 @@ def _length(length: LengthSettings) -> str:
 
 
 def words(unit: str) -> tuple[str, str, float]:
-    """How times and rates are shown: name of the time, what rates are per, and their factor."""
+    """Return how times and rates are shown: name of the time unit, unit of the rates, and their factor."""
     return ("ticks", "1,000 ticks", 1000.0) if unit == "ticks" else ("ms", "s", 1.0)
 
 
@@ -123,7 +123,7 @@ def _short(outcome: PolicyOutcome) -> str:
 
 
 def _notes(outcomes: Sequence[PolicyOutcome], *, several: bool) -> list[str]:
-    """What qualifies the numbers."""
+    """Return remarks that qualify the numbers."""
     lines: list[str] = []
     for outcome in outcomes:
         if outcome.kv_binds is not None and outcome.kv_binds > 0.01:
@@ -134,8 +134,8 @@ def _notes(outcomes: Sequence[PolicyOutcome], *, several: bool) -> list[str]:
             )
     if any(outcome.queue_end for outcome in outcomes):
         lines += _wrap(
-            "The run ended before all requests did: latencies are of those that got that far, which are more where it "
-            "is faster, and the late ones waited longest."
+            "The run ended before all requests did: latencies cover only requests that got that far. A faster policy "
+            "includes more of the late ones, which waited longest."
         )
     if any(missing(outcome.ttft, outcome.e2e) for outcome in outcomes):
         lines += _wrap(f"{NONE}: no request got that far.")
@@ -143,7 +143,7 @@ def _notes(outcomes: Sequence[PolicyOutcome], *, several: bool) -> list[str]:
 
 
 def missing(*distributions: Distribution) -> bool:
-    """Whether one of them has no values."""
+    """Return whether any outcome lacks values."""
     return any(not distribution.count for distribution in distributions)
 
 

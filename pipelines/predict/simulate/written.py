@@ -1,4 +1,4 @@
-"""The files of a simulation: tables, pictures, trace, page."""
+"""Write the files of a simulation: tables, pictures, trace, page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from pipelines.domain.summary import CONVENTIONS
 from pipelines.host.files import write_bytes, write_json
-from pipelines.predict.simulate.case import Case
+from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv
 from pipelines.predict.simulate.simulated import Simulated
 from pipelines.predict.simulate.table import NAMES, asked, words
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 DRAWN_TICKS = 60.0
 DRAWN_ANSWERS = 2.5
-"""What the picture of the slots shows when nobody says: ticks, or as many times the median stay in a slot if that is
-longer, so that answers end in it; times the median E2E, where time is in seconds."""
+"""Default time span of the picture of the slots: ticks, or this multiple of the median stay in a slot if that is
+longer, so that answers end within it; where time is in seconds, a multiple of the median E2E."""
 
 
-def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Simulated]) -> Iterator[tuple[str, Path]]:
-    """Write everything; names and paths of what people open, as they are there."""
+def write_all(
+    folder: Path, settings: Settings, case: SimulationCase, results: Sequence[Simulated]
+) -> Iterator[tuple[str, Path]]:
+    """Write all files, yielding names and paths of those that people open as soon as they exist."""
     named = [(NAMES[each.engine.policy], each.level.load.text, each.run) for each in results]
     write_bytes(folder / "requests.csv", requests_csv(named))
     write_bytes(folder / "iterations.csv", iterations_csv(named, case.unit))
@@ -41,14 +43,14 @@ def write_all(folder: Path, settings: Settings, case: Case, results: Sequence[Si
     )
     yield "trace", write_bytes(folder / "trace.json", _trace(drawn, case.unit))
     for figure in _pictures(settings, case, drawn, curves, axis):
-        assert figure.png is not None  # asked for
+        assert figure.png is not None  # requested by the settings
         yield "picture", write_bytes(folder / f"{figure.name}.png", figure.png)
     if case.unit == "ticks":
         yield "page", write_bytes(folder / "simulator.html", _page(settings, case, drawn).encode())
 
 
 def _summary(
-    settings: Settings, case: Case, results: Sequence[Simulated], curves: Sequence[Any], axis: str
+    settings: Settings, case: SimulationCase, results: Sequence[Simulated], curves: Sequence[Any], axis: str
 ) -> dict[str, Any]:
     return {
         "unit": case.unit,
@@ -75,7 +77,7 @@ def _trace(drawn: Sequence[Simulated], unit: str) -> bytes:
 
 
 def _pictures(
-    settings: Settings, case: Case, drawn: Sequence[Simulated], curves: Sequence[Any], axis: str
+    settings: Settings, case: SimulationCase, drawn: Sequence[Simulated], curves: Sequence[Any], axis: str
 ) -> Iterator[Figure]:
     from pipelines.predict.simulate.pictures import Shown, curves_picture, slots_picture
 
@@ -87,8 +89,8 @@ def _pictures(
         yield curves_picture(curves, unit=case.unit, rate_unit=per, load=axis, caption=asked(settings, case, ""))
 
 
-def _until(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> float:
-    """End of the picture's time axis."""
+def _until(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> float:
+    """Return the end of the picture's time axis."""
     end = max(each.run.end for each in drawn)
     if settings.simulator.drawn is not None:
         return min(settings.simulator.drawn, end)
@@ -99,8 +101,8 @@ def _until(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> float:
     return min(DRAWN_ANSWERS * max((each.outcome.e2e.p50 or end) for each in drawn), end)
 
 
-def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
-    """The page with this engine, and with this load where the page can show it."""
+def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) -> str:
+    """Build the page with this engine, and with this load if the page can show it."""
     from pipelines.document.canvas import DARK, LIGHT
     from pipelines.predict.simulate.page import MAX_REQUESTS, MAX_SLOTS, page
 
@@ -116,7 +118,7 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
         "right": policies[1],
         "isl": round(settings.workload.isl.expected or 1),
         "mean": settings.workload.osl.expected or 1.0,
-        # the page stops before the step at `until`; what ends there shall still be counted
+        # the page stops before the step at `until`, but what ends there must still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
     }
@@ -128,8 +130,8 @@ def _page(settings: Settings, case: Case, drawn: Sequence[Simulated]) -> str:
     return page(LIGHT, DARK, controls, [{"arrival": at, "isl": isl, "osl": osl} for at, isl, osl in rows])
 
 
-def _page_can(case: Case, run: Run) -> bool:
-    """Whether the page shows the very same run: it knows no KV cache, and a token budget with chunks alone."""
+def _page_can(case: SimulationCase, run: SimulatedRun) -> bool:
+    """Return whether the page can show the same run: it has no KV cache, and a token budget only with chunks."""
     from pipelines.predict.simulate.page import MAX_REQUESTS, MAX_SLOTS
 
     plain = all(

@@ -1,1 +1,1 @@
-"""Iteration-level simulation of batching: static against in-flight, in ticks or in seconds. Pure: numpy, no torch."""
+"""Iteration-level simulation of static and in-flight batching, in ticks or in seconds. Pure: numpy, no torch."""

@@ -1,4 +1,4 @@
-"""The loop as it is ("numpy") or compiled ("numba"): the same functions of `state`, `scheduler` and `loop`."""
+"""Choose how the loop runs: interpreted ("numpy") or compiled ("numba"), from the same functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Backend = Literal["auto", "numba", "numpy"]
 
 
 def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
-    """The function `loop.run` and the name of the backend it runs in.
+    """Return the function `loop.run` and the name of the backend it runs in.
 
     Raises:
-        UserError: numba is asked for and not installed, or there is no such backend.
+        UserError: numba is requested but not installed, or the backend does not exist.
     """
     if backend not in ("auto", "numba", "numpy"):
         raise UserError(f"Simulator backend '{backend}' is unknown.", allowed="auto, numba, numpy.")
@@ -36,12 +36,12 @@ def loop_of(backend: Backend) -> tuple[Callable[..., Any], str]:
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """`loop.run` compiled by numba; kept on disk, beside the source or in the user's cache folder.
+    """Compile `loop.run` with numba; cached on disk, beside the source or in the user's cache folder.
 
-    The functions are compiled as copies that see one another instead of the plain ones. Only `run` is called from
-    Python, so only it gets a wrapper (half of the time to compile would go there) and is kept. Numba keeps a function
-    by its name and file, blind to a change in a function it calls, so the name carries a digest of all the source,
-    this file with its options too.
+    The functions are compiled as copies that call one another instead of the plain ones. Only `run` is called from
+    Python, so only it gets a wrapper (which would double the compile time if all had one) and is cached. Numba caches
+    by function name and file and misses changes in functions that it calls, so the name carries a digest of all the
+    source, including this file with its compile options.
     """
     import numba
 
@@ -55,7 +55,7 @@ def compiled() -> Callable[..., Any]:
     names: dict[str, Any] = {"__name__": loop.__name__}
     for module in modules:
         names |= {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    njit: Any = numba.njit  # its types lack the options
+    njit: Any = numba.njit  # its type stubs lack the options
     inner = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     for name, function in _functions(modules):
         copy = FunctionType(function.__code__, names, name)
@@ -65,18 +65,18 @@ def compiled() -> Callable[..., Any]:
 
 
 def _announced(function: Any) -> Callable[..., Any]:
-    """The function, which says on standard error when it has to be compiled, so that nobody waits without a word."""
+    """Wrap the function to announce on standard error when it must be compiled, so that nobody waits without notice."""
     from numba.core import event
 
     class Compiling(event.Listener):
         def on_start(self, event: Any) -> None:
             if event.data["dispatcher"] is function:
-                sys.stderr.write("compiling the simulator (once per version): about 10 s\n")
+                sys.stderr.write("compiling the simulator, once per version: about 10 s\n")
                 sys.stderr.flush()
 
         def on_end(self, event: Any) -> None: ...
 
-    register: Any = event.register  # has no types
+    register: Any = event.register  # has no type stubs
     register("numba:compile", Compiling())
     return function  # type: ignore[no-any-return]
 
@@ -92,21 +92,22 @@ def _functions(modules: tuple[ModuleType, ...]) -> list[tuple[str, FunctionType]
 
 def _kept(numba: Any, function: FunctionType) -> Any:
     class Kept(numba.core.caching.FunctionCache):  # type: ignore[misc]
-        """Numba's own, but what is kept is loaded without the parts of the compiler that only compiling needs.
+        """Numba's own cache, except that a cached function loads without the parts of the compiler it does not need.
 
-        Numba imports all it can compile, linear algebra too, before it looks into the folder: 0.2 s of
-        processor time, most of what the first call of a process took. When nothing is kept, it imports them to compile.
+        Numba imports everything it can compile, linear algebra too, before it looks into the folder: 0.2 s of
+        processor time, most of the first call in a process. Without a cached function, those imports still happen.
+        Numba has no public way to do this; `tests/unit/simulator/test_compiling.py` fails when these internals change.
         """
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             try:
-                numba.core.runtime.rtsys.initialize(target_context)  # lists are allocated by numba's runtime
+                numba.core.runtime.rtsys.initialize(target_context)  # numba's runtime allocates the lists
                 with self._guard_against_spurious_io_errors():
                     return self._load_overload(sig, target_context)
-            except (AttributeError, TypeError):  # a version with other inner parts: as it loads by itself
+            except (AttributeError, TypeError):  # a numba with other internals: load the usual way
                 return super().load_overload(sig, target_context)
 
     fast = numba.njit(function)
-    with suppress(RuntimeError):  # no folder to keep it in
-        fast._cache = Kept(function)  # what `njit(cache=True)` does with numba's own
+    with suppress(RuntimeError):  # no writable cache folder
+        fast._cache = Kept(function)  # as `njit(cache=True)` does with numba's own cache
     return fast

@@ -1,4 +1,4 @@
-"""From the stays of requests in slots to boxes that can be drawn or traced."""
+"""Turn the stays of requests in slots into boxes that can be drawn or exported as a trace."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.predict.simulator.interface import Run
+from pipelines.predict.simulator.interface import SimulatedRun
 
 NOOP, CONTEXT, GEN, EOS = range(4)
-"""What a slot does in an iteration, as `Run.slots_over_time` counts."""
+"""Activities of a slot in an iteration, numbered as in `Run.slots_over_time`."""
 NAMES = ("NoOp", "Context", "Gen", "EoS")
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A stretch of one slot in which the same request did the same.
+    """A stretch of time in which one request did the same thing in one slot.
 
     Attributes:
-        slot: from 0.
+        slot: index, from 0.
         kind: NOOP, CONTEXT, GEN or EOS.
         start: time.
         end: time.
@@ -33,8 +33,8 @@ class Box:
     request: int | None
 
 
-def boxes(run: Run) -> list[Box]:
-    """What requests did in slots, in the order they left them; nothing for empty slots.
+def boxes(run: SimulatedRun) -> list[Box]:
+    """Return the boxes of all requests, in the order they left their slots; empty slots have none.
 
     Raises:
         ValueError: the run was simulated without iterations.
@@ -62,7 +62,7 @@ def boxes(run: Run) -> list[Box]:
 
 
 def with_gaps(found: Iterable[Box], slots: int, until: float) -> list[Box]:
-    """The boxes of the first `slots` slots that begin before `until`, with NoOp between and after them, by slot."""
+    """Return the boxes of the first `slots` slots that begin before `until`, by slot, with NoOp in all gaps."""
     rows: list[list[Box]] = [[] for _ in range(slots)]
     for box in found:
         if box.slot < slots and box.start < until:

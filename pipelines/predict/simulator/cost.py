@@ -1,4 +1,4 @@
-"""How long one engine iteration takes, as numbers that a tight loop can evaluate.
+"""Duration of one engine iteration, as numbers that a tight loop can evaluate.
 
 An engine works in iterations. Each processes T tokens (one per decoding request and the tokens of the prompts, or of
 their chunks) and takes
@@ -8,9 +8,9 @@ their chunks) and takes
       + kv_token sum(kv) + kv_window_token sum(min(kv, window))   attention of decoding requests: KV traffic
       + token T                                             norms, activations, all-reduce traffic
       + fixed + sequence n_seq + prefill n_prefill          launches, all-reduce latency, scheduler, sampling
-      + few_sequence n_seq, where n_seq <= few              a server that sends tokens one by one to few clients only
-      + prompts, where n_prefill > 0                        what a batch of a new size costs before it is computed
-      + end n_ended, before the next iteration              last answers sent, blocks freed, next requests taken in
+      + few_sequence n_seq, where n_seq <= few              a server that sends tokens singly only to few clients
+      + prompts, where n_prefill > 0                        cost of preparing a batch of a new size
+      + end n_ended, before the next iteration              last answers sent, blocks freed, next requests admitted
 
 with n = n_seq = requests that yield a token or are prefilled in the iteration, and active(T) the share of the weights
 that T tokens touch: 1 for a dense model, dense_share + (1 - dense_share) (1 - (1 - expert_share)^T) for a mixture of
@@ -29,28 +29,28 @@ from pipelines.predict.simulator.loop import iteration_seconds
 
 @dataclass(frozen=True, slots=True)
 class IterationCost:
-    """Coefficients of the formula above: seconds per what the name says, of one rank; pipeline stages are folded in.
+    """Coefficients of the formula above: seconds per named quantity, for one rank, with pipeline stages folded in.
 
     Attributes:
-        token_compute: per token in the linears when compute binds.
-        row_compute: per row of logits when compute binds.
+        token_compute: per token in the linears when compute-bound.
+        row_compute: per row of logits when compute-bound.
         weights: to read the linears' weights once.
         head_weights: to read the output head once.
-        knee: p; about 3 is the smooth knee near the ridge batch, infinity would be a hard maximum.
+        knee: p; about 3 gives the smooth knee near the ridge batch, infinity a hard maximum.
         dense_share: share of `weights` that every token uses (1 for a dense model).
         expert_share: experts per token / experts (1 for a dense model).
         prefill_attention: per (query token x context token).
-        kv_token: per KV token read, layers with full attention together.
-        kv_window_token: per KV token read in the layers with a sliding window together.
-        window: tokens of that window; 0 is none.
-        token: per token, whatever binds.
+        kv_token: per KV token read, for all layers with full attention together.
+        kv_window_token: per KV token read, for all layers with a sliding window together.
+        window: tokens of that window; 0 means none.
+        token: per token, whatever the bound.
         fixed: per iteration.
         sequence: per request in the iteration.
         prefill: per prompt, or chunk of one, in the iteration.
-        few: requests up to which an iteration has `few_sequence`; 0 is never.
-        few_sequence: per request, in iterations of so few: the CPU engine's server then sends every token by itself.
+        few: requests up to which an iteration has `few_sequence`; 0 means never.
+        few_sequence: per request, in such small iterations: the CPU engine's server then sends each token separately.
         prompts: per iteration with prompts: the CPU engine prepares its kernels for each new number of tokens.
-        end: per request that has ended, before the next iteration: the CPU engine's server does it in the same thread.
+        end: per request that ended, before the next iteration: the CPU engine's server does it in the same thread.
     """
 
     token_compute: float
@@ -74,20 +74,20 @@ class IterationCost:
     end: float = 0.0
 
     def array(self) -> Any:
-        """float64[19]: the fields in their order, for the loop."""
+        """Return float64[19]: the fields in order, for the loop."""
         return np.array(astuple(self), dtype=np.float64)
 
     def seconds(
         self, tokens: Any, sequences: Any, *, q_ctx: Any = 0.0, kv: Any = 0.0, kv_window: Any = 0.0, prefills: Any = 0.0
     ) -> Any:
-        """Seconds of an iteration, without `end`; arrays of equal shape give an array.
+        """Return the seconds of an iteration, without `end`; arrays of equal shape give an array.
 
         Args:
             tokens: T.
             sequences: requests in the iteration.
             q_ctx: sum over prompts of query tokens x mean context they attend to.
             kv: sum over decoding requests of KV tokens read.
-            kv_window: the same, each no longer than the window.
+            kv_window: the same, with each request capped at the window.
             prefills: prompts or chunks.
         """
         return iteration_seconds(astuple(self), tokens, sequences, q_ctx, kv, kv_window, prefills)
@@ -95,10 +95,10 @@ class IterationCost:
 
 @dataclass(frozen=True, slots=True)
 class TickCost:
-    """The didactic time base: an iteration lasts max(its prefill times together, its decode time, 1 tick).
+    """The didactic time base: an iteration lasts max(sum of its prefill times, its decode time, 1 tick).
 
     Attributes:
-        prefill: ticks of one whole prompt; a chunk costs its share.
+        prefill: ticks of one whole prompt; a chunk costs its proportion.
         decode: ticks of a decode step, however many requests decode.
         chunks: iterations a prompt is spread over.
     """

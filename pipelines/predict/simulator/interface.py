@@ -1,4 +1,4 @@
-"""What is simulated and what comes out. Times are in seconds, or in ticks with a `TickCost`."""
+"""Input and output of the simulator. Times are in seconds, or in ticks with a `TickCost`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Admission = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
 def admission_of(policy: str) -> Admission:
-    """What Triton's configuration calls batch_scheduler_policy, in the engine's words."""
+    """Translate batch_scheduler_policy of Triton's configuration into the engine's name."""
     return "MAX_UTILIZATION" if policy == "max_utilization" else "GUARANTEED_NO_EVICT"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """What the scheduler of an engine allows. FCFS.
+class SchedulerLimits:
+    """Limits of the engine's scheduler, which is first come, first served.
 
     Attributes:
         policy: "static": slots are refilled when all are empty. "inflight": a free slot is refilled in the next
-            iteration, whole prompts. "inflight_chunked": prompts in chunks within what decoding leaves of
+            iteration, with whole prompts. "inflight_chunked": prompts come in chunks that fit what decoding leaves of
             `max_num_tokens`. "one_prefill": in-flight, one prompt per iteration.
         slots: requests scheduled together (max_batch_size).
-        max_num_tokens: tokens of an iteration; None is no limit. A longer prompt goes alone (or in chunks).
-        admission: "GUARANTEED_NO_EVICT" reserves prompt and output when it admits; "MAX_UTILIZATION" takes blocks as
-            they are needed and pauses the request that came last when there are none (it is prefilled again).
-        kv_blocks: blocks of the paged KV cache; None is no limit.
-        tokens_per_block: of one.
-        prefix_tokens: of each prompt that are in the cache already (KV reuse); they are not prefilled.
+        max_num_tokens: tokens of an iteration; None means no limit. A longer prompt runs alone (or in chunks).
+        admission: "GUARANTEED_NO_EVICT" reserves prompt and output on admission; "MAX_UTILIZATION" takes blocks as
+            needed and, when there are none, pauses the request that came last (it is prefilled again).
+        kv_blocks: blocks of the paged KV cache; None means no limit.
+        tokens_per_block: tokens of one block.
+        prefix_tokens: tokens of each prompt that are already in the cache (KV reuse); they are not prefilled.
     """
 
     policy: Policy = "inflight"
@@ -43,31 +43,31 @@ class Engine:
 
     @property
     def shared_blocks(self) -> int:
-        """KV blocks of the cached prefix; all requests use the same."""
+        """KV blocks of the cached prefix, which all requests share."""
         return self.prefix_tokens // self.tokens_per_block
 
     def own_blocks(self, isl: Any, tokens: Any) -> Any:
-        """KV blocks of a request beside those; the last token of a prompt is computed in any case.
+        """Return the KV blocks of a request in addition to those; the last prompt token is always computed.
 
         Args:
             isl: its input tokens; an array for several requests.
-            tokens: that it holds blocks for.
+            tokens: tokens that it holds blocks for.
         """
         cached = np.minimum(self.prefix_tokens, isl - 1)
         return -(-tokens // self.tokens_per_block) - cached // self.tokens_per_block
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Requests, in the order they arrive.
+class OfferedLoad:
+    """Requests, in order of arrival.
 
     Attributes:
         isl: int64[n], input tokens.
         osl: int64[n], output tokens, at least 1.
-        arrival: float64[n], ascending, of an open loop; None is a closed loop.
-        users: closed loop: requests kept in flight.
+        arrival: float64[n], ascending, for an open loop; None means a closed loop.
+        users: closed loop: number of requests kept in flight.
         client_delay: closed loop: from the end of a request to the arrival of the user's next one (round trip, think
-            time, tokenizer); one slot-refill lesson of real measurements is that this is not 0.
+            time, tokenizer); real measurements show that it is not 0.
     """
 
     isl: Any
@@ -79,18 +79,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """One row per request; NaN (or -1) for what had not happened when the run ended. Arrays of length n.
+    """One row per request; NaN (or -1) for events that had not happened when the run ended. Arrays of length n.
 
     Attributes:
-        arrival: when it arrived.
-        admitted: when it first got a slot.
-        first_token: when its first output token came.
-        end: when its last output token came.
+        arrival: time of arrival.
+        admitted: time when it first got a slot.
+        first_token: time of its first output token.
+        end: time of its last output token.
         isl: input tokens.
-        osl: output tokens wanted.
-        produced: output tokens that came.
-        preemptions: how often it was paused.
-        slot: it ran in last.
+        osl: output tokens requested.
+        produced: output tokens produced.
+        preemptions: number of times it was paused.
+        slot: slot it ran in last.
     """
 
     arrival: Any
@@ -109,14 +109,14 @@ class Iterations:
     """One row per iteration. Arrays of equal length.
 
     Attributes:
-        start: when it began.
-        seconds: how long it took (ticks with a `TickCost`).
-        decoding: requests that decoded.
-        prefilling: prompts or chunks in it.
+        start: time when it began.
+        seconds: duration (ticks with a `TickCost`).
+        decoding: number of decoding requests.
+        prefilling: number of prompts or chunks.
         tokens: T.
-        queue: requests that waited for a slot.
-        kv_blocks: in use (reserved) during it.
-        kv_tokens: read by attention of decoding requests.
+        queue: requests waiting for a slot.
+        kv_blocks: blocks in use (reserved) during the iteration.
+        kv_tokens: tokens read by the attention of decoding requests.
     """
 
     start: Any
@@ -131,15 +131,15 @@ class Iterations:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """One row per stay of a request in a slot; a request that was paused has more than one. Integer arrays.
+    """One row per stay of a request in a slot; a paused request has several. Integer arrays.
 
     Attributes:
         request: index.
         slot: index.
         joined: iteration (row of `Iterations`) in which it got the slot.
-        began: iteration that completed its prefill and so yielded a token; -1 when it did not come that far.
-        last: iteration in which it was in the slot last.
-        tokens: output tokens that came, at the ends of the iterations began, began + 1, ...
+        began: iteration that completed its prefill and thus yielded a token; -1 if it did not get that far.
+        last: last iteration in which it was in the slot.
+        tokens: output tokens produced, at the ends of the iterations began, began + 1, ...
     """
 
     request: Any
@@ -151,17 +151,17 @@ class Stays:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What a simulation gives.
+class SimulatedRun:
+    """Result of a simulation.
 
     Attributes:
         requests: per request.
-        iterations: per iteration; None unless they were asked for.
-        stays: per stay in a slot, in the order they ended; None unless iterations were asked for.
-        slots_over_time: int8[iterations, slots], what each slot did (0 NoOp, 1 Context, 2 Gen, 3 EoS), or None.
-        end: when the run ended.
-        iteration_count: how many there were.
-        request_iterations: sum over iterations of requests in them (what the speed is counted in).
+        iterations: per iteration; None unless requested.
+        stays: per stay in a slot, in the order they ended; None unless iterations were requested.
+        slots_over_time: int8[iterations, slots], activity of each slot (0 NoOp, 1 Context, 2 Gen, 3 EoS), or None.
+        end: time when the run ended.
+        iteration_count: number of iterations.
+        request_iterations: sum over iterations of the requests in them (the unit in which speed is counted).
         backend: "numba" or "numpy".
     """
 

@@ -1,10 +1,10 @@
-"""The loop over engine iterations: one source, run as it is or compiled by numba (see `backend.py`).
+"""The loop over engine iterations: one source, interpreted or compiled by numba (see `backend.py`).
 
-An iteration's time is known when its batch is known, so there is no event queue: the iterations are the clock. What
-happens to a request is known ahead in iterations (a decoding request yields one token in each), so two heaps of
-iteration numbers say when the next one ends or fills its window. Between two events a stretch of iterations that only
-decode has a linear KV read, and its time is a sum in closed form; blocks are taken in a cycle of `block` iterations.
-No step looks at all running requests, so a request costs the same whatever its length and the batch.
+An iteration's duration is known once its batch is, so there is no event queue: the iterations are the clock. Events
+are known ahead in iterations (a decoding request yields one token in each), so two heaps of iteration numbers give
+the next end of a request and the next full window. Between two events, a stretch of iterations that only decode reads
+linearly growing KV, so its time is a closed-form sum; blocks are taken in a cycle of `block` iterations. No step
+looks at all running requests, so a request costs the same whatever its length and the batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from pipelines.predict.simulator.scheduler import arrive, leave, log_stay, make_room, schedule
-from pipelines.predict.simulator.state import STATIC, Batch, Counters, Request, Rules, Work
+from pipelines.predict.simulator.state import STATIC, Batch, Request, Rules, RunTotals, Work
 
 
 def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, kv_window: Any, prefills: Any) -> Any:
-    """The formula of `IterationCost` (whose `array()` is `c`) but for `end`; numbers, or arrays of equal shape."""
+    """Evaluate the formula of `IterationCost` (whose `array()` is `c`) without `end`; numbers, or same-shape arrays."""
     touched = c[5] + (1 - c[5]) * (1 - (1 - c[6]) ** tokens)
     compute = c[0] * tokens + c[1] * sequences
     memory = c[2] * touched + c[3]
@@ -31,8 +31,8 @@ def iteration_seconds(c: Any, tokens: Any, sequences: Any, q_ctx: Any, kv: Any, 
     return linears + attention + c[11] * tokens + host + replies
 
 
-def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:
-    """How long this iteration takes."""
+def seconds_of(rules: Rules, cost: Any, n: RunTotals, batch: Batch) -> float:
+    """Return the duration of this iteration."""
     if rules.ticks:
         return float(max(cost[0] * batch.share, cost[1] if n.decoding else 0.0, 1.0))
     sequences = n.decoding + batch.prompts
@@ -41,12 +41,12 @@ def seconds_of(rules: Rules, cost: Any, n: Counters, batch: Batch) -> float:
 
 
 def later(now: float, first: float, slope: float, k: int) -> float:
-    """The time after k iterations, each `slope` longer than the one before."""
+    """Return the time after k iterations, each `slope` longer than the one before."""
     return now + k * first + slope * (k * (k - 1) // 2)
 
 
 def reach(now: float, first: float, slope: float, k: int, goal: float) -> int:
-    """Iterations, at least 1 and at most k, until the time is at or after the goal."""
+    """Return the number of iterations, from 1 to k, until the time is at or after the goal."""
     if later(now, first, slope, k) < goal:
         return k
     half = first - slope / 2
@@ -60,10 +60,10 @@ def reach(now: float, first: float, slope: float, k: int, goal: float) -> int:
 
 
 def room_for(rules: Rules, w: Work, k: int) -> int:
-    """Iterations, at most k, for which blocks are there; the blocks after the first iteration's are taken."""
+    """Return the number of iterations, at most k, that have blocks; those after the first one take theirs here."""
     n = w.n
     room = rules.pool - n.used
-    whole = min((k - 1) // rules.block, room // n.decoding)  # in `block` iterations each request takes one block
+    whole = min((k - 1) // rules.block, room // n.decoding)  # each request takes one block every `block` iterations
     done = 1 + whole * rules.block
     room -= whole * n.decoding
     while done < k and w.cross[(n.it + done) % rules.block] <= room:
@@ -74,13 +74,13 @@ def room_for(rules: Rules, w: Work, k: int) -> int:
 
 
 def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> int:
-    """Iterations, all alike, until something may happen: an end, a full window, an arrival, no block."""
+    """Return the number of identical iterations until a possible event: an end, a full window, an arrival, no block."""
     n = w.n
     if rules.record:
         return 1
     requests = len(w.requests)
     finish, i = divmod(w.finishing[0], requests)
-    while w.requests[i].finish != finish:  # paused since
+    while w.requests[i].finish != finish:  # it has been paused since
         heappop(w.finishing)
         finish, i = divmod(w.finishing[0], requests)
     k = finish - n.it + 1
@@ -97,12 +97,12 @@ def stretch(rules: Rules, w: Work, now: float, first: float, slope: float) -> in
 
 
 def fills(rules: Rules, r: Request, full: int) -> bool:
-    """Whether the window of a request is full after iteration `full`; it may have ended or been paused since."""
+    """Return whether a request's window is full after iteration `full`; it may have ended or been paused since."""
     return r.finish >= 0 and rules.window - r.offset == full
 
 
 def advance(rules: Rules, w: Work, now: float, k: int) -> None:
-    """Go on by k iterations, to the time `now`: tokens come, requests end."""
+    """Advance by k iterations, to the time `now`: tokens come, requests end."""
     n = w.n
     n.it += k
     n.kv += k * n.decoding
@@ -112,7 +112,7 @@ def advance(rules: Rules, w: Work, now: float, k: int) -> None:
         full, i = divmod(heappop(w.filling), requests)
         if fills(rules, w.requests[i], full):
             n.filling -= 1
-            n.windowed -= 1  # it was counted one step too far
+            n.windowed -= 1  # it was counted for one step too many
     if len(w.prefilling) > 0:
         prefill(rules, w, now)
     while len(w.finishing) > 0 and w.finishing[0] < n.it * requests:
@@ -129,7 +129,7 @@ def advance(rules: Rules, w: Work, now: float, k: int) -> None:
 
 
 def prefill(rules: Rules, w: Work, now: float) -> None:
-    """Prompts go on by their chunks, and those that are done begin to decode."""
+    """Advance prompts by their chunks and start decoding those that are complete."""
     n = w.n
     requests = len(w.requests)
     kept = 0
@@ -150,8 +150,8 @@ def prefill(rules: Rules, w: Work, now: float) -> None:
         w.prefilling.pop()
 
 
-def begin(rules: Rules, n: Counters, r: Request, now: float) -> None:
-    """Prefill of a request is done: a token is there, and it decodes from the next iteration on (or ends now)."""
+def begin(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
+    """Finish the prefill of a request: its 1st token exists, and it decodes from the next iteration (or ends now)."""
     it = n.it - 1
     context = r.isl + r.produced
     r.began = it
@@ -167,7 +167,7 @@ def begin(rules: Rules, n: Counters, r: Request, now: float) -> None:
 
 
 def idle(rules: Rules, w: Work, now: float) -> float:
-    """Nothing runs: the time at which the next request can be admitted. Ticks go on ticking."""
+    """Return the time at which the next request can be admitted when nothing runs. Ticks keep ticking."""
     goal = min(w.requests[w.n.arrived].arrival, rules.until)
     if not rules.ticks:
         return goal
@@ -179,7 +179,7 @@ def idle(rules: Rules, w: Work, now: float) -> float:
 
 
 def log_row(rules: Rules, w: Work, now: float, seconds: float, batch: Batch) -> None:
-    """Note this iteration."""
+    """Record this iteration."""
     n = w.n
     w.rows.append(now)
     w.rows.append(seconds)
@@ -189,7 +189,7 @@ def log_row(rules: Rules, w: Work, now: float, seconds: float, batch: Batch) -> 
 
 
 def settle(rules: Rules, w: Work) -> None:
-    """Count the tokens of those that still run when the run ends inside an iteration."""
+    """Count the tokens of requests that are still running when the run ends inside an iteration."""
     it = w.n.it
     for i in w.order:
         r = w.requests[i]
@@ -201,7 +201,7 @@ def settle(rules: Rules, w: Work) -> None:
 
 
 def iterate(rules: Rules, cost: Any, w: Work) -> float:
-    """Iterate until all requests have ended, or until `rules.until`; returns when the run ended."""
+    """Iterate until all requests have ended, or until `rules.until`; return the time at which the run ended."""
     n = w.n
     now = 0.0
     after_end = 0.0 if rules.ticks else cost[18]
@@ -222,7 +222,7 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
         k = 1 if batch.prompts > 0 else stretch(rules, w, now, first, slope)
         n.worked += (n.decoding + batch.prompts) * k
         now = later(now, first, slope, k)
-        if now >= rules.until:  # the last iteration is cut, those before it in the stretch are not
+        if now >= rules.until:  # only the last iteration of the stretch is cut short
             n.it += k - 1
             break
         running = n.active
@@ -232,14 +232,14 @@ def iterate(rules: Rules, cost: Any, w: Work) -> float:
     return now
 
 
-def run(rules: Rules, cost: Any, requests: list[Request], counters: list[Counters]) -> Any:
+def run(rules: Rules, cost: Any, requests: list[Request], counters: list[RunTotals]) -> Any:
     """Run one load.
 
     Args:
-        rules: of the engine.
+        rules: rules of the engine.
         cost: `IterationCost.array()`, or prefill and decode ticks.
-        requests: the load; what happens is written into it.
-        counters: one.
+        requests: the load; results are written into it.
+        counters: the run's totals, one record.
 
     Returns:
         End of the run, rows, stays.
@@ -247,7 +247,7 @@ def run(rules: Rules, cost: Any, requests: list[Request], counters: list[Counter
     finishing, filling, order, prefilling, stays = [0], [0], [0], [0], [0]
     rows = [0.0]
     for numbers in (finishing, filling, order, prefilling, stays):
-        numbers.pop()  # numba knows the type of an emptied list
+        numbers.pop()  # numba infers the type of an emptied list
     rows.pop()
     free = list(range(rules.slots))
     w = Work(requests, counters[0], [0] * rules.block, finishing, filling, free, order, prefilling, rows, stays)

@@ -1,4 +1,4 @@
-"""Simulated requests as columns, so that one function computes the figures of measured and of simulated requests."""
+"""Simulated requests as columns, so that one function computes the figures of measured and simulated requests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import RequestColumns, Responses
-from pipelines.predict.simulator.interface import Requests, Run
+from pipelines.predict.simulator.interface import Requests, SimulatedRun
 
 
 def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Responses | None = None) -> RequestColumns:
-    """Requests on the clock of their client.
+    """Return the requests as seen by the clock of their client.
 
     Args:
-        requests: of a run.
-        overhead: of a request on its way to the engine and back; it comes after the stamps of the engine.
-        responses: the single tokens, where they are known.
+        requests: requests of a run.
+        overhead: time a request spends on its way to the engine and back, added after the engine's timestamps.
+        responses: times of single tokens, if known.
     """
     return RequestColumns(
         due=requests.arrival,
@@ -30,13 +30,13 @@ def request_columns(requests: Requests, *, overhead: float = 0.0, responses: Res
 
 
 class IterationTokens:
-    """When the tokens of a run came that was simulated with iterations; every token is a response of its own."""
+    """Token times of a run simulated with iterations; every token is a separate response."""
 
-    def __init__(self, run: Run, overhead: float = 0.0) -> None:
-        """Read a run.
+    def __init__(self, run: SimulatedRun, overhead: float = 0.0) -> None:
+        """Read the token times of a run.
 
         Raises:
-            ValueError: it was simulated without iterations.
+            ValueError: the run was simulated without iterations.
         """
         if run.iterations is None or run.stays is None:
             raise ValueError("the run was simulated without iterations")
@@ -48,11 +48,11 @@ class IterationTokens:
         )
 
     def before(self, time: float) -> Any:
-        """See `pipelines.domain.summary.Responses.before`."""
-        done = np.searchsorted(self._ends, time)  # iterations that ended before
+        """Count tokens before a time; see `pipelines.domain.summary.Responses.before`."""
+        done = np.searchsorted(self._ends, time)  # iterations that had ended by then
         came = np.clip(done - self._began, 0, self._tokens)
         return np.bincount(self._request, weights=came, minlength=len(self.count)).astype(np.int64)
 
     def gaps(self, which: Any) -> Any:
-        """None: they are as many as there are tokens, and no simulation is asked for them."""
+        """Return no gaps: there would be one per token, and no caller needs them for a simulation."""
         return np.empty(0)

@@ -12,44 +12,51 @@ import numpy as np
 from pipelines.domain.errors import Fault, UserError
 from pipelines.predict.simulator.backend import Backend, loop_of
 from pipelines.predict.simulator.cost import Cost, IterationCost, TickCost
-from pipelines.predict.simulator.interface import Engine, Iterations, Load, Requests, Run, Stays
-from pipelines.predict.simulator.state import ROW, STAY, Counters, Request, Rules, record_of
+from pipelines.predict.simulator.interface import (
+    Iterations,
+    OfferedLoad,
+    Requests,
+    SchedulerLimits,
+    SimulatedRun,
+    Stays,
+)
+from pipelines.predict.simulator.state import ROW, STAY, Request, Rules, RunTotals, record_of
 
 POLICIES = ("static", "inflight", "inflight_chunked", "one_prefill")
 ADMISSIONS = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
 NO_LIMIT = 1 << 40
-KINDS = (Request, Counters)
+KINDS = (Request, RunTotals)
 CONTEXT, GEN, EOS = 1, 2, 3  # cells of the picture; 0 is NoOp
 
 
 def simulate(
-    engine: Engine,
-    load: Load,
+    engine: SchedulerLimits,
+    load: OfferedLoad,
     cost: Cost,
     *,
     until: float | None = None,
     iterations: bool = False,
     slots: bool = False,
     backend: Backend = "auto",
-) -> Run:
+) -> SimulatedRun:
     """Run a load through an engine, iteration by iteration.
 
-    At each boundary between iterations: tokens come and requests end, arrivals until now enter the queue, the queue is
+    At each boundary between iterations, tokens come and requests end, new arrivals enter the queue, requests are
     admitted as far as slots, token budget and KV blocks allow, and the next iteration begins. It yields a token for
     every decoding request and the first token of every request whose prefill it completes.
 
     Args:
-        engine: the scheduler.
+        engine: limits of the scheduler.
         load: the requests.
-        cost: of an iteration; its kind sets the unit of time.
-        until: the run ends at the first boundary at or after this time, and what comes at that boundary is not
+        cost: cost of an iteration; its type sets the unit of time.
+        until: the run ends at the first boundary at or after this time, and events at that boundary are not
             counted; None lets all requests end.
-        iterations: also give the table of iterations and the stays in slots (slower: one step per iteration).
-        slots: also give `slots_over_time`; implies `iterations`.
-        backend: "auto" is numba when it is installed. Results differ by rounding at most (1e-9).
+        iterations: also return the table of iterations and the stays in slots (slower: one step per iteration).
+        slots: also return `slots_over_time`; implies `iterations`.
+        backend: "auto" uses numba if it is installed. Results differ only by rounding (1e-9 at most).
 
     Raises:
-        UserError: a request that can never run, or a value out of range.
+        UserError: a request can never run, or a value is out of range.
     """
     isl, osl = np.asarray(load.isl, dtype=np.int64), np.asarray(load.osl, dtype=np.int64)
     _check(engine, load, isl, osl)
@@ -66,13 +73,13 @@ def simulate(
     return _run(rules, records, (float(end), rows, stays), picture=slots, backend=name)
 
 
-def _records(load: Load, isl: Any, osl: Any) -> tuple[Any, Any]:
-    """`Request` and `Counters` of the start, as numpy records."""
+def _records(load: OfferedLoad, isl: Any, osl: Any) -> tuple[Any, Any]:
+    """Build the initial `Request` and `RunTotals` as numpy records."""
     requests = np.array([_values(Request)(Request())], dtype=record_of(Request)).repeat(len(isl))
     requests["isl"], requests["osl"] = isl, osl
     known = len(isl) if load.arrival is not None else min(load.users, len(isl))
     requests["arrival"][:known] = 0.0 if load.arrival is None else load.arrival
-    return requests, np.array([_values(Counters)(Counters(known=known))], dtype=record_of(Counters))
+    return requests, np.array([_values(RunTotals)(RunTotals(known=known))], dtype=record_of(RunTotals))
 
 
 def _values(kind: type) -> attrgetter[Any]:
@@ -87,7 +94,7 @@ def _record(kind: type, objects: list[Any]) -> Any:
     return np.array(list(map(_values(kind), objects)), dtype=record_of(kind))
 
 
-def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: bool, backend: str) -> Run:
+def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: bool, backend: str) -> SimulatedRun:
     r, counters = records
     end, rows, stays = found
     names = ("arrival", "admitted", "first", "end", "isl", "osl", "produced", "preemptions", "slot")
@@ -98,14 +105,14 @@ def _run(rules: Rules, records: Any, found: tuple[float, Any, Any], *, picture: 
     if picture and stay is not None:
         cells = _picture(stay, requests, len(rows) // ROW, rules.slots)
     count, worked = int(counters["it"][0]), int(counters["worked"][0])
-    return Run(requests, iterations, stay, cells, end, count, worked, backend)
+    return SimulatedRun(requests, iterations, stay, cells, end, count, worked, backend)
 
 
 def _columns(flat: Any, width: int) -> Any:
     return np.ascontiguousarray(flat.reshape(-1, width).T)
 
 
-def _rules(engine: Engine, load: Load, cost: Cost, until: float | None, *, record: bool) -> Rules:
+def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float | None, *, record: bool) -> Rules:
     block, prefix = engine.tokens_per_block, engine.prefix_tokens
     tokens = NO_LIMIT if engine.max_num_tokens is None else engine.max_num_tokens
     ticks = isinstance(cost, TickCost)
@@ -128,7 +135,7 @@ def _rules(engine: Engine, load: Load, cost: Cost, until: float | None, *, recor
 
 
 def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> Any:
-    """int8[iterations, slots]: what each slot did."""
+    """Return int8[iterations, slots]: the activity of each slot."""
     cells = np.zeros((iterations, slots), dtype=np.int8)
     last_stay = dict(zip(stays.request.tolist(), range(len(stays.request)), strict=True))
     rows = zip(stays.request, stays.slot, stays.joined, stays.began, stays.last, strict=True)
@@ -141,8 +148,8 @@ def _picture(stays: Stays, requests: Requests, iterations: int, slots: int) -> A
     return cells
 
 
-def _check(engine: Engine, load: Load, isl: Any, osl: Any) -> None:
-    """Raise for what cannot be simulated."""
+def _check(engine: SchedulerLimits, load: OfferedLoad, isl: Any, osl: Any) -> None:
+    """Raise an error for input that cannot be simulated."""
     faults = [*_engine_faults(engine), *_load_faults(load, isl, osl)]
     if faults:
         raise UserError.of(faults)
@@ -159,7 +166,7 @@ def _check(engine: Engine, load: Load, isl: Any, osl: Any) -> None:
         )
 
 
-def _engine_faults(engine: Engine) -> list[Fault]:
+def _engine_faults(engine: SchedulerLimits) -> list[Fault]:
     counts = {
         "slots": engine.slots,
         "max_num_tokens": engine.max_num_tokens,
@@ -179,7 +186,7 @@ def _engine_faults(engine: Engine) -> list[Fault]:
     return faults
 
 
-def _load_faults(load: Load, isl: Any, osl: Any) -> list[Fault]:
+def _load_faults(load: OfferedLoad, isl: Any, osl: Any) -> list[Fault]:
     faults = []
     if len(isl) != len(osl):
         faults.append(Fault(f"The load has {len(isl)} input and {len(osl)} output lengths.", allowed="One each."))

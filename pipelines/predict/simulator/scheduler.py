@@ -1,7 +1,7 @@
 """The scheduler of the simulated engine: queue, slots, blocks, prompts of an iteration. First come, first served.
 
-Requests are admitted in the order they arrive, and what is paused is the one that was admitted last. So everything that
-runs came before everything that waits, and the queue is "from `head` on": a pause sets it back.
+Requests are admitted in order of arrival, and the one admitted last is paused first. So everything running came
+before everything waiting, and the queue is "from `head` on": a pause moves `head` back.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from pipelines.predict.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Counters, Request, Rules, Work
+from pipelines.predict.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Request, Rules, RunTotals, Work
 
 
 def cached(rules: Rules, r: Request) -> int:
-    """Prompt tokens that are in the cache already; the last one is computed in any case."""
+    """Return the number of prompt tokens already in the cache; the last prompt token is always computed."""
     return min(rules.prefix, r.isl - 1)
 
 
 def blocks_of(rules: Rules, r: Request, tokens: int) -> int:
-    """Own blocks of a request that holds `tokens`; whole blocks of the cached prefix are shared by all."""
+    """Return a request's own blocks when it holds `tokens`; all requests share whole blocks of the cached prefix."""
     return (tokens + rules.block - 1) // rules.block - cached(rules, r) // rules.block
 
 
-def arrive(requests: list[Request], n: Counters, now: float) -> None:
-    """Put those into the queue that came until now."""
+def arrive(requests: list[Request], n: RunTotals, now: float) -> None:
+    """Add requests that have arrived by now to the queue."""
     while n.arrived < n.known and requests[n.arrived].arrival <= now:
         n.arrived += 1
         n.waiting += 1
 
 
-def leave(rules: Rules, n: Counters, r: Request, free: list[int], cross: list[int]) -> None:
+def leave(rules: Rules, n: RunTotals, r: Request, free: list[int], cross: list[int]) -> None:
     """Take a request from its slot, between two iterations."""
     heappush(free, r.slot)
     n.active -= 1
@@ -37,7 +37,7 @@ def leave(rules: Rules, n: Counters, r: Request, free: list[int], cross: list[in
     if r.finish >= 0:
         kv = r.offset + n.it
         if rules.on_demand:
-            n.used -= blocks_of(rules, r, kv - 1) - r.blocks  # what it took since
+            n.used -= blocks_of(rules, r, kv - 1) - r.blocks  # blocks taken since admission
             cross[(1 - r.offset) % rules.block] -= 1
         r.produced += n.it - r.began
         n.decoding -= 1
@@ -50,7 +50,7 @@ def leave(rules: Rules, n: Counters, r: Request, free: list[int], cross: list[in
 
 
 def log_stay(w: Work, i: int, last: int) -> None:
-    """Note the stay of request i in its slot; `last` is its last iteration, which need not have ended."""
+    """Record the stay of request i in its slot; `last` is its last iteration, which need not have ended."""
     r = w.requests[i]
     tokens = w.n.it - r.began if r.began >= 0 else 0
     for number in (i, r.slot, r.joined, r.began, last, tokens):
@@ -58,7 +58,7 @@ def log_stay(w: Work, i: int, last: int) -> None:
 
 
 def pause_last(rules: Rules, w: Work) -> None:
-    """Take the slot and the blocks from the request that came last; it is first in the queue now."""
+    """Pause the request that came last: take its slot and blocks and make it first in the queue."""
     i = w.order.pop()
     while w.requests[i].joined < 0:
         i = w.order.pop()
@@ -74,7 +74,7 @@ def pause_last(rules: Rules, w: Work) -> None:
 
 
 def make_room(rules: Rules, w: Work) -> None:
-    """Take the blocks that decoding needs in this iteration, and pause requests until there are as many."""
+    """Take the blocks that decoding needs in this iteration, pausing requests until there are enough."""
     n = w.n
     while w.cross[n.it % rules.block] > rules.pool - n.used:
         pause_last(rules, w)
@@ -82,23 +82,23 @@ def make_room(rules: Rules, w: Work) -> None:
 
 
 def reserved(rules: Rules, r: Request) -> int:
-    """Tokens for which a request takes blocks when it is admitted."""
+    """Return the tokens for which a request takes blocks on admission."""
     return r.isl + r.produced if rules.on_demand else r.isl + r.osl
 
 
 def largest_chunk(rules: Rules, r: Request) -> int:
-    """Tokens of a chunk of its prompt (with what it had produced before a pause), but for the token budget."""
+    """Return the tokens of its prompt's next chunk (with output from before a pause), ignoring the token budget."""
     return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
 
 
-def fits(rules: Rules, n: Counters, r: Request, budget: int) -> bool:
-    """Whether a request may get a slot now: tokens of this iteration, blocks."""
+def fits(rules: Rules, n: RunTotals, r: Request, budget: int) -> bool:
+    """Return whether a request may get a slot now, given the tokens of this iteration and the blocks."""
     enough = budget > 0 if rules.policy == CHUNKED else n.active == 0 or largest_chunk(rules, r) <= budget
     return enough and r.blocks <= rules.pool - n.used
 
 
-def admit(rules: Rules, n: Counters, r: Request, now: float) -> None:
-    """Count a request that gets a slot, and its blocks; its prompt is yet to do."""
+def admit(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
+    """Admit a request: count it and its blocks; its prompt has yet to run."""
     if math.isnan(r.admitted):
         r.admitted = now
     r.joined = n.it
@@ -110,19 +110,19 @@ def admit(rules: Rules, n: Counters, r: Request, now: float) -> None:
 
 
 def take_chunk(rules: Rules, r: Request, budget: int, batch: Batch) -> Batch:
-    """Add the next chunk of a request's prompt (all of it, as a rule) to the batch."""
+    """Add the next chunk of a request's prompt (usually all of it) to the batch."""
     q = min(r.left, largest_chunk(rules, r))
     if rules.policy == CHUNKED:
         q = min(q, budget)
     r.chunk = q
     if q == 0:
         return batch
-    context = r.isl + r.produced - r.left + (q + 1) / 2  # the mean over its tokens
+    context = r.isl + r.produced - r.left + (q + 1) / 2  # mean over the chunk's tokens
     return Batch(batch.prompts + 1, batch.tokens + q, batch.q_ctx + q * context, batch.share + q / r.isl)
 
 
 def schedule(rules: Rules, w: Work, now: float) -> Batch:
-    """The prompts of this iteration: those that are in slots already, then the queue, first come, first served."""
+    """Choose the prompts of this iteration: those already in slots, then the queue, first come, first served."""
     n = w.n
     budget = rules.max_tokens - n.decoding
     batch = Batch(0, 0, 0.0, 0.0)
@@ -140,6 +140,6 @@ def schedule(rules: Rules, w: Work, now: float) -> Batch:
         admit(rules, n, r, now)
         batch = take_chunk(rules, r, budget - batch.tokens, batch)
         n.head += 1
-        while n.head < n.arrived and not math.isnan(w.requests[n.head].end):  # ended before a pause set the head back
+        while n.head < n.arrived and not math.isnan(w.requests[n.head].end):  # ended before a pause moved the head back
             n.head += 1
     return batch

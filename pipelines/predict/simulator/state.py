@@ -1,4 +1,4 @@
-"""What the loop works on. Plain: objects and lists. Compiled: the same fields as records of numpy arrays."""
+"""State of the loop. Interpreted: objects and lists. Compiled: the same fields as records of numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAY = 6  # numbers per stay in a slot: request, slot, joined, began, last, toke
 
 
 class Rules(NamedTuple):
-    """What `Engine` and the cost say, as numbers. `pool`: blocks but for those of the cached prefix, `shared`."""
+    """Engine limits and cost as numbers. `pool`: blocks without those of the cached prefix, `shared`."""
 
     policy: int
     slots: int
@@ -34,18 +34,18 @@ class Rules(NamedTuple):
 
 @dataclass(slots=True)
 class Request:
-    """One request.
+    """State of one request.
 
     Attributes:
         arrival, isl, osl, admitted, first, end, preemptions, slot: as in `interface.Requests`.
-        produced: output tokens before this stay in a slot; all of them when it is over.
-        blocks: that it took when it was admitted.
-        left: prompt tokens yet to prefill.
-        chunk: of them in this iteration.
-        joined: iteration in which it got its slot; -1 when it has none.
-        began: iteration in which its prefill ended; -1 before.
-        offset: it reads offset + iteration tokens of KV when it decodes.
-        finish: iteration in which its last token comes; -1 when it does not decode.
+        produced: output tokens before this stay in a slot; all of them after it.
+        blocks: blocks taken on admission.
+        left: prompt tokens still to prefill.
+        chunk: how many of them run in this iteration.
+        joined: iteration in which it got its slot; -1 without one.
+        began: iteration in which its prefill ended; -1 before that.
+        offset: when decoding, it reads offset + iteration tokens of KV.
+        finish: iteration in which its last token comes; -1 when not decoding.
     """
 
     arrival: float = math.nan
@@ -67,22 +67,22 @@ class Request:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Sums and places.
+class RunTotals:
+    """Totals and positions of a run.
 
     Attributes:
-        it: the iteration that comes next.
+        it: number of the next iteration.
         head: first request of the queue.
-        arrived: requests that arrived.
-        known: requests whose arrival is known.
-        active: requests in slots.
-        waiting: requests in the queue.
-        decoding: requests that decode.
-        used: KV blocks.
-        kv: tokens that decoding reads in the iteration that comes next.
-        windowed: the same, each no longer than the window.
+        arrived: number of requests that have arrived.
+        known: number of requests whose arrival time is known.
+        active: number of requests in slots.
+        waiting: number of requests in the queue.
+        decoding: number of decoding requests.
+        used: KV blocks in use.
+        kv: tokens that decoding reads in the next iteration.
+        windowed: the same, with each request capped at the window.
         filling: decoding requests that read no more than the window.
-        worked: request-iterations.
+        worked: request-iterations so far.
     """
 
     it: int = 0
@@ -100,27 +100,27 @@ class Counters:
 
 
 class Work(NamedTuple):
-    """The state of a run.
+    """State of a run.
 
-    Compiled, a function that gets it counts references to all its lists up and down, which takes longer than most of
-    what is done for one request. So it goes to what is called once in an iteration; what is called for each request
-    gets the records and lists it needs.
+    In compiled code, a function that receives it counts references to all its lists, which takes longer than most of
+    the work for one request. So only functions called once per iteration receive it; those called for each request
+    get just the records and lists they need.
     """
 
     requests: list[Request]
-    n: Counters
+    n: RunTotals
     cross: list[int]  # decoding requests that need a new block, by iteration modulo block
     finishing: list[int]  # heap of finish * requests + request
     filling: list[int]  # heap of (iteration in which the window is full) * requests + request
     free: list[int]  # heap of empty slots
-    order: list[int]  # running requests as they were admitted; those that ended are dropped late
+    order: list[int]  # running requests in order of admission; ended ones are dropped lazily
     prefilling: list[int]  # in order
     rows: list[float]
     stays: list[int]
 
 
 class Batch(NamedTuple):
-    """The prompts of an iteration: how many, their tokens, sum of q x context, sum of shares of whole prompts."""
+    """Prompts of an iteration: their number, their tokens, sum of q x context, sum of shares of whole prompts."""
 
     prompts: int
     tokens: int
@@ -129,5 +129,5 @@ class Batch(NamedTuple):
 
 
 def record_of(kind: type) -> Any:
-    """The numpy type with the fields of `Request` or `Counters`."""
+    """Return the numpy type with the fields of `Request` or `RunTotals`."""
     return np.dtype([(field.name, np.float64 if field.type == "float" else np.int64) for field in fields(kind)])

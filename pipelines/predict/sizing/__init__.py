@@ -1,1 +1,1 @@
-"""Closed-form sizes and costs. Pure: no torch, no files."""
+"""Closed-form fleet sizes and costs. Pure: no torch, no files."""

@@ -1,4 +1,4 @@
-"""The answer: every configuration with its fleet and cost, one of them recommended, and why."""
+"""The answer: every configuration with its fleet and cost, the recommended one, and the reason for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.predict.performance.performance import Costed, Setup, runnable
-from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
+from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.instance import (
     Capacity,
     Instance,
@@ -25,43 +25,43 @@ from pipelines.predict.sizing.price import Cost, cost
 from pipelines.predict.sizing.question import Question, setup_label
 
 CostOf = Callable[[Setup], Costed]
-"""What an iteration of a setup costs; raises UserError for what a GPU cannot do."""
+"""Cost of an iteration of a setup; raises UserError for what a GPU cannot run."""
 WITHIN = 1.2816
-"""Standard deviations of an interval that holds 80 % of cases."""
+"""Half-width, in standard deviations, of an interval that holds 80 % of cases."""
 LADDER = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9)
-"""Loads at which an instance is shown, as shares of its rate within the limits; that rate is shown as well."""
+"""Loads at which an instance is shown, as shares of its rate within the limits, which is itself included."""
 WORDS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "queue": "throughput"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Option:
-    """One configuration and the fleet of it.
+class FleetOption:
+    """One configuration and the fleet it needs.
 
     Attributes:
         instance: the configuration.
-        capacity: what one instance serves.
-        low: requests per second of one instance if the model is too optimistic; None when a limit is missed then.
-        high: if it is too pessimistic. Eight of ten cases lie between the two.
-        fleet: for the peak.
+        capacity: load that one instance serves.
+        low: requests per second of one instance if the model is too optimistic; None if a limit is then missed.
+        high: the same if the model is too pessimistic. The truth lies between the two in eight of ten cases.
+        fleet: fleet for the peak.
         fewest: the fleet at `high`.
         largest: the fleet at `low`.
-        input_share: of the engine's time that prompts take.
-        cost: of the fleet; None without prices.
+        input_share: share of the engine's time spent on prompts.
+        cost: cost of the fleet; None without prices.
     """
 
     instance: Instance
     capacity: Capacity
     low: float | None
     high: float
-    fleet: Fleet
-    fewest: Fleet
-    largest: Fleet | None
+    fleet: PeakFleet
+    fewest: PeakFleet
+    largest: PeakFleet | None
     input_share: float
     cost: Cost | None
 
     @property
     def label(self) -> str:
-        """The configuration in a few words."""
+        """Short name of the configuration."""
         return setup_label(self.instance.setup)
 
     @property
@@ -71,13 +71,13 @@ class Option:
 
     @property
     def per_gpu(self) -> float:
-        """Requests per second and GPU within the limits."""
+        """Requests per second per GPU within the limits."""
         return self.capacity.rate / self.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A configuration that cannot do it: which, and why. `kind`: "format", "memory" or "limit"."""
+    """A configuration that does not qualify, and why. `kind`: "format", "memory" or "limit"."""
 
     label: str
     why: str
@@ -88,35 +88,35 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Every configuration that serves the demand, best first, and those that cannot.
+    """Every configuration that serves the demand, best first, and those that do not.
 
     Attributes:
-        question: that was asked.
+        question: question that was asked.
         options: best first; the first is recommended.
-        refused: the others.
-        reason: why the first.
+        refused: configurations that do not qualify.
+        reason: why the first option is recommended.
     """
 
     question: Question
-    options: tuple[Option, ...]
+    options: tuple[FleetOption, ...]
     refused: tuple[Refused, ...]
     reason: str
 
     @property
-    def chosen(self) -> Option:
-        """The recommended one."""
+    def chosen(self) -> FleetOption:
+        """The recommended option."""
         return self.options[0]
 
 
 def answer(question: Question, cost_of: CostOf) -> Answer:
-    """Try every configuration.
+    """Try every configuration and recommend one.
 
     Raises:
         UserError: a request is longer than the context, no configuration fits, or none meets the limits.
     """
     question.check()
     tried = [attempt(question, setup, cost_of) for setup in question.setups()]
-    options = [found for found in tried if isinstance(found, Option)]
+    options = [found for found in tried if isinstance(found, FleetOption)]
     refused = [found for found in tried if isinstance(found, Refused)]
     if not options:
         raise _nothing(question, refused)
@@ -124,13 +124,13 @@ def answer(question: Question, cost_of: CostOf) -> Answer:
     return Answer(question, tuple(options), tuple(refused), _reason(options))
 
 
-def rank(option: Option) -> tuple[float, ...]:
-    """Fewest servers, then fewest GPUs, then the most requests per GPU, then the smallest instance."""
+def rank(option: FleetOption) -> tuple[float, ...]:
+    """Rank by fewest servers, then fewest GPUs, then most requests per GPU, then smallest instance."""
     return option.fleet.servers, option.fleet.gpus, -option.per_gpu, option.gpus
 
 
-def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refused:
-    """Size one configuration, or say why it cannot do it."""
+def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | Refused:
+    """Size one configuration, or say why it does not qualify."""
     label = setup_label(setup)
     try:
         costed = cost_of(setup)
@@ -149,12 +149,12 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> Option | Refus
     return option(question, one, found, low, high)
 
 
-def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> Option:
-    """The fleet and its cost."""
+def option(question: Question, one: Instance, found: Capacity, low: float | None, high: float) -> FleetOption:
+    """Size and price the fleet of one configuration."""
     setup, gpu = one.setup, question.gpu
     layout = Layout(setup.tp * setup.pp, gpu.gpus_per_server)
 
-    def sized(rate: float) -> Fleet:
+    def sized(rate: float) -> PeakFleet:
         return fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
 
     best, share = sized(found.rate), input_share(question, one, found)
@@ -172,13 +172,13 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
             osl=question.mean_osl,
             input_share=share,
         )
-    return Option(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
+    return FleetOption(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 
 def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
-    """Requests per second when every prediction is off by its usual error, to the bad side and to the good one.
+    """Return requests per second if every prediction is off by its usual error, on the bad side and on the good side.
 
-    All times are longer (shorter) by the spread of throughput, and TTFT and ITL by what theirs is above it.
+    All times get longer (shorter) by the spread of throughput; TTFT and ITL also by the excess of their own spread.
     """
     spread = watched.one.costed.spread
     rates: list[float | None] = []
@@ -194,19 +194,19 @@ def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
 
 
 def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
-    """Limits of TTFT and ITL over a factor."""
+    """Divide the limits of TTFT and ITL by a factor."""
     ttft = None if slo.ttft_ms is None else slo.ttft_ms / factors["ttft"]
     itl = None if slo.itl_ms is None else slo.itl_ms / factors["itl"]
     return replace(slo, ttft_ms=ttft, itl_ms=itl)
 
 
-def ladder(question: Question, found: Option) -> tuple[Seen, ...]:
-    """An instance from hardly any load to its rate."""
+def ladder(question: Question, found: FleetOption) -> tuple[Seen, ...]:
+    """Simulate an instance from almost no load up to its rate."""
     below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
     return (*below, found.capacity.seen)
 
 
-def _reason(options: list[Option]) -> str:
+def _reason(options: list[FleetOption]) -> str:
     best, others = options[0], options[1:]
     size = f"{_count(best.fleet.servers, 'server')}, {_count(best.fleet.gpus, 'GPU')}"
     if not others:
@@ -216,9 +216,9 @@ def _reason(options: list[Option]) -> str:
     if second.fleet.servers > best.fleet.servers:
         return f"it needs the fewest servers: {size}; next {second.label}: {other}"
     if second.fleet.gpus > best.fleet.gpus:
-        return f"it needs the fewest GPUs on as few servers: {size}; next {second.label}: {other}"
+        return f"it needs the fewest GPUs among those with as few servers: {size}; next {second.label}: {other}"
     return (
-        f"no other needs fewer GPUs ({size}), and each GPU serves most: {best.per_gpu:.3g} requests/s; "
+        f"no other needs fewer GPUs ({size}), and each GPU serves the most: {best.per_gpu:.3g} requests/s; "
         f"next {second.label}: {second.per_gpu:.3g}"
     )
 
@@ -232,19 +232,19 @@ def _missed(question: Question, error: OutOfReachError) -> str:
         return "the queue grows at any load"
     limit = getattr(question.slo, f"{error.metric}_ms")
     return (
-        f"{WORDS[error.metric]} P{question.percentile:g} is {1000 * error.seconds:,.0f} ms at hardly any load, "
+        f"{WORDS[error.metric]} P{question.percentile:g} is {1000 * error.seconds:,.0f} ms at almost no load, "
         f"the limit is {limit:g} ms"
     )
 
 
 def _nothing(question: Question, refused: list[Refused]) -> UserError:
-    """Why no configuration will do, and the nearest."""
+    """Build the error for a demand that no configuration serves, with the one that comes nearest."""
     by_kind = {kind: [each for each in refused if each.kind == kind] for kind in ("limit", "memory", "format")}
     name, gpu = question.model.name, question.gpu.gpu
     if by_kind["limit"]:
         nearest = min(by_kind["limit"], key=lambda each: each.seconds)
         return UserError(
-            f"No configuration of {name} on {gpu} meets the limits: best reachable is {nearest.label}, where "
+            f"No configuration of {name} on {gpu} meets the limits: the closest is {nearest.label}, where "
             f"{nearest.why}.",
             todo=_what_limits(question, nearest.metric),
         )
@@ -255,15 +255,15 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
     if by_kind["memory"]:
         smaller = f" or a smaller format ({lighter})" if (lighter := _lighter(question)) else ""
         return UserError(
-            f"{name} fits {gpu} in no configuration that was tried: {listed}.",
+            f"No configuration tried fits {name} on {gpu}: {listed}.",
             todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}, or lower build.max_batch_size or "
             "build.max_num_tokens.",
         )
-    return UserError(f"{name} runs on {gpu} in no configuration that was tried: {listed}.")
+    return UserError(f"No configuration tried runs {name} on {gpu}: {listed}.")
 
 
 def _lighter(question: Question) -> str:
-    """Formats that this GPU can run and whose weights are smaller than all that were tried, as an override."""
+    """Name, as an override, formats that this GPU runs and whose weights are smaller than any tried."""
     tried = min(FORMATS[qformat].linear_bits for qformat in question.formats)
     able = [name for name in runnable(next(question.setups())) if FORMATS[name].linear_bits < tried]
     return f"sizing.formats=[{','.join(able)}]" if able else ""
@@ -271,8 +271,8 @@ def _lighter(question: Question) -> str:
 
 def _what_limits(question: Question, metric: str) -> str:
     what = {
-        "ttft": f"The prefill of {question.mean_isl:,.0f} input tokens, network and tokenizer limit it",
-        "itl": "Reading the weights once per token limits it",
-        "e2e": f"{question.mean_osl:,.0f} output tokens one after the other limit it",
-    }.get(metric, "The engine limits it")
+        "ttft": f"The prefill of {question.mean_isl:,.0f} input tokens, network and tokenizer set the lower bound",
+        "itl": "Reading the weights once per token sets the lower bound",
+        "e2e": f"{question.mean_osl:,.0f} output tokens, one after the other, set the lower bound",
+    }.get(metric, "The engine sets the lower bound")
     return f"{what}: allow more GPUs per instance (sizing.tp), another format or GPU, or a higher limit."

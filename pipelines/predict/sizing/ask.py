@@ -1,4 +1,4 @@
-"""Settings -> the question that the calculator answers."""
+"""Build the sizing question from the settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipelines.settings.root import Settings
 
 
 def ask(settings: Settings, machine: Machine) -> Question:
-    """The question.
+    """Build the question.
 
     Raises:
-        UserError: everything that is missing or wrong, at once.
+        UserError: something is missing or wrong; names all faults at once.
     """
     faults: list[Fault] = []
     model = gpu = demand = None
@@ -60,30 +60,30 @@ def ask(settings: Settings, machine: Machine) -> Question:
 
 
 def gpu_for(settings: Settings, machine: Machine) -> GpuSpec:
-    """The GPU to size for.
+    """Return the GPU to size for.
 
     Raises:
-        UserError: none is named and this machine has none, or its data sheet is not known.
+        UserError: none is named and this machine has none, or its data sheet is unknown.
     """
     hardware = resolved(settings.hardware, machine)
     if hardware.gpu is None:
         raise UserError(
             f"hardware=auto, and this machine has no GPU ({machine.no_gpu_reason}).",
-            todo="Say which one to size for, e.g. hardware=h100_sxm.",
+            todo="Name the GPU to size for, e.g. hardware=h100_sxm.",
         )
     return data_sheet(hardware)
 
 
 def demand_of(settings: Settings) -> Demand:
-    """The load to size for.
+    """Return the load to size for.
 
     Raises:
-        UserError: none is given.
+        UserError: no load is given.
     """
     demand = stated_demand(settings.sizing)
     if demand is None:
         raise UserError(
-            "There is no load to size for.",
+            "No load to size for is given.",
             todo="Add sizing.average_rate=... (requests/s), or sizing.users=... with sizing.requests_per_user_day=..., "
             "or sizing.peak_rate=...",
         )
@@ -91,7 +91,7 @@ def demand_of(settings: Settings) -> Demand:
 
 
 def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
-    """Powers of two up to a server that divide the heads; one size when the configuration chose it."""
+    """Return the powers of two up to a server's size that divide the heads, or only the size that is configured."""
     if chosen > 1:
         return (chosen,)
     powers, heads = (1, 2, 4, 8, 16), model.num_attention_heads
@@ -99,7 +99,7 @@ def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
 
 
 def limits(settings: Settings, mean_isl: float) -> Limits:
-    """Of the engine, as build, triton and runtime have them."""
+    """Return the engine's limits, from the groups build, triton and runtime."""
     build, triton = settings.build, settings.triton
     chunked = "inflight_chunked" if settings.runtime.enable_chunked_context else "inflight"
     shared = settings.workload.shared_prefix_share if settings.kv_cache.enable_block_reuse else 0.0
@@ -116,9 +116,9 @@ def limits(settings: Settings, mean_isl: float) -> Limits:
 
 
 def lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
-    """int64[n] input and output tokens, drawn as the load generator draws them; of a trace its own.
+    """Return int64[n] input and output tokens, drawn as the load generator draws them, or read from a trace.
 
-    In a conversation each turn carries all before it, so turn k has k prompts and k - 1 answers as its input.
+    In a conversation each turn carries all earlier ones, so turn k has k prompts and k - 1 answers as its input.
 
     Raises:
         UserError: a file cannot be read, or a trace has prompts instead of lengths.
@@ -131,7 +131,7 @@ def lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
     if workload.trace is not None:
         items = read_trace(workload.trace, workload.trace_speed)
         if any(item.isl is None for item in items):
-            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl in every line.")
+            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
         pairs = [(item.isl, item.osl) for item in items]
         return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
     rng = Random(workload.seed)
@@ -149,9 +149,9 @@ def lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
 
 
 def unit_gaps(workload: WorkloadSettings, count: int) -> Any:
-    """float64[n] gaps with mean 1: gamma or even ones where the workload says so, else Poisson.
+    """Return float64[n] gaps with mean 1: gamma or constant if the workload says so, else Poisson.
 
-    The mean is made exactly 1, so that a rate is that rate.
+    The sample is scaled to a mean of exactly 1, so that the nominal rate is the actual rate.
     """
     import numpy as np
 

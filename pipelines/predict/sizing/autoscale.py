@@ -1,10 +1,10 @@
-"""A day's load on instances that come and go, and on the fixed fleet beside them.
+"""Replay a day's load on an autoscaled fleet, with a fixed fleet for comparison.
 
-A day of requests has billions of tokens, so it is not simulated token by token. One instance is, at a ladder of loads
-(`Curve`); the day then goes in steps. In each, arrivals are drawn (Poisson) and shared evenly by the instances that are
-ready. What they cannot serve waits in one queue; each request of the step takes the latencies of the ladder at the
-load served, plus the queue's wait. A look at the signal at the end of the step may start an instance, which is ready
-after the cold start, or stop one at once.
+A day of requests has billions of tokens, so it is not simulated token by token. Only one instance is, at a ladder of
+loads (`LoadCurve`); the day then advances in steps. In each step, arrivals are drawn (Poisson) and shared evenly among
+the ready instances. What they cannot serve waits in one queue; each request of the step gets the latencies of the
+ladder at the load served, plus the wait in the queue. At the end of the step the signal is checked, which may start an
+instance (ready after the cold start) or stop one immediately.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pipelines.domain.units import HOUR
 from pipelines.settings.sizing import AutoscalingSettings, Signal
 
 BUSINESS = (15, 10, 8, 7, 8, 12, 20, 35, 60, 85, 95, 100, 90, 92, 100, 98, 90, 75, 60, 50, 42, 35, 28, 20)
-"""A day of people at work, hour by hour from midnight, in percent of the busiest. Assumed, not measured."""
+"""A business day, hour by hour from midnight, in percent of the busiest hour. Assumed, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When instances come and go.
+    """Rules for starting and stopping instances.
 
     Attributes:
-        signal: "queue_time" and "ttft" are held against the TTFT limit, "kv_use" against what it is when an instance
-            serves all it can within the limits.
-        up_at: one more when the signal is above this share of it ...
-        down_at: one less when it is below ...
-        up_after_s: for so long.
-        down_after_s: for so long.
+        signal: "queue_time" and "ttft" are compared with the TTFT limit, "kv_use" with its value when an instance
+            serves the most it can within the limits.
+        up_at: start an instance when the signal is above this share of its limit ...
+        down_at: stop one when it is below this share ...
+        up_after_s: for this long.
+        down_after_s: for this long.
         cold_start_s: from the decision until a new instance takes requests.
         least: instances that always run.
-        most: instances there may be.
-        step_s: between two looks.
+        most: upper bound on the number of instances.
+        step_s: time between two checks.
     """
 
     signal: Signal
@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: AutoscalingSettings, most: int) -> Policy:
-        """The policy of the settings, with at most `most` instances."""
+        """Build the policy from the settings, with at most `most` instances."""
         return cls(
             signal=settings.signal,
             up_at=settings.up_at,
@@ -67,15 +67,15 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One instance at a ladder of loads, simulated.
+class LoadCurve:
+    """Simulated behaviour of one instance at a ladder of loads.
 
     Attributes:
         loads: float[m], requests per second, ascending.
-        ttft: float[m, n], seconds, of n requests of each load, with network and tokenizer.
+        ttft: float[m, n], seconds, of n requests at each load, including network and tokenizer.
         itl: float[m, n]; NaN where a request has one token.
         e2e: float[m, n].
-        queue: float[m], mean seconds before a slot.
+        queue: float[m], mean seconds spent waiting for a slot.
         kv_use: float[m], mean share of the KV cache in use.
         kv_limit: `kv_use` at the rate within the limits.
         most: requests per second that one instance can serve at all.
@@ -93,18 +93,18 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a day. Arrays have one value per step.
+    """Result of replaying a day. Arrays have one value per step.
 
     Attributes:
         hours: float[k], time of day.
         rate: float[k], requests per second that arrived.
         ready: int[k], instances that take requests.
-        starting: int[k], instances on their way.
-        signal: float[k], over its limit.
-        requests: of the day.
-        over: share of them over a limit.
-        instance_hours: that were paid: from the decision to start until stopped.
-        starts: instances that were started.
+        starting: int[k], instances that are starting.
+        signal: float[k], divided by its limit.
+        requests: requests of the day.
+        over: share of requests over a limit.
+        instance_hours: hours paid for, from the decision to start an instance until it stops.
+        starts: number of instances started.
     """
 
     hours: Any
@@ -119,10 +119,10 @@ class Replay:
 
 
 def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
-    """float[steps], requests per second over a day: linear between the middles of the hours, round the clock.
+    """Return float[steps], requests per second over a day, interpolated linearly between mid-hours around the clock.
 
     Args:
-        shape: one number per hour; only ratios count.
+        shape: one number per hour; only the ratios matter.
         busiest: requests per second of the busiest hour.
         step_s: length of a step.
     """
@@ -135,10 +135,10 @@ def day_rates(shape: Sequence[float], busiest: float, step_s: float) -> Any:
 
 
 def counted_rates(times: Sequence[float], step_s: float) -> Any:
-    """float[steps], requests per second of a trace.
+    """Return float[steps], requests per second of a trace.
 
     Args:
-        times: when requests arrived, seconds, ascending from 0.
+        times: arrival times of the requests, seconds, ascending from 0.
         step_s: length of a step.
     """
     import numpy as np
@@ -147,16 +147,16 @@ def counted_rates(times: Sequence[float], step_s: float) -> Any:
     return np.bincount((np.asarray(times) // step_s).astype(int), minlength=steps) / step_s
 
 
-def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
-    """Play a day. It begins with as many instances as its first load needs.
+def replay(rates: Any, curve: LoadCurve, policy: Policy, slo: Slo, *, seed: int, drawn: bool = True) -> Replay:
+    """Replay a day, starting with as many instances as its first load needs.
 
     Args:
         rates: float[steps], requests per second.
-        curve: of one instance.
-        policy: when instances come and go; `least` = `most` is a fixed fleet.
-        slo: a request is over it when it misses any limit.
-        seed: of the arrivals.
-        drawn: whether arrivals are drawn from `rates`; False takes them as they are (a trace).
+        curve: behaviour of one instance.
+        policy: when instances start and stop; `least` = `most` means a fixed fleet.
+        slo: a request counts as over when it misses any limit.
+        seed: seed of the arrivals.
+        drawn: whether to draw arrivals from `rates`; False takes them as they are (a trace).
     """
     import numpy as np
 
@@ -171,7 +171,7 @@ def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, dra
         possible = curve.most * policy.step_s * ready
         waiting, served = queue, min(queue + count, possible)
         queue = queue + count - served
-        # a queue that only the end of the step has was waited in for half of it, on average
+        # a queue that exists only at the end of the step was waited in for half the step on average
         wait = (waiting + queue) / 2 / (curve.most * ready)
         load = served / policy.step_s / ready
         over += count * _missed(curve, load, wait, slo)
@@ -194,7 +194,7 @@ def replay(rates: Any, curve: Curve, policy: Policy, slo: Slo, *, seed: int, dra
 
 
 class _Scaler:
-    """Counts instances: ready ones, and steps that those on their way still need."""
+    """Track the number of instances: ready ones, and the steps that starting ones still need."""
 
     def __init__(self, policy: Policy, begin: int) -> None:
         self._policy = policy
@@ -205,18 +205,18 @@ class _Scaler:
 
     @property
     def starting(self) -> int:
-        """Instances on their way."""
+        """Instances that are starting."""
         return len(self._coming)
 
     def tick(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._coming = [left - 1 for left in self._coming]
         self.ready += self._coming.count(0)
         self._coming = [left for left in self._coming if left > 0]
         self.paid_steps += self.ready + len(self._coming)
 
     def look(self, value: float) -> None:
-        """A step ends: start or stop one instance when the signal has said so for long enough."""
+        """End a step: start or stop one instance if the signal has called for it long enough."""
         policy = self._policy
         self._above = self._above + policy.step_s if value > policy.up_at else 0.0
         self._below = self._below + policy.step_s if value < policy.down_at else 0.0
@@ -229,8 +229,8 @@ class _Scaler:
             self._below = 0.0
 
 
-def _at(curve: Curve, load: float) -> tuple[int, float]:
-    """The rung below a load, and how far it is to the next (0 to 1)."""
+def _at(curve: LoadCurve, load: float) -> tuple[int, float]:
+    """Return the rung below a load, and the fraction of the way to the next one (0 to 1)."""
     import numpy as np
 
     place = float(np.interp(load, curve.loads, np.arange(len(curve.loads))))
@@ -238,30 +238,30 @@ def _at(curve: Curve, load: float) -> tuple[int, float]:
     return low, place - low
 
 
-def _missed(curve: Curve, load: float, wait: float, slo: Slo) -> float:
-    """Share of requests that miss a limit, between two rungs of the ladder."""
+def _missed(curve: LoadCurve, load: float, wait: float, slo: Slo) -> float:
+    """Return the share of requests that miss a limit, interpolated between two rungs of the ladder."""
     low, part = _at(curve, load)
     high = min(low + 1, len(curve.loads) - 1)
     return (1 - part) * _rung(curve, low, wait, slo) + part * _rung(curve, high, wait, slo)
 
 
-def _rung(curve: Curve, rung: int, wait: float, slo: Slo) -> float:
+def _rung(curve: LoadCurve, rung: int, wait: float, slo: Slo) -> float:
     late = False
     pairs = ((slo.ttft_ms, curve.ttft, wait), (slo.itl_ms, curve.itl, 0.0), (slo.e2e_ms, curve.e2e, wait))
     for limit, values, extra in pairs:
         if limit is not None:
-            late = late | (values[rung] + extra > limit / 1000)  # NaN meets every limit
+            late = late | (values[rung] + extra > limit / 1000)  # NaN counts as meeting every limit
     return float(late.mean()) if late is not False else 0.0  # type: ignore[attr-defined]
 
 
-def _signal(curve: Curve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
-    """A function of load and wait that gives the signal over its limit."""
+def _signal(curve: LoadCurve, signal: Signal, slo: Slo) -> Callable[[float, float], float]:
+    """Return a function of load and wait that yields the signal divided by its limit."""
     import numpy as np
 
     if signal == "kv_use":
         return lambda load, _: float(np.interp(load, curve.loads, curve.kv_use)) / curve.kv_limit
     if slo.ttft_ms is None:
-        raise ValueError(f"signal '{signal}' without a limit of TTFT")
+        raise ValueError(f"signal '{signal}' needs a TTFT limit")
     limit = slo.ttft_ms / 1000
     seconds = [percentile(ordered(rung), 0.95) for rung in curve.ttft] if signal == "ttft" else curve.queue
     return lambda load, wait: (float(np.interp(load, curve.loads, seconds)) + wait) / limit

@@ -1,4 +1,4 @@
-"""The command `size`: ask, answer, check, say, write."""
+"""The command `size`: read the question, compute the answer, validate, print and write it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 
 SHOWN_CURVES = 6
-"""Options that are drawn; the rest is in the table."""
+"""Number of options drawn; the table has them all."""
 
 
 def size(overrides: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def size(overrides: Sequence[str]) -> int:
 
 
 def _from_measured(settings: Settings, path: Path) -> int:
-    """The fleet from a benchmark alone."""
+    """Size the fleet from a benchmark alone."""
     from pipelines.predict.sizing.measured import answer_of, price_of, to_json, words
 
     machine = gather()
@@ -58,7 +58,7 @@ def _from_measured(settings: Settings, path: Path) -> int:
 
 
 def solve(settings: Settings, question: Question, cost_of: CostOf) -> Result:
-    """Everything that is said and written."""
+    """Compute everything that is printed and written."""
     from pipelines.predict.sizing.sensitivity import changes
     from pipelines.predict.sizing.validate import check
 
@@ -78,13 +78,13 @@ def _judge_day(settings: Settings) -> None:
     scaling, slo = settings.sizing.autoscaling, settings.sizing.slo.to_slo()
     if scaling.signal != "kv_use" and slo.ttft_ms is None:
         raise UserError(
-            f"sizing.autoscaling.signal={scaling.signal} is held against the limit of TTFT, and there is none.",
+            f"sizing.autoscaling.signal={scaling.signal} is compared with the TTFT limit, but none is given.",
             todo="Add sizing.slo.ttft_ms=..., or sizing.autoscaling.signal=kv_use.",
         )
 
 
 def _day(settings: Settings, question: Question, found: Answer) -> Day:
-    """A day on the fixed fleet and on one that scales up to it."""
+    """Replay a day on the fixed fleet and on one that scales up to it."""
     from dataclasses import replace
 
     from pipelines.loadgen.arrivals import read_trace
@@ -99,7 +99,7 @@ def _day(settings: Settings, question: Question, found: Answer) -> Day:
     else:
         business = scaling.day == "business"
         shape = BUSINESS if business or scaling.day is None else scaling.day
-        # a percentile is about the seconds of the busiest hour, a factor and a peak are that hour
+        # a percentile refers to the seconds of the busiest hour; a factor or a given peak is that hour
         busiest = demand.peak if settings.sizing.peak_percentile is None and _peak_given(settings) else demand.average
         rates = day_rates(shape, busiest or demand.peak, scaling.step_s)  # type: ignore[arg-type]
         how = "built-in shape of a business day (assumed, not measured)" if business else "24 hours as given"
@@ -115,7 +115,7 @@ def _peak_given(settings: Settings) -> bool:
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """The answer as JSON, CSV, Markdown, HTML and pictures.
+    """Write the answer as JSON, CSV, Markdown, HTML and pictures.
 
     Raises:
         UserError: the folder cannot be written.
@@ -133,7 +133,7 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report a folder that cannot be written."""
+    """Report a folder that cannot be written as a UserError."""
     try:
         yield
     except OSError as error:

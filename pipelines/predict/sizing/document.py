@@ -1,4 +1,4 @@
-"""The answer as a report, in the blocks that every report is made of."""
+"""The answer as a report, built from the blocks that all reports share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Section, Table, Terms
 from pipelines.document.show import NONE, number
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.sizing.answer import Option
+from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.pictures import day_picture, one_change, pareto
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
@@ -27,14 +27,14 @@ from pipelines.predict.sizing.words import (
 
 
 def document(result: Result) -> Document:
-    """Everything the report says."""
+    """Build the report."""
     answer = result.answer
     question, best = answer.question, answer.chosen
     where = six(result)
     sections = [
-        Section("options", "What was tried", tuple(_options(result, where))),
+        Section("options", "Configurations tried", tuple(_options(result, where))),
         Section("check", "Simulated at the peak", tuple(_check(result))),
-        Section("changes", "What one change would do", (one_change(result, where), *_changes(result))),
+        Section("changes", "Effect of one change", (one_change(result, where), *_changes(result))),
     ]
     if result.day is not None:
         sections.append(
@@ -44,7 +44,7 @@ def document(result: Result) -> Document:
                 (day_picture(result, result.day, where), *(Callout("note", line) for line in day_lines(result))),
             )
         )
-    sections.append(Section("terms", "The question, and what it rests on", (Terms(_terms(result)),)))
+    sections.append(Section("terms", "The question and its assumptions", (Terms(_terms(result)),)))
     return Document(
         title=f"{question.model.name} on {question.gpu.gpu}",
         subtitle=f"{question.demand.peak:,.4g} requests/s at peak, {limits_text(question)}",
@@ -52,12 +52,12 @@ def document(result: Result) -> Document:
         lead=(Callout("good", f"{best.label}: {fleet_text(best.fleet)}. Because {answer.reason}."),),
         sections=tuple(sections),
         kind="Sizing",
-        source="a model of the engine, not measurements of it",
+        source="a model of the engine, not measurements",
     )
 
 
 def six(result: Result) -> str:
-    """Model, precision, ISL, OSL, load, TP: what every number carries."""
+    """Return the conditions that accompany every number: model, precision, ISL, OSL, load, TP."""
     question = result.answer.question
     options = result.answer.options
     formats = ", ".join(dict.fromkeys(option.instance.setup.qformat.value for option in options))
@@ -101,11 +101,11 @@ def _options(result: Result, where: str) -> list[Block]:
     if result.answer.refused:
         titles = (Column("configuration", right=LEFT), Column("why not", right=LEFT))
         refused = tuple((each.label, each.why) for each in result.answer.refused)
-        blocks.append(Table("What cannot do it", "modelled", titles, refused))
+        blocks.append(Table("Configurations that do not qualify", "modelled", titles, refused))
     return blocks
 
 
-def _row(option: Option, question: Question) -> tuple[str, ...]:
+def _row(option: FleetOption, question: Question) -> tuple[str, ...]:
     seen = option.capacity.seen.at(question.percentile)
     fleet, one = option.fleet, option.instance
     low = "out of reach" if option.low is None else number(option.low)
@@ -138,7 +138,7 @@ def _changes(result: Result) -> list[Block]:
     for change in result.changes:
         sizes = (change.instances, change.gpus, change.servers)
         rows.append((change.what, *(NONE if size is None else f"{size:,}" for size in sizes), change.why))
-    return [Table(f"One at a time, all else equal. {six(result)}", "modelled", columns, tuple(rows))]
+    return [Table(f"One change at a time, all else equal. {six(result)}", "modelled", columns, tuple(rows))]
 
 
 def _terms(result: Result) -> tuple[tuple[str, str], ...]:
@@ -154,7 +154,7 @@ def _terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("Interval", interval_text(best)),
         ("Rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
         ("Framework", question.framework),
-        ("TTFT", "request sent to first token, with queue, prefill, network and tokenizer"),
+        ("TTFT", "request sent to first token, including queue, prefill, network and tokenizer"),
         ("ITL", "(E2E - TTFT) / (output tokens - 1) per request"),
     ]
     terms += [("Cost", text) for text in (cost_texts(best.cost) if best.cost is not None else ["no prices given"])]

@@ -1,4 +1,4 @@
-"""From a peak and what one instance serves to instances, GPUs and servers. Never fractional without saying so.
+"""Instances, GPUs and servers for a peak, from the rate of one instance. Fractions appear only where labelled as such.
 
 raw      = peak / (rate of an instance x (1 - headroom))
 needed   = raw, rounded up;  instances = needed + spare
@@ -12,16 +12,16 @@ import math
 from dataclasses import dataclass
 
 ROUNDING = 1e-9
-"""What is this close to a whole number is one: 3 x 0.1 / 0.1 must not become 4."""
+"""Anything this close to a whole number counts as whole: 3 x 0.1 / 0.1 must not become 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How instances lie on servers; one never straddles two unless it is larger than one.
+    """Placement of instances on servers; one spans several servers only if it is larger than one.
 
     Attributes:
         gpus_per_instance: TP x PP.
-        gpus_per_server: of one machine.
+        gpus_per_server: GPUs of one machine.
     """
 
     gpus_per_instance: int
@@ -29,37 +29,37 @@ class Layout:
 
     @property
     def instances_per_server(self) -> int:
-        """Whole instances on one server; 0 when an instance needs several."""
+        """Whole instances that fit on one server; 0 when an instance needs several."""
         return self.gpus_per_server // self.gpus_per_instance
 
     @property
     def servers_per_instance(self) -> int:
-        """Whole servers of one instance."""
+        """Whole servers that one instance needs."""
         return -(-self.gpus_per_instance // self.gpus_per_server)
 
     def servers(self, instances: int) -> int:
-        """Servers for so many instances."""
+        """Return the servers needed for a number of instances."""
         if self.instances_per_server:
             return -(-instances // self.instances_per_server)
         return instances * self.servers_per_instance
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """A fleet for a peak.
+class PeakFleet:
+    """Fleet for a peak.
 
     Attributes:
         peak: requests per second.
         rate: requests per second that one instance serves within the limits.
-        headroom: share of that rate that is kept free.
-        spare: instances on top.
+        headroom: share of that rate kept free.
+        spare: additional instances.
         raw: instances, not rounded, without spares.
         needed: `raw` rounded up.
-        instances: with spares.
-        gpus: that run them.
+        instances: including spares.
+        gpus: GPUs that run them.
         servers_raw: `raw` in servers, not rounded, without spares.
-        servers: that hold them, whole.
-        gpus_per_server: of one machine; what is left over of the last server stays idle.
+        servers: whole servers that hold them.
+        gpus_per_server: GPUs of one machine; those left over on the last server stay idle.
     """
 
     peak: float
@@ -81,19 +81,19 @@ class Fleet:
 
 
 def ceil(value: float) -> int:
-    """Round up, but not for an error of floating point."""
+    """Round up, ignoring floating-point error."""
     return math.ceil(value * (1 - ROUNDING))
 
 
-def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, spare: int = 0) -> Fleet:
+def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, spare: int = 0) -> PeakFleet:
     """Size a fleet. 31 requests/s at 2.4 per server: 12.92 raw, 13 servers.
 
     Args:
         peak: requests per second to serve, above 0.
         rate: requests per second of one instance, above 0.
-        layout: GPUs of an instance and of a server.
-        headroom: share of an instance's rate that is kept free, below 1.
-        spare: instances on top (N + spare).
+        layout: GPUs per instance and per server.
+        headroom: share of an instance's rate kept free, below 1.
+        spare: additional instances (N + spare).
 
     Raises:
         ValueError: a rate is not positive, or the headroom leaves nothing.
@@ -104,7 +104,7 @@ def fleet(peak: float, rate: float, layout: Layout, *, headroom: float = 0.0, sp
     needed = max(1, ceil(raw))
     instances = needed + spare
     each = layout.instances_per_server
-    return Fleet(
+    return PeakFleet(
         peak=peak,
         rate=rate,
         headroom=headroom,

@@ -1,7 +1,7 @@
-"""A fleet from a benchmark instead of a model: the best load that was measured and meets the limits.
+"""Size a fleet from a benchmark instead of a model: the highest measured load that meets the limits.
 
-Nothing is interpolated: between two loads nobody measured anything. A closed loop sends the next request when one ends,
-so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for that.
+Nothing is interpolated, because nothing was measured between two loads. A closed loop sends the next request when one
+ends, so its queue is shorter than that of real arrivals at the same rate; a fit (`make calibrate`) accounts for that.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pipelines.domain.benchmark import Distribution, Slo
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
 from pipelines.predict.sizing.demand import Demand
-from pipelines.predict.sizing.fleet import Fleet, Layout, fleet
+from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 
 KNOWN = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
-"""Percentiles that benchmarks keep."""
+"""Percentiles stored in benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A measured load. `missed` says which limits it misses, in words; empty when it meets all."""
+class JudgedLoad:
+    """A measured load. `missed` names the limits it misses; empty when it meets all."""
 
     level: MeasuredLevel
     missed: str
@@ -28,25 +28,25 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredAnswer:
-    """A fleet by measurement.
+    """A fleet sized from a measurement.
 
     Attributes:
         measured: the benchmark.
         demand: requests per second.
-        slo: limits.
-        percentile: that is held against them.
+        slo: latency limits.
+        percentile: percentile that is compared with them.
         levels: all loads, by rate.
-        best: the one the fleet is sized with.
-        fleet: for the peak.
+        best: load that the fleet is sized with.
+        fleet: fleet for the peak.
     """
 
     measured: Measured
     demand: Demand
     slo: Slo
     percentile: float
-    levels: tuple[Judged, ...]
+    levels: tuple[JudgedLoad, ...]
     best: MeasuredLevel
-    fleet: Fleet
+    fleet: PeakFleet
 
 
 def from_measured(
@@ -59,18 +59,18 @@ def from_measured(
     headroom: float,
     spare: int,
 ) -> MeasuredAnswer:
-    """Size a fleet.
+    """Size a fleet from measured loads.
 
     Raises:
         UserError: the benchmark lacks the percentile or the metric of a limit, or no load meets the limits.
     """
     if percentile not in KNOWN:
         raise UserError(
-            f"sizing.slo.percentile={percentile:g} is not in a benchmark.",
-            allowed=f"Measured are {', '.join(f'{each:g}' for each in KNOWN)}.",
+            f"sizing.slo.percentile={percentile:g} is not stored in a benchmark.",
+            allowed=f"Stored are {', '.join(f'{each:g}' for each in KNOWN)}.",
         )
     ordered = sorted(measured.levels, key=lambda level: level.requests_per_s)
-    judged = tuple(Judged(level, _missed(level, slo, percentile)) for level in ordered)
+    judged = tuple(JudgedLoad(level, _missed(level, slo, percentile)) for level in ordered)
     good = [each.level for each in judged if not each.missed]
     if not good:
         nearest = judged[0]
@@ -86,7 +86,7 @@ def from_measured(
 
 
 def value(distribution: Distribution, percentile: float) -> float | None:
-    """A percentile in seconds."""
+    """Return a percentile in seconds."""
     found = getattr(distribution, KNOWN[percentile])
     return None if found is None else float(found)
 
@@ -100,7 +100,7 @@ def _missed(level: MeasuredLevel, slo: Slo, percentile: float) -> str:
         seconds = value(distribution, percentile)
         if seconds is None:
             raise UserError(
-                f"The benchmark has no P{percentile:g} of {name} at {level.load}, which has a limit.",
+                f"The benchmark has no P{percentile:g} of {name} at {level.load}, but a limit is set for it.",
                 todo="Take another percentile (sizing.slo.percentile), or measure with streaming and this percentile.",
             )
         if seconds > limit / 1000:

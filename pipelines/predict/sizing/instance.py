@@ -1,7 +1,7 @@
-"""One instance of a model under a load: what it serves within limits, and what binds.
+"""One instance of a model under a load: how much it serves within limits, and what binds.
 
-Every load is simulated iteration by iteration with the same lengths and the same gaps between arrivals, scaled: common
-random numbers, so that more load is never better by luck.
+Every load is simulated iteration by iteration with the same lengths and the same arrival gaps, scaled. Thanks to these
+common random numbers a higher load never looks better by luck.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.question import Question
 
 WARM_UP = 0.1
-"""Share of the requests at the start that are not counted: the engine is idle before."""
+"""Share of requests at the start that are not counted, because the engine is idle before them."""
 GROWS = 1.5
-"""A queue grows without end when the last quarter of the requests waits this many times as long as the second ..."""
+"""A queue counts as growing without end when the last quarter waits this many times as long as the 2nd"""
 GROWS_S = 0.05
-"""... and this many seconds longer."""
+"""and this many seconds longer."""
 PRECISION = 0.005
-"""Rates are found to this share."""
+"""Relative precision to which rates are found."""
 ALONE = 0.02
-"""The lowest load that is looked at, as a share of what an instance can serve at all: requests meet hardly anybody."""
+"""Lowest load considered, as a share of the most an instance can serve: requests hardly ever overlap."""
 FILLS = 12
-"""Times that the requests fill the batch, at least, when it is seen what an engine serves at most."""
+"""Minimum number of times the requests fill the batch when the most an engine can serve is measured."""
 OVERLOAD = 1.3
-"""What it is given then, over what it served of a burst."""
+"""Load of that run, relative to the rate at which a burst was served."""
 FULL = 0.95
-"""A KV pool or batch that is this full is full."""
+"""A KV pool or batch with at least this share in use counts as full."""
 METRICS = ("ttft", "itl", "e2e")
 LATENCIES = (RequestColumns.ttft, RequestColumns.itl, RequestColumns.e2e, RequestColumns.queue)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What requests saw at one load. Seconds; arrays are of the requests that count.
+    """Figures that requests see at one load. Seconds; arrays cover the requests that count.
 
     Attributes:
         rate: requests per second of the instance.
-        ttft: float[n], network and tokenizer included.
-        itl: float[n]; NaN below two tokens.
+        ttft: float[n], including network and tokenizer.
+        itl: float[n]; NaN with fewer than two tokens.
         e2e: float[n].
-        queue: mean seconds before a slot.
+        queue: mean seconds spent waiting for a slot.
         batch: mean requests in slots.
         kv_use: mean share of the KV cache in use.
-        full: what was full at some moment: "KV cache", "max_batch_size" or "".
-        growth: seconds that the last quarter of the requests waits beyond `GROWS` times what the second does.
+        full: what was full at some point: "KV cache", "max_batch_size" or "".
+        growth: seconds that the last quarter of requests waits beyond `GROWS` times the wait of the second quarter.
     """
 
     rate: float
@@ -72,13 +72,13 @@ class Seen:
 
     @property
     def steady(self) -> bool:
-        """The queue does not grow all the time."""
+        """Whether the queue does not keep growing."""
         return self.growth < GROWS_S
 
     def slower(self, factor: float, overhead_s: float) -> Seen:
-        """What an instance whose every iteration takes `factor` times as long shows at a rate lower by that factor.
+        """Return the figures for iterations `factor` times as long, at a rate lower by that factor.
 
-        All times of the engine are longer by it, and the same requests run together; network and tokenizer stay.
+        All engine times scale by the factor, and the same requests run together; network and tokenizer stay the same.
         """
         return replace(
             self,
@@ -91,7 +91,7 @@ class Seen:
         )
 
     def at(self, percentile: float) -> dict[str, float]:
-        """TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
+        """Return TTFT, ITL and E2E at a percentile; NaN where no request has a value."""
         return {name: _percentile(getattr(self, name), percentile) for name in METRICS}
 
 
@@ -100,25 +100,25 @@ class Instance:
     """A model on its GPUs, ready to be simulated.
 
     Attributes:
-        setup: what it is.
-        costed: what an iteration costs.
-        engine: scheduler of one batch; with pipeline stages `setup.pp` batches are under way, each with its share.
-        memory: of one GPU.
-        concurrency: requests of the mean length that run at a time.
+        setup: configuration of the instance.
+        costed: cost of an iteration.
+        engine: scheduler of one batch; with pipeline stages `setup.pp` batches are in progress, each with its share.
+        memory: memory of one GPU.
+        concurrency: number of requests of mean length that run at a time.
     """
 
     setup: Setup
     costed: Costed
-    engine: Engine
+    engine: SchedulerLimits
     memory: DeviceMemory
     concurrency: Concurrency
 
 
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
-    """Put a model on its GPUs.
+    """Place a model on its GPUs.
 
     Raises:
-        UserError: it does not fit.
+        UserError: the model does not fit.
     """
     limits = question.limits
     sizes = replace(
@@ -133,7 +133,7 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
     if concurrency(sizes, memory, question.longest).requests < 1:
         raise UserError(_too_large(question, setup, memory))
     usual = round(question.mean_isl + question.mean_osl)
-    engine = Engine(
+    engine = SchedulerLimits(
         policy=limits.policy,
         slots=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
@@ -156,19 +156,19 @@ def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
 
 
 def see(question: Question, one: Instance, rate: float) -> Seen:
-    """What requests see when an instance gets so many per second."""
+    """Simulate an instance at a rate (requests per second)."""
     lanes = one.setup.pp
     return watch(question, one, np.cumsum(question.gaps) / (rate / lanes), rate)
 
 
 def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
-    """What requests see that come at these times to one batch.
+    """Simulate one batch with the given arrival times.
 
     Args:
-        question: lengths.
+        question: request lengths.
         one: the instance.
         arrival: float64[n], seconds.
-        rate: of the instance, for the record.
+        rate: rate of the instance, recorded with the result.
     """
     run = simulate(one.engine, _load(question, arrival), one.costed.cost)
     r, first = run.requests, int(WARM_UP * len(arrival))
@@ -187,8 +187,8 @@ def _repeated(values: Any, count: int) -> Any:
     return values[:count] if count <= len(values) else np.resize(values, count)
 
 
-def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
-    """Mean requests in slots, mean share of the KV pool, and what was full at some moment."""
+def _occupied(engine: SchedulerLimits, run: SimulatedRun) -> tuple[float, float, str]:
+    """Return mean requests in slots, mean share of the KV pool in use, and what was full at some point."""
     r, span = run.requests, run.end
     stay, ones = r.end - r.admitted, np.ones(len(r.end))
     first, blocks = engine.own_blocks(r.isl, r.isl), engine.own_blocks(r.isl, r.isl + r.osl)
@@ -196,7 +196,7 @@ def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
         blocks = (first + blocks) / 2
     else:
         first = blocks
-    # what ends makes room for what comes at the same moment
+    # at the same moment, requests that end free their room before new ones take it
     order = np.argsort(np.concatenate([r.end, r.admitted]), kind="stable")
     slots = np.cumsum(np.concatenate([-ones, ones])[order]).max()
     held = np.cumsum(np.concatenate([-blocks, blocks])[order]).max() + engine.shared_blocks
@@ -210,21 +210,21 @@ def _occupied(engine: Engine, run: Run) -> tuple[float, float, str]:
 
 
 def saturation(question: Question, one: Instance) -> float:
-    """Requests per second that an instance serves when there is always one waiting.
+    """Return the requests per second that an instance serves when a request is always waiting.
 
-    First all at once, for a guess; then that load and more, one after the other: requests that begin together also end
-    together, and a batch that fills and empties as a whole is not the usual one.
+    A burst gives a first guess; then that load and a little more arrives one by one: requests that start together also
+    end together, and a batch that fills and empties as a whole is not typical.
     """
     count = max(len(question.gaps), FILLS * one.concurrency.requests // one.setup.pp)
     guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
     arrival = np.cumsum(_repeated(question.gaps, count)) / (OVERLOAD * guess)
     ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
-    low, high = count // 2, 17 * count // 20  # neither the filling nor the emptying of the batch
+    low, high = count // 2, 17 * count // 20  # leave out the filling and the emptying of the batch
     return float(one.setup.pp * (high - low) / (ends[high] - ends[low]))
 
 
-def _load(question: Question, arrival: Any) -> Load:
-    return Load(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
+def _load(question: Question, arrival: Any) -> OfferedLoad:
+    return OfferedLoad(_repeated(question.isl, len(arrival)), _repeated(question.osl, len(arrival)), arrival=arrival)
 
 
 def _percentile(values: Any, percentile: float) -> float:
@@ -233,9 +233,9 @@ def _percentile(values: Any, percentile: float) -> float:
 
 
 def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
-    """The limit that is nearest to being missed, or missed by most, and the value over it.
+    """Return the limit closest to being missed, or missed by most, and the value divided by it.
 
-    ("queue", infinity) when the queue grows without end; ("", 0) without limits.
+    Returns ("queue", infinity) when the queue grows without end and ("", 0) without limits.
     """
     if not seen.steady:
         return "queue", math.inf
@@ -248,21 +248,21 @@ def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
 
 
 def missed(seen: Seen, slo: Slo, percentile: float) -> str:
-    """The limit that is missed by most, "queue" when it grows without end, or "" when all is well."""
+    """Return the limit missed by most, "queue" when it grows without end, or "" when all limits are met."""
     worst, share = strain(seen, slo, percentile)
     return worst if share > 1 else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capacity:
-    """What an instance serves within the limits.
+    """Load that an instance serves within the limits.
 
     Attributes:
         rate: requests per second.
-        seen: what requests see at that rate.
-        binding: the limit that a little more would miss: "ttft", "itl", "e2e" or "queue" (throughput itself).
-        because: what makes it so: "KV cache", "max_batch_size" or "compute".
-        most: requests per second that it serves at all, whatever the latency.
+        seen: figures at that rate.
+        binding: limit that a slightly higher load would miss: "ttft", "itl", "e2e" or "queue" (throughput itself).
+        because: cause: "KV cache", "max_batch_size" or "compute".
+        most: requests per second that it can serve at all, whatever the latency.
     """
 
     rate: float
@@ -273,7 +273,7 @@ class Capacity:
 
 
 class OutOfReachError(Exception):
-    """Even a request alone misses a limit."""
+    """A single request alone already misses a limit."""
 
     def __init__(self, metric: str, seconds: float) -> None:
         super().__init__(metric)
@@ -281,12 +281,12 @@ class OutOfReachError(Exception):
 
 
 class Watched:
-    """An instance under one kind of load. Each rate is simulated once, whatever limits it is held against.
+    """An instance under one kind of load. Each rate is simulated once, whatever limits it is compared with.
 
     Attributes:
         question: the load.
         one: the instance.
-        most: requests per second that it serves at all.
+        most: requests per second that it can serve at all.
     """
 
     def __init__(self, question: Question, one: Instance) -> None:
@@ -295,19 +295,19 @@ class Watched:
         self._seen: dict[float, Seen] = {}
 
     def at(self, share: float) -> Seen:
-        """What requests see at this share of `most`."""
+        """Simulate the instance at this share of `most`."""
         if share not in self._seen:
             self._seen[share] = see(self.question, self.one, share * self.most)
         return self._seen[share]
 
     def capacity(self, slo: Slo, slower: float = 1.0) -> Capacity:
-        """The largest rate within limits, if every iteration took `slower` times as long.
+        """Find the highest rate within limits, with every iteration taking `slower` times as long.
 
-        Between hardly any load, where all must be well, and the most, where it is not: false position on the logarithm
-        of value over limit, kept away from the ends; plain halving where the queue grows.
+        Searches between almost no load, where all limits must be met, and the most, where they are not: false position
+        on the logarithm of value over limit, kept away from the ends; plain bisection where the queue grows.
 
         Raises:
-            OutOfReachError: there is none.
+            OutOfReachError: there is no such rate.
         """
         percentile, most = self.question.percentile, self.most / slower
         worst = self._if_slower(1.0, slower)
@@ -335,7 +335,7 @@ class Watched:
 
 
 def _next(low: float, high: float, under: float, over: float) -> float:
-    """Where to look next between two loads, by how far they are under and over the limit."""
+    """Choose the next load between two, from how far they are under and over the limit."""
     if high > 2 * low:
         return (low * high) ** 0.5 if high > 8 * low else (low + high) / 2
     if not (under > 0 and math.isfinite(over)):
@@ -346,16 +346,16 @@ def _next(low: float, high: float, under: float, over: float) -> float:
 
 
 def instances_for(question: Question, one: Instance, guess: int, most: float | None = None) -> int:
-    """The smallest number of instances that serves the peak within the limits; the same as the rate says, sooner.
+    """Return the fewest instances that serve the peak within the limits; same result as `capacity`, but faster.
 
     Args:
         question: the demand.
         one: the instance.
-        guess: where to begin.
-        most: requests per second that the instance serves at all, when known.
+        guess: number of instances to start with.
+        most: requests per second that the instance can serve at all, if known.
 
     Raises:
-        OutOfReachError: there is none.
+        OutOfReachError: no number of instances does.
     """
     most = saturation(question, one) if most is None else most
     peak = question.demand.peak / (1 - question.headroom)
@@ -386,7 +386,7 @@ def instances_for(question: Question, one: Instance, guess: int, most: float | N
 
 
 def input_share(question: Question, one: Instance, found: Capacity) -> float:
-    """Share of the busy time that prompts take: what one adds to an iteration, beside what its answer takes."""
+    """Return the prompts' share of busy time: what a prompt adds to an iteration, relative to the whole request."""
     cost, batch = one.costed.cost, found.seen.batch / one.setup.pp
     isl = max(1.0, question.mean_isl - question.limits.prefix_tokens)
     kv = batch * (question.mean_isl + question.mean_osl / 2)

@@ -1,4 +1,4 @@
-"""`size sizing.measured=FILE`: the fleet from a benchmark, in words and JSON."""
+"""`size sizing.measured=FILE`: the fleet from a benchmark, as text and JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
     demand, sizing = demand_of(settings), settings.sizing
     if sizing.autoscaling.wanted:
         raise UserError(
-            "A day is replayed with a model; sizing.measured has loads alone.",
-            todo="Fit one to them first: make calibrate.",
+            "Replaying a day needs a model, but sizing.measured gives only measured loads.",
+            todo="Fit a model to them first: make calibrate.",
         )
     measured = read_measured([path])
     hardware = resolved(settings.hardware, machine)
@@ -40,7 +40,7 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
 
 
 def price_of(settings: Settings, machine: Machine, found: MeasuredAnswer) -> Cost | None:
-    """Cost of the fleet; None without prices."""
+    """Return the cost of the fleet; None without prices."""
     prices = Prices.of(settings.sizing.prices)
     if not prices.given:
         return None
@@ -59,7 +59,7 @@ def price_of(settings: Settings, machine: Machine, found: MeasuredAnswer) -> Cos
 
 
 def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
-    """All lines."""
+    """Return all lines of the printed answer."""
     measured, demand, p = found.measured, found.demand, f"P{found.percentile:g}"
     average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
     where = measured.gpu or measured.engine or "a server"
@@ -79,7 +79,7 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
             lines.append(wrap(f"    misses: {each.missed}", 12))
     lines += ["", pair("fleet", fleet_text(found.fleet))]
     if not gpus_known:
-        lines.append(pair("", "an instance counts as a server: hardware=... says how many GPUs one has"))
+        lines.append(pair("", "each instance counts as one server; set hardware=... for the GPUs per server"))
     lines += [pair("cost", text) for text in (cost_texts(price) if price else ["no prices given (sizing.prices.*)"])]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
@@ -89,18 +89,18 @@ def _unchecked(found: MeasuredAnswer) -> str:
     rate = found.demand.peak / found.fleet.needed
     text = (
         f"not simulated; at the peak each of {count(found.fleet.needed, 'instance')} gets {number(rate)} of the "
-        f"{number(found.best.requests_per_s)} requests/s that were measured"
+        f"{number(found.best.requests_per_s)} requests/s measured"
     )
     if found.best.concurrency is not None:
         text += (
-            ". It was measured in a closed loop, whose queue is shorter than that of real arrivals: make calibrate, "
-            "then sizing.fit=FILE, accounts for it"
+            ". Measured in a closed loop, whose queue is shorter than that of real arrivals; make calibrate, "
+            "then sizing.fit=FILE, accounts for this"
         )
     return text
 
 
 def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
-    """Plain JSON values."""
+    """Convert to plain JSON values."""
     measured = found.measured
     return {
         "schema": 1,

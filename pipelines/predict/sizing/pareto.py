@@ -1,4 +1,4 @@
-"""Which points nothing else beats in both of two things."""
+"""Pareto front of points in two dimensions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def front(points: Sequence[tuple[float, float]], *, less_x: bool = False) -> list[int]:
-    """Indices of the points that no other beats, by ascending x. More is better, of x too unless `less_x`.
+    """Return the indices of the points that no other point beats, by ascending x. More is better; for x see `less_x`.
 
     Equal points are all on the front.
 
     Args:
         points: (x, y).
-        less_x: less of x is better (a latency).
+        less_x: a lower x is better (a latency).
     """
     sign = -1 if less_x else 1
     order = sorted(range(len(points)), key=lambda index: (-sign * points[index][0], -points[index][1]))

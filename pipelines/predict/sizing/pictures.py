@@ -1,4 +1,4 @@
-"""Pictures of an answer: Pareto front, what one change would do, a day."""
+"""Pictures of an answer: Pareto front, effect of one change, a day."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plot
 from pipelines.document.labels import beside
-from pipelines.predict.sizing.answer import Option
+from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.instance import Seen
 from pipelines.predict.sizing.pareto import front
 from pipelines.predict.sizing.result import Day, Result
@@ -22,7 +22,7 @@ XOf = Callable[[Seen], float]
 
 
 def pareto(result: Result, six: str) -> Figure:
-    """Requests per second and GPU against TTFT, and against the speed for each user."""
+    """Draw requests per second per GPU against TTFT, and against the speed for each user."""
     question = result.answer.question
     percent = f"P{question.percentile:g}"
 
@@ -41,9 +41,9 @@ def pareto(result: Result, six: str) -> Figure:
         "pareto",
         (7.2, 3.7),
         draw,
-        title="What a GPU serves against how fast it feels",
+        title="Throughput per GPU against responsiveness",
         caption=(
-            "Each line is one configuration from hardly any load to its rate within the limits. Filled markers: no "
+            "Each line is one configuration from almost no load to its rate within the limits. Filled markers: no "
             f"other point is better in both (Pareto front). Ring: recommended ({best.label}). {six}"
         ),
         alt="; ".join(
@@ -79,11 +79,11 @@ def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool)
     axes.set_ylim(0, 1.18 * max(y for _, y in every))
     axes.set_xlim(0, 1.12 * max(x for x, _ in every))
     axes.figure.canvas.draw()
-    if less_x:  # colours are the same in both panels
+    if less_x:  # both panels use the same colours
         beside(axes, ends, every, theme["muted"])
 
 
-def _points(option: Option, seen: Sequence[Seen], x_of: XOf) -> list[Point]:
+def _points(option: FleetOption, seen: Sequence[Seen], x_of: XOf) -> list[Point]:
     found = [(x_of(one), one.rate / option.gpus) for one in seen]
     return [(x, y) for x, y in found if math.isfinite(x)]
 
@@ -100,7 +100,7 @@ def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right"
 
 
 def one_change(result: Result, six: str) -> Figure:
-    """GPUs after one change, beside the recommended number."""
+    """Draw the GPUs needed after each change, beside the recommended number."""
     best = result.answer.chosen.fleet
     rows = [(change.what, change.gpus) for change in result.changes if change.gpus is not None]
     names, gpus = [what for what, _ in rows], [count for _, count in rows]
@@ -124,7 +124,7 @@ def one_change(result: Result, six: str) -> Figure:
         "changes",
         (7.2, 0.9 + 0.24 * len(rows)),
         draw,
-        title="What one change would do",
+        title="Effect of one change",
         caption=f"All else equal; the line is the recommended fleet of {best.gpus} GPUs. {six}",
         alt="; ".join(f"{name}: {count} GPUs" for name, count in zip(names, gpus, strict=True)),
         origin="modelled",
@@ -132,7 +132,7 @@ def one_change(result: Result, six: str) -> Figure:
 
 
 def day_picture(result: Result, day: Day, six: str) -> Figure:
-    """Rate, instances and the signal over a day."""
+    """Draw the rate, the instances and the signal over a day."""
     moving, most = day.moving, int(day.fixed.ready.max())
 
     def draw(figure: Drawing, theme: Theme) -> None:
@@ -160,11 +160,11 @@ def day_picture(result: Result, day: Day, six: str) -> Figure:
         "day",
         (7.2, 5.0),
         draw,
-        title="A day with instances that come and go",
+        title="A day with autoscaling",
         caption=(
             f"{day.how}. Blue: instances that take requests; orange: starting. "
             f"{moving.instance_hours * gpus:,.0f} GPU-hours, fixed fleet {day.fixed.instance_hours * gpus:,.0f}; "
-            f" {100 * moving.over:.2f} % against {100 * day.fixed.over:.2f} % of requests over a limit. {six}"
+            f" {100 * moving.over:.2f} % versus {100 * day.fixed.over:.2f} % of requests over a limit. {six}"
         ),
         alt=f"Between {moving.ready.min()} and {moving.ready.max()} instances over the day, {moving.starts} starts.",
         origin="modelled",
@@ -173,7 +173,7 @@ def day_picture(result: Result, day: Day, six: str) -> Figure:
 
 
 def _smooth(values: Any) -> Any:
-    """Mean over half a minute or more, so that a line is seen and not a band."""
+    """Average over at least half a minute, so that the plot shows a line instead of a band."""
     import numpy as np
 
     width = max(1, len(values) // 480)

@@ -1,11 +1,11 @@
-"""What a fleet costs, from prices that the user gives. Nothing is assumed: a price that is not given is not counted.
+"""Cost of a fleet, from prices that the user gives. Nothing is assumed: a price that is not given is not counted.
 
     server and year = price / years + licence x GPUs + hosting + power        (bought)
                     = USD per GPU-hour x GPUs x 8,760                         (rented)
     power           = TDP x GPUs x PUE x 8,760 h x USD per kWh                GPUs only, at their full power
     per token       = fleet and year x share of the time / tokens of a year, at the stated utilisation
 
-The form is that of NVIDIA's TCO calculation ("LLM Inference Benchmarking: How Much Does Your LLM Inference Cost?",
+The formula follows NVIDIA's TCO calculation ("LLM Inference Benchmarking: How Much Does Your LLM Inference Cost?",
 developer.nvidia.com/blog/benchmarking-llm-inference-costs-for-smarter-scaling-and-deployment). A year has 365 days.
 """
 
@@ -23,17 +23,17 @@ SECONDS = DAYS * DAY
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """USD; None is not given.
+    """Prices in USD; None means not given.
 
     Attributes:
-        server: to buy one, with its GPUs.
-        years: over which it is written off.
+        server: price of one server with its GPUs.
+        years: years over which it is written off.
         licence: per GPU and year.
         hosting: per server and year.
-        kwh: of electricity.
+        kwh: price of a kWh of electricity.
         pue: power of the building / power of the machines.
-        gpu_hour: to rent one GPU for an hour, everything included.
-        utilisation: share of what the fleet can serve that it does serve, over the year; None is what the average says.
+        gpu_hour: rent of one GPU for an hour, everything included.
+        utilisation: share of the fleet's capacity used over the year; None derives it from the average.
     """
 
     server: float | None = None
@@ -47,7 +47,7 @@ class Prices:
 
     @classmethod
     def of(cls, settings: PriceSettings) -> Prices:
-        """The prices of the settings."""
+        """Read the prices from the settings."""
         return cls(
             server=settings.server_usd,
             years=settings.years,
@@ -61,20 +61,20 @@ class Prices:
 
     @property
     def given(self) -> bool:
-        """Whether there is a price of the GPUs themselves; without it no cost is told."""
+        """Whether the GPUs themselves have a price; without one no cost is given."""
         return self.server is not None or self.gpu_hour is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fleet costs.
+    """Cost of a fleet.
 
     Attributes:
-        parts: (what, USD a year) of the whole fleet.
-        missing: what was not given and so is not in it.
-        utilisation: that the costs per token are told at; None when it is not known, and then they are None too.
+        parts: (item, USD per year) for the whole fleet.
+        missing: items without a price, which are not included.
+        utilisation: utilisation behind the costs per token; None when not known, and then they are None too.
         per_1k_requests: USD.
-        per_million_input: USD per million input tokens, by the share of time that prompts take.
+        per_million_input: USD per million input tokens, by the share of time spent on prompts.
         per_million_output: USD per million output tokens.
     """
 
@@ -87,17 +87,17 @@ class Cost:
 
     @property
     def per_year(self) -> float:
-        """USD of the whole fleet."""
+        """USD per year for the whole fleet."""
         return sum(amount for _, amount in self.parts)
 
 
 def server_year(prices: Prices, gpus: int, tdp_w: float | None) -> tuple[list[tuple[str, float]], list[str]]:
-    """One server for a year: (what, USD), and what was not given.
+    """Return (item, USD) of one server for a year, and the items without a price.
 
     Args:
-        prices: with a server or a GPU-hour.
-        gpus: of the server.
-        tdp_w: of one GPU, W; None is not known.
+        prices: with the price of a server or of a GPU-hour.
+        gpus: GPUs of the server.
+        tdp_w: TDP of one GPU, W; None if not known.
     """
     if prices.gpu_hour is not None:
         return [("rent", prices.gpu_hour * gpus * HOURS)], []
@@ -119,18 +119,18 @@ def cost(
     prices: Prices, *, servers: int, gpus_per_server: int, tdp_w: float | None, capacity: float,
     average: float | None, isl: float, osl: float, input_share: float | None,
 ) -> Cost:  # fmt: skip
-    """Cost of a fleet.
+    """Compute the cost of a fleet.
 
     Args:
-        prices: with a server or a GPU-hour.
-        servers: whole ones.
-        gpus_per_server: all are paid, also idle ones.
-        tdp_w: of one GPU.
+        prices: with the price of a server or of a GPU-hour.
+        servers: whole servers.
+        gpus_per_server: all are paid for, idle ones too.
+        tdp_w: TDP of one GPU, W.
         capacity: requests per second that the fleet serves within the limits.
         average: requests per second over the whole year; None when only the peak is known.
         isl: mean input tokens.
         osl: mean output tokens.
-        input_share: of the engine's time that prompts take; None is not known, and then nothing is told per token.
+        input_share: share of the engine's time spent on prompts; None if not known, then there is no cost per token.
     """
     each, missing = server_year(prices, gpus_per_server, tdp_w)
     parts = tuple((what, servers * usd) for what, usd in each)

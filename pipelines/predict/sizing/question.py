@@ -1,4 +1,4 @@
-"""What the calculator is asked, as plain values."""
+"""Input of the sizing calculator, as plain values."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pipelines.predict.sizing.price import Prices
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the engine, under trtllm-build's and Triton's own names.
+    """Limits of the engine, under the names of trtllm-build and Triton.
 
     Attributes:
         max_batch_size: requests scheduled together.
         max_num_tokens: tokens of one iteration.
         tokens_per_block: of the paged KV cache.
-        kv_fraction: share of the memory left that the KV pool takes.
-        max_kv_tokens: bound of the KV pool, or None.
-        policy: of batching.
+        kv_fraction: share of the remaining memory that the KV pool takes.
+        max_kv_tokens: upper bound of the KV pool, or None.
+        policy: batching policy.
         admission: how requests get KV blocks.
-        prefix_tokens: of each prompt that are in the cache already.
+        prefix_tokens: tokens of each prompt that are already in the cache.
     """
 
     max_batch_size: int = 2048
@@ -47,28 +47,28 @@ NO_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """How many GPUs for which load within which limits.
+    """Question of how many GPUs a load needs within given limits.
 
     Attributes:
-        model: its sizes.
-        gpu: its data sheet.
+        model: dimensions of the model.
+        gpu: data sheet of the GPU.
         demand: requests per second.
         isl: int64[n], input tokens, drawn.
         osl: int64[n], output tokens, drawn.
-        gaps: float64[n], gaps between arrivals with mean 1, drawn once: every rate sees the same chance.
-        slo: limits; none is throughput alone.
-        percentile: of the requests that must meet each, e.g. 95.
+        gaps: float64[n], arrival gaps with mean 1, drawn once, so that all rates see the same sample.
+        slo: latency limits; without any, only throughput counts.
+        percentile: percentage of requests that must meet each limit, e.g. 95.
         mode: "online", "sequential" or "offline".
-        headroom: share of each instance's rate that is kept free.
-        spare: instances on top.
+        headroom: share of each instance's rate kept free.
+        spare: additional instances.
         tp: tensor parallel sizes to try.
         pp: pipeline parallel sizes to try.
         formats: weight formats to try.
         kv_formats: KV-cache formats to try.
-        sparse: 2:4-sparse weights.
-        limits: of the engine.
-        prices: what things cost.
-        framework: that serves it.
+        sparse: whether the weights are 2:4-sparse.
+        limits: limits of the engine.
+        prices: prices of servers, GPUs and electricity.
+        framework: framework that serves the model.
     """
 
     model: ModelShape
@@ -107,7 +107,7 @@ class Question:
         return float(self.osl.mean())
 
     def setups(self) -> Iterator[Setup]:
-        """Every configuration to try."""
+        """Return every configuration to try."""
         for qformat in self.formats:
             for kv_format in self.kv_formats:
                 for pp in self.pp:
@@ -117,7 +117,7 @@ class Question:
                         )
 
     def check(self) -> None:
-        """Refuse what no configuration can serve.
+        """Refuse a question that no configuration can answer.
 
         Raises:
             UserError: a request is longer than the model's context.
@@ -132,7 +132,7 @@ class Question:
 
 
 def setup_label(setup: Setup) -> str:
-    """A configuration in a few words: "TP 2 fp8", "TP 8 PP 2 int4_awq, KV fp8"."""
+    """Return a short name of a configuration: "TP 2 fp8", "TP 8 PP 2 int4_awq, KV fp8"."""
     pp = f" PP {setup.pp}" if setup.pp > 1 else ""
     kv = "" if setup.kv_format is KvFormat.AUTO else f", KV {setup.kv_format}"
     return f"TP {setup.tp}{pp} {setup.qformat}{kv}"

@@ -1,4 +1,4 @@
-"""Everything the command found, and its JSON and CSV."""
+"""Result of the command, and its JSON and CSV."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.predict.sizing.answer import Answer, Option
+from pipelines.predict.sizing.answer import Answer, FleetOption
 from pipelines.predict.sizing.autoscale import Replay
-from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.instance import Seen
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, Trial
+from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Day:
-    """A day replayed on the fixed fleet and on one that scales. `how`: where the day's shape comes from."""
+    """A day replayed on the fixed fleet and on an autoscaled one. `how`: origin of the day's shape."""
 
     how: str
     fixed: Replay
@@ -31,14 +31,14 @@ class Day:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What the command found.
+    """Result of the command.
 
     Attributes:
         answer: options, the recommended first.
-        ladders: what requests see from hardly any load to the rate, one per option.
-        check: the recommended fleet, simulated.
-        changes: what one change would do.
-        day: replayed, or None.
+        ladders: figures from almost no load up to the rate, one list per option.
+        check: simulation of the recommended fleet.
+        changes: effects of single changes.
+        day: replay of a day, or None.
     """
 
     answer: Answer
@@ -49,7 +49,7 @@ class Result:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Plain JSON values; seconds, tokens, USD. "No value" is null."""
+    """Convert to plain JSON values (seconds, tokens, USD); a missing value becomes null."""
     question = result.answer.question
     found = {
         "schema": SCHEMA,
@@ -90,7 +90,7 @@ def _question(question: Question) -> dict[str, Any]:
     }
 
 
-def _option(option: Option, question: Question) -> dict[str, Any]:
+def _option(option: FleetOption, question: Question) -> dict[str, Any]:
     one, seen = option.instance, option.capacity.seen
     return {
         "option": option.label,
@@ -127,7 +127,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
     return asdict(cost) | {"usd_per_year": cost.per_year, "parts": dict(cost.parts)}
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: PeakTrial) -> dict[str, Any]:
     return asdict(trial)
 
 
@@ -146,7 +146,7 @@ def _day(day: Day, gpus: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """NaN has no place in JSON."""
+    """Replace NaN, which JSON does not allow, with null."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -155,7 +155,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_csv(result: Result) -> str:
-    """One row per option, best first."""
+    """Format one CSV row per option, best first."""
     question = result.answer.question
     out = io.StringIO()
     rows = [_row(option, question) for option in result.answer.options]
@@ -165,7 +165,7 @@ def to_csv(result: Result) -> str:
     return out.getvalue()
 
 
-def _row(option: Option, question: Question) -> dict[str, Any]:
+def _row(option: FleetOption, question: Question) -> dict[str, Any]:
     found = _option(option, question)
     nested = ("at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
     flat = {name: value for name, value in found.items() if name not in nested}
@@ -182,6 +182,6 @@ def _row(option: Option, question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sizes(fleet: Fleet | None, ending: str) -> dict[str, Any]:
+def _sizes(fleet: PeakFleet | None, ending: str) -> dict[str, Any]:
     names = ("instances", "gpus", "servers", "servers_raw")
     return {f"{name}{ending}": None if fleet is None else getattr(fleet, name) for name in names}

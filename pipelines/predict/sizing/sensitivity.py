@@ -1,4 +1,4 @@
-"""What changing one input would do to the recommended configuration."""
+"""Effect of changing one input of the recommended configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
 from pipelines.predict.performance.memory import SMALL_BATCH
 from pipelines.predict.performance.performance import Setup, runnable
-from pipelines.predict.sizing.answer import WORDS, CostOf, Option
+from pipelines.predict.sizing.answer import WORDS, CostOf, FleetOption
 from pipelines.predict.sizing.fleet import Layout, fleet
 from pipelines.predict.sizing.instance import Instance, OutOfReachError, instance, instances_for
 from pipelines.predict.sizing.question import Question
@@ -25,11 +25,11 @@ class Change:
     """One input changed, all else equal.
 
     Attributes:
-        what: in words, e.g. "ISL +25 % (2,500)".
-        instances: then, with spares; None when it cannot be served.
-        gpus: that run them.
-        servers: that hold them.
-        why: it cannot be served.
+        what: description, e.g. "ISL +25 % (2,500)".
+        instances: instances needed then, with spares; None when the load cannot be served.
+        gpus: GPUs that run them.
+        servers: servers that hold them.
+        why: reason why the load cannot be served.
     """
 
     what: str
@@ -40,12 +40,12 @@ class Change:
 
     @classmethod
     def to(cls, what: str, instances: int, layout: Layout) -> Change:
-        """A change to so many instances."""
+        """Build a change that leads to this many instances."""
         return cls(what, instances, instances * layout.gpus_per_instance, layout.servers(instances))
 
 
-def changes(question: Question, option: Option, cost_of: CostOf) -> list[Change]:
-    """One input at a time."""
+def changes(question: Question, option: FleetOption, cost_of: CostOf) -> list[Change]:
+    """Change one input at a time and size again."""
     found = list(_arithmetic(question, option))
     setup, needed, most = option.instance.setup, option.fleet.needed, option.capacity.most
     found += [_sized(what, changed, option.instance, needed, most) for what, changed in _limits(question)]
@@ -54,8 +54,8 @@ def changes(question: Question, option: Option, cost_of: CostOf) -> list[Change]
     return found
 
 
-def _arithmetic(question: Question, option: Option) -> Iterator[Change]:
-    """What needs no new simulation: the rate of an instance stays."""
+def _arithmetic(question: Question, option: FleetOption) -> Iterator[Change]:
+    """Changes that need no new simulation: the rate of an instance stays the same."""
     layout = Layout(option.gpus, question.gpu.gpus_per_server)
     rate, demand = option.capacity.rate, question.demand
 
@@ -72,7 +72,7 @@ def _arithmetic(question: Question, option: Option) -> Iterator[Change]:
 
 
 def _limits(question: Question) -> Iterator[tuple[str, Question]]:
-    """What leaves the instance as it is."""
+    """Changes that keep the instance's setup."""
     for name, word in (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E")):
         limit = getattr(question.slo, name)
         for side, sign in ((LESS, -1), (MORE, 1)) if limit is not None else ():
@@ -93,7 +93,7 @@ def _questions(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _setups(question: Question, setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Other formats this GPU can run, and half and twice the ranks."""
+    """Changes of the setup: other formats this GPU runs, and half and twice the ranks."""
     for qformat in runnable(setup):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
             yield f"format {qformat}", replace(setup, qformat=qformat)
@@ -117,6 +117,6 @@ def _sized(what: str, question: Question, one: Instance, guess: int, most: float
     except UserError as error:
         return Change(what, why=error.faults[0].message)
     except OutOfReachError as error:
-        return Change(what, why=f"{WORDS[error.metric]} is {1000 * error.seconds:,.0f} ms at hardly any load")
+        return Change(what, why=f"{WORDS[error.metric]} is {1000 * error.seconds:,.0f} ms at almost no load")
     layout = Layout(one.setup.tp * one.setup.pp, question.gpu.gpus_per_server)
     return Change.to(what, needed + question.spare, layout)

@@ -1,8 +1,8 @@
-"""The recommended fleet and one instance fewer, simulated at the peak.
+"""Simulate the recommended fleet, and one instance fewer, at the peak.
 
-Requests come to the fleet as one Poisson (or gamma) stream and are dealt out in turn (round-robin). An instance then
-sees smoother arrivals than the ones its rate was found with, so that one instance fewer may still do; the output says
-so.
+Requests reach the fleet as one Poisson (or gamma) stream and are distributed round-robin. Each instance then sees
+smoother arrivals than those its rate was found with, so one instance fewer may still be enough; the output says
+when that is so.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.predict.sizing.answer import WORDS, Option
+from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import ROUNDING
 from pipelines.predict.sizing.instance import Seen, missed, watch
 from pipelines.predict.sizing.question import Question
 
 SHOWN_INSTANCES = 16
-"""Instances that are simulated at most: dealt out in turn, all see the same kind of load."""
+"""Upper bound on simulated instances: with round-robin they all see the same kind of load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A fleet at the peak.
+class PeakTrial:
+    """Simulation of a fleet at the peak.
 
     Attributes:
-        instances: that serve.
-        meets: all limits, at their percentile.
-        missed: the limit that is missed by most ("ttft", "queue", ...), or "".
+        instances: number of serving instances.
+        meets: whether all limits are met at their percentile.
+        missed: limit missed by most ("ttft", "queue", ...), or "".
         values: seconds by metric at the percentile; NaN without a value.
-        requests: simulated.
-        simulated: instances of the fleet that were.
+        requests: number of simulated requests.
+        simulated: number of the fleet's instances that were simulated.
     """
 
     instances: int
@@ -44,14 +44,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The fleet without its spares, and one instance fewer (None when there is only one)."""
+    """The fleet without its spares, and with one instance fewer (None when there is only one)."""
 
-    fleet: Trial
-    fewer: Trial | None
+    fleet: PeakTrial
+    fewer: PeakTrial | None
     why: str
 
 
-def check(question: Question, option: Option) -> Check:
+def check(question: Question, option: FleetOption) -> Check:
     """Simulate the recommended fleet."""
     needed = option.fleet.needed
     full = trial(question, option, needed)
@@ -59,8 +59,8 @@ def check(question: Question, option: Option) -> Check:
     return Check(full, fewer, _why(question, option, fewer))
 
 
-def trial(question: Question, option: Option, instances: int) -> Trial:
-    """A fleet of so many instances at the peak."""
+def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
+    """Simulate a fleet of this many instances at the peak."""
     one = option.instance
     each, lanes = len(question.gaps), one.setup.pp
     dealt = instances * lanes
@@ -83,15 +83,15 @@ def trial(question: Question, option: Option, instances: int) -> Trial:
     )
     wrong = missed(together, question.slo, question.percentile)
     values = together.at(question.percentile)
-    return Trial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)))
+    return PeakTrial(instances, not wrong, wrong, values, shown * each, min(instances, -(-shown // lanes)))
 
 
-def _why(question: Question, option: Option, fewer: Trial | None) -> str:
+def _why(question: Question, option: FleetOption, fewer: PeakTrial | None) -> str:
     if fewer is None:
-        return "one instance is the least there is"
+        return "one instance is the minimum"
     if not fewer.meets:
         if fewer.missed == "queue":
-            return "with one instance fewer the queue grows all the time"
+            return "with one instance fewer the queue keeps growing"
         limit = getattr(question.slo, f"{fewer.missed}_ms")
         value = 1000 * fewer.values[fewer.missed]
         what = f"{WORDS[fewer.missed]} is {value:,.0f} ms at P{question.percentile:g}, over {limit:g}"
@@ -99,9 +99,9 @@ def _why(question: Question, option: Option, fewer: Trial | None) -> str:
     bare = question.demand.peak / option.capacity.rate
     reasons = []
     if question.headroom:
-        reasons.append(f"headroom of {100 * question.headroom:g} % asks for {option.fleet.raw - bare:.2f} more")
+        reasons.append(f"headroom of {100 * question.headroom:g} % accounts for {option.fleet.raw - bare:.2f}")
     rounding = option.fleet.needed - option.fleet.raw
-    reasons.append(f"rounding up {option.fleet.raw:.2f} gives {rounding:.2f} more")
+    reasons.append(f"rounding up {option.fleet.raw:.2f} accounts for {rounding:.2f}")
     if option.fleet.needed - 1 < bare:
-        reasons.append("requests dealt out in turn come more evenly than the rate of an instance was found with")
-    return f"one instance fewer would do in this simulation: {'; '.join(reasons)}"
+        reasons.append("round-robin arrivals are smoother than those used to find the rate of an instance")
+    return f"one instance fewer is enough in this simulation: {'; '.join(reasons)}"

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pipelines.document.show import NONE, number
 from pipelines.host.screen import width, wrapped
 from pipelines.predict.performance.performance import origin
-from pipelines.predict.sizing.answer import WORDS, Option
-from pipelines.predict.sizing.fleet import Fleet
+from pipelines.predict.sizing.answer import WORDS, FleetOption
+from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.sensitivity import Change
-from pipelines.predict.sizing.validate import Check, Trial
+from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SHOWN_OPTIONS = 12
 NARROW = 79
@@ -22,7 +22,7 @@ NARROW = 79
 
 
 def words(result: Result) -> list[str]:
-    """All lines."""
+    """Return all lines of the printed answer."""
     question, best = result.answer.question, result.answer.chosen
     lines = [*_question(question), "", *_table(result.answer.options, question)]
     if refused := result.answer.refused:
@@ -37,12 +37,12 @@ def words(result: Result) -> list[str]:
 
 
 def wrap(text: str, indent: int = 2) -> str:
-    """Lines that fit the screen."""
+    """Wrap text into lines that fit the screen."""
     return wrapped(text, indent)
 
 
 def pair(word: str, text: str) -> str:
-    """A word and what it is."""
+    """Format a label and its text."""
     return wrap(f"{word:<10}{text}", 10)
 
 
@@ -58,13 +58,13 @@ def _question(question: Question) -> list[str]:
 
 
 def length_text(values: Sequence[int]) -> str:
-    """Tokens: "2,000", or mean and range."""
+    """Format token counts: "2,000", or mean and range."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{sum(values) / len(values):,.0f} ({low:,} to {high:,})"
 
 
 def limits_text(question: Question) -> str:
-    """The limits in words."""
+    """Describe the limits."""
     slo = question.slo
     pairs = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
     given = ", ".join(f"{name} {limit:g} ms" for name, limit in pairs if limit is not None)
@@ -72,11 +72,11 @@ def limits_text(question: Question) -> str:
         preset = "" if slo.name in ("none", "given") else f" ({slo.name})"
         return f"{given} at P{question.percentile:g}{preset}"
     if question.mode == "offline":
-        return "none: throughput alone counts"
-    return "none given, so throughput alone counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
+        return "none: only throughput counts"
+    return "none given, so only throughput counts: set sizing.slo.ttft_ms, itl_ms, e2e_ms or preset"
 
 
-def _table(options: Sequence[Option], question: Question) -> list[str]:
+def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     p = f"P{question.percentile:g}"
     wide = max(len(option.label) for option in options[:SHOWN_OPTIONS])
     narrow = width() < NARROW  # what limits an option stands in a line of its own
@@ -98,8 +98,8 @@ def _table(options: Sequence[Option], question: Question) -> list[str]:
     return lines
 
 
-def binds(option: Option) -> str:
-    """What limits the rate, and what makes it so: "TTFT (KV cache)"."""
+def binds(option: FleetOption) -> str:
+    """Name the binding limit and its cause: "TTFT (KV cache)"."""
     return f"{WORDS[option.capacity.binding]} ({option.capacity.because})"
 
 
@@ -108,12 +108,12 @@ def _ms(seconds: float) -> str:
 
 
 def count(amount: int, word: str) -> str:
-    """A number with its noun."""
+    """Format a number with its noun."""
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
-def fleet_text(fleet: Fleet) -> str:
-    """Instances, GPUs, servers, and the same before rounding."""
+def fleet_text(fleet: PeakFleet) -> str:
+    """Describe instances, GPUs and servers, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
     return (
@@ -140,8 +140,8 @@ def _recommended(result: Result) -> list[str]:
     return lines
 
 
-def interval_text(option: Option) -> str:
-    """Fleets if the model is off by its usual error."""
+def interval_text(option: FleetOption) -> str:
+    """Describe the range of fleets if the model is off by its usual error."""
     few, large = option.fewest, option.largest
     if large is None:
         return (
@@ -159,8 +159,8 @@ def _range(low: int, high: int, word: str) -> str:
     return count(low, word) if low == high else f"{low:,} to {high:,} {word}s"
 
 
-def memory_text(option: Option) -> str:
-    """KV cache and what limits concurrency."""
+def memory_text(option: FleetOption) -> str:
+    """Describe the KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     return (
@@ -170,10 +170,10 @@ def memory_text(option: Option) -> str:
 
 
 def tokens_text(question: Question) -> str:
-    """Requests and tokens of a day."""
+    """Describe the requests and tokens of a day."""
     daily = question.demand.requests_per_day
     if daily is None:
-        return "of a day: not known without an average rate"
+        return "per day: unknown without an average rate"
     hours = f" in {question.demand.busy_hours:g} h" if question.demand.busy_hours != 24 else ""
     return (
         f"{daily:,.0f} requests a day{hours}: {daily * question.mean_isl:,.4g} tokens in, "
@@ -182,12 +182,12 @@ def tokens_text(question: Question) -> str:
 
 
 def cost_texts(cost: Cost) -> list[str]:
-    """What it costs, and at which utilisation."""
+    """Describe the cost and the utilisation it assumes."""
     parts = ", ".join(f"{what} {usd:,.0f}" for what, usd in cost.parts)
-    without = f"; not given and not in it: {', '.join(cost.missing)}" if cost.missing else ""
+    without = f"; not given and not included: {', '.join(cost.missing)}" if cost.missing else ""
     lines = [f"{cost.per_year:,.0f} USD a year ({parts}){without}"]
     if cost.utilisation is None:
-        return [*lines, "per token: not known without an average rate (or sizing.prices.utilisation)"]
+        return [*lines, "per token: unknown without an average rate (or sizing.prices.utilisation)"]
     if cost.per_million_input is None:
         return [*lines, f"{cost.per_1k_requests:,.3g} USD per thousand requests, at {100 * cost.utilisation:.0f} %"]
     lines.append(
@@ -199,14 +199,14 @@ def cost_texts(cost: Cost) -> list[str]:
 
 def _checked(question: Question, check: Check) -> list[str]:
     fleet = trial_text(question, check.fleet)
-    lines = [pair("checked", f"{fleet}; simulated at the peak, requests dealt out in turn")]
+    lines = [pair("checked", f"{fleet}; simulated at the peak, requests distributed round-robin")]
     if check.fewer is not None:
         lines.append(pair("", trial_text(question, check.fewer)))
     return [*lines, pair("", check.why)]
 
 
-def trial_text(question: Question, trial: Trial) -> str:
-    """A simulated fleet in words."""
+def trial_text(question: Question, trial: PeakTrial) -> str:
+    """Describe a simulated fleet."""
     values = ", ".join(
         f"{WORDS[name]} {number(1000 * value)} ms" for name, value in trial.values.items() if not math.isnan(value)
     )
@@ -215,8 +215,8 @@ def trial_text(question: Question, trial: Trial) -> str:
     return f"{count(trial.instances, 'instance')}: {verdict}{what} (P{question.percentile:g}: {values})"
 
 
-def _changes(changes: Sequence[Change], fleet: Fleet) -> list[str]:
-    lines = ["what one change would do        inst.  GPUs servers"]
+def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
+    lines = ["effect of one change            inst.  GPUs servers"]
     for change in changes:
         if change.servers is None:
             lines.append(wrap(f"  {change.what:<28} not possible: {change.why.rstrip('.')}", 31))
@@ -228,7 +228,7 @@ def _changes(changes: Sequence[Change], fleet: Fleet) -> list[str]:
 
 
 def day_lines(result: Result) -> list[str]:
-    """The replay of a day in words."""
+    """Describe the replay of a day."""
     day = result.day
     assert day is not None
     gpus = result.answer.chosen.gpus

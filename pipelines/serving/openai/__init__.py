@@ -1,1 +1,1 @@
-"""OpenAI-compatible access in front of a tritonserver: a process of its own that speaks gRPC streams to it."""
+"""OpenAI-compatible service in front of a tritonserver: a separate process connected to it by gRPC streams."""

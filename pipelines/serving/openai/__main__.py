@@ -15,7 +15,7 @@ from pipelines.serving.repository import ModelRepository, read_repository
 
 
 def main() -> None:
-    """Serve until SIGTERM; running answers finish first."""
+    """Serve until SIGTERM; running responses finish first."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.serving.openai", description=__doc__)
     parser.add_argument("--repository", type=Path, required=True, help="the model repository that tritonserver serves")
     parser.add_argument("--grpc", required=True, help="host:port of tritonserver's gRPC service")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
-    """Everything about the repository that answers depend on."""
+    """Collect the facts of the repository that responses depend on."""
     return ServedModel(
         label=repository.label,
         created=int(repository.path.stat().st_mtime),
@@ -52,7 +52,7 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
 
 
 def _counter(repository: ModelRepository) -> Callable[[str], int] | None:
-    """How the preprocessing model counts a prompt."""
+    """Return a function that counts a prompt's tokens as the preprocessing model does."""
     file = repository.tokenizer / "tokenizer.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The JSON of OpenAI's answers."""
+"""Build the JSON of OpenAI's responses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One of the two endpoints' forms of answer.
+    """Response format of one of the two endpoints.
 
     Attributes:
-        chat: /v1/chat/completions rather than /v1/completions.
-        model: what the client asked for.
-        echo: begin every text with its prompt.
+        chat: whether it is /v1/chat/completions rather than /v1/completions.
+        model: name that the client used.
+        echo: whether every text begins with its prompt.
     """
 
     chat: bool
@@ -34,7 +34,7 @@ class Form:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, choices: Sequence[Choice]) -> Json:
-        """The answer in one piece."""
+        """Build a complete response."""
         return {
             **self._head(chunk=False),
             "choices": [self._whole(choice) for choice in choices],
@@ -42,7 +42,7 @@ class Form:
         }
 
     def chunk(self, choice: Choice, text: str | None, *, first: bool = False) -> Json:
-        """One piece of a stream: new text, or with None its end."""
+        """Build one chunk of a stream: new text, or its end for None."""
         head = self._head(chunk=True)
         shared = {
             "index": choice.index,
@@ -55,7 +55,7 @@ class Form:
         return {**head, "choices": [{**shared, "delta": delta}]}
 
     def usage_chunk(self, choices: Sequence[Choice]) -> Json:
-        """The last piece, with stream_options.include_usage."""
+        """Build the last chunk, sent with stream_options.include_usage."""
         return {**self._head(chunk=True), "choices": [], "usage": usage(choices)}
 
     def _whole(self, choice: Choice) -> Json:
@@ -71,7 +71,7 @@ class Form:
 
 
 def usage(choices: Iterable[Choice]) -> Json:
-    """Tokens as the engine counts them; a prompt with several answers counts once."""
+    """Count tokens as the engine does; a prompt with several answers counts once."""
     choices = list(choices)
     prompts = sum(choice.input_tokens for choice in choices if choice.number == 0)
     outputs = sum(choice.output_tokens for choice in choices)
@@ -79,10 +79,10 @@ def usage(choices: Iterable[Choice]) -> Json:
 
 
 async def events(form: Form, choices: Sequence[Choice], source: TextSource, asked: Sampling) -> AsyncIterator[str]:
-    """The server-sent events of a streamed answer.
+    """Yield the server-sent events of a streamed response.
 
-    An error before the first piece is raised, so that it can still become an HTTP status; a later one ends the stream
-    with an event of its own and without [DONE].
+    An error before the first chunk is raised, so that it can still become an HTTP status; a later one ends the stream
+    with an error event and without [DONE].
     """
     begun = False
     try:
@@ -104,7 +104,7 @@ async def events(form: Form, choices: Sequence[Choice], source: TextSource, aske
 
 
 def _openings(form: Form, choices: Sequence[Choice]) -> list[Json]:
-    """What comes before the first token: the role, or the echoed prompt."""
+    """Yield what comes before the first token: the role, or the echoed prompt."""
     if form.chat:
         return [form.chunk(choice, "", first=True) for choice in choices]
     return [form.chunk(choice, choice.prompt) for choice in choices] if form.echo else []

@@ -28,14 +28,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What is served.
+    """The served model.
 
     Attributes:
         label: the model's name for clients.
-        created: seconds since 1970, of the repository.
-        max_seq_len: prompt and output tokens at most; None when the repository does not tell.
+        created: time of the repository, seconds since 1970.
+        max_seq_len: maximum of prompt and output tokens; None if the repository does not state it.
         template: the model's chat template.
-        count_tokens: tokens of a prompt; None when there is no tokenizer to ask.
+        count_tokens: counts the tokens of a prompt; None without a tokenizer.
         metrics_url: tritonserver's metrics.
     """
 
@@ -47,23 +47,23 @@ class ServedModel:
     metrics_url: str
 
     def check_name(self, model: str) -> None:
-        """Refuse another model's name.
+        """Refuse the name of another model.
 
         Raises:
-            ApiError: 404, as OpenAI answers it.
+            ApiError: 404, as OpenAI does.
         """
         if model != self.label:
             message = f"The model '{model}' does not exist. This server has '{self.label}'."
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def room_after(self, prompt: str) -> int:
-        """Output tokens that still fit after a prompt.
+        """Return how many output tokens fit after a prompt.
 
         Raises:
-            ApiError: 400, the prompt fills the model or its room is unknown.
+            ApiError: 400, the prompt leaves no room, or the limit is unknown.
         """
         if self.max_seq_len is None or self.count_tokens is None:
-            raise ApiError(400, "Give max_completion_tokens: this repository does not tell the model's limit.",
+            raise ApiError(400, "Give max_completion_tokens: this repository does not state the model's limit.",
                            param="max_completion_tokens")  # fmt: skip
         room = self.max_seq_len - self.count_tokens(prompt)
         if room < 1:
@@ -129,7 +129,7 @@ def make_app(served: ServedModel, backend: Backend) -> FastAPI:
 
 
 async def _answer(request: Request, form: Form, choices: list[Choice], backend: Backend, asked: Sampling) -> Response:
-    """Stream, or wait for all of it; a client that leaves cancels its requests either way."""
+    """Stream the response, or wait for all of it; either way, a client that disconnects cancels its requests."""
     if not asked.stream:
         await _unless_client_leaves(request, collect_all(choices, backend, asked))
         return JSONResponse(form.whole(choices))
@@ -148,7 +148,7 @@ async def _answer(request: Request, form: Form, choices: list[Choice], backend: 
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:
-    """Do the work, but cancel it when the client hangs up."""
+    """Do the work, but cancel it if the client disconnects."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -158,7 +158,7 @@ async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Re
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(CLIENT_CLOSED, "The client left.")
+            raise ApiError(CLIENT_CLOSED, "The client disconnected.")
         return task.result()
     finally:
         leaving.cancel()
@@ -167,7 +167,7 @@ async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Re
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error in OpenAI's form."""
+    """Return every error in OpenAI's format."""
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:

@@ -1,4 +1,4 @@
-"""The tritonserver behind: one gRPC stream per answer, so that leaving the stream cancels exactly that answer."""
+"""Client of the tritonserver behind: one gRPC stream per answer, so that closing it cancels exactly that answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backend:
     """A Triton model as a source of text."""
 
     def __init__(self, url: str, model: str) -> None:
-        """Remember where; `open` makes the connection, inside the event loop that it belongs to.
+        """Remember the address; `open` creates the connection inside its event loop.
 
         Args:
             url: host:port of the gRPC service.
@@ -33,7 +33,7 @@ class Backend:
         self._client: Any = None
 
     def open(self) -> None:
-        """Make the connection; it connects on first use."""
+        """Create the channel, which connects on first use."""
         self._client = triton.InferenceServerClient(self._url)
 
     async def close(self) -> None:
@@ -41,7 +41,7 @@ class Backend:
         await self._client.close()
 
     async def ready(self) -> bool:
-        """Whether the server answers and has all its models."""
+        """Return whether the server responds and has all its models."""
         try:
             return bool(await self._client.is_server_ready(client_timeout=5))
         except InferenceServerException:
@@ -51,7 +51,7 @@ class Backend:
         """Send one request; closing the iterator cancels it on the server.
 
         Raises:
-            ApiError: what the server answered, or that it does not.
+            ApiError: the server returned an error, or does not respond.
         """
         # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
         # ended that way after it has freed it, and dies of that after some hundred errors
@@ -70,13 +70,13 @@ class Backend:
 
 
 def _request(model: str, inputs: Sequence[InputTensor]) -> dict[str, Any]:
-    """Made before the stream opens: what fails inside of its iterator, tritonclient keeps to itself."""
+    """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
     outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
     return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The one request of a stream."""
+    """Yield the one request of a stream."""
     yield request
 
 
@@ -100,6 +100,6 @@ def _number(result: Any, name: str) -> int:
 
 
 def _code(error: InferenceServerException) -> str | None:
-    """From "StatusCode.UNAVAILABLE" to "UNAVAILABLE"."""
+    """Convert "StatusCode.UNAVAILABLE" to "UNAVAILABLE"."""
     status = error.status()
     return str(status).rpartition(".")[2] if status else None

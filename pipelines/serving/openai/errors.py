@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and what Triton's errors become in it."""
+"""Errors in OpenAI's format, and the translation of Triton's errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CLIENT_CODES = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIM
 
 
 class ApiError(Exception):
-    """Answers a request with an error.
+    """An error response.
 
     Attributes:
         status: HTTP status.
         kind: OpenAI's `type`.
-        param: the parameter at fault, when one is.
-        code: OpenAI's machine-readable `code`, when it has one.
+        param: the parameter at fault, if any.
+        code: OpenAI's machine-readable `code`, if it has one.
     """
 
     def __init__(
@@ -34,23 +34,23 @@ class ApiError(Exception):
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
     def body(self) -> dict[str, Any]:
-        """The JSON that OpenAI's clients read."""
+        """Return the JSON that OpenAI's clients read."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def unsupported(param: str, given: object, instead: str) -> ApiError:
-    """A parameter that OpenAI has and this server does not."""
+    """Make the error for a parameter that this server does not support."""
     message = f"'{param}' = {given!r} is not supported here. {instead}"
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 def from_triton(message: str, grpc_code: str | None) -> ApiError:
-    """Translate an error of the server behind.
+    """Translate an error of tritonserver.
 
     Args:
         message: its text.
-        grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...), None when it came without, as errors inside a
-            stream do: then it is the client's unless the text says that something broke.
+        grpc_code: name of its gRPC status ("INVALID_ARGUMENT", ...); None for errors inside a stream, which count as
+            the client's fault unless the text says that something broke.
     """
     message = ENSEMBLE.sub("", message)
     if QUEUE_FULL.search(message):
@@ -61,7 +61,7 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
         return ApiError(400, message)
     if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message) or FAILED.search(message):
         return ApiError(
-            503, f"The inference server does not answer: {message}", kind="server_error", code="unavailable"
+            503, f"The inference server does not respond: {message}", kind="server_error", code="unavailable"
         )
     if grpc_code is None and not BROKEN.search(message):
         return ApiError(400, message)

@@ -1,4 +1,4 @@
-"""Choices: one request to Triton each, its text cut at stop strings, its end explained."""
+"""Generate choices: one Triton request each, cut at stop strings, with a finish reason."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TextPart:
     """One response of the server.
 
     Attributes:
-        text: what is new.
-        input_tokens: of the whole prompt; 0 when the server did not tell.
+        text: the new text.
+        input_tokens: of the whole prompt; 0 if the server did not count them.
         output_tokens: in this part.
     """
 
@@ -31,7 +31,7 @@ class TextPart:
 
 
 class TextSource(Protocol):
-    """What answers requests; see `pipelines.serving.openai.backend.Backend`."""
+    """A source of text for requests; see `pipelines.serving.openai.backend.Backend`."""
 
     def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]: ...  # noqa: D102
 
@@ -42,9 +42,9 @@ class Choice:
 
     Attributes:
         index: its number in the response.
-        prompt: what it answers.
-        max_tokens: output tokens at most.
-        max_seq_len: prompt and output at most, as the engine was built; None when unknown.
+        prompt: that it answers.
+        max_tokens: maximum of output tokens.
+        max_seq_len: maximum of prompt and output tokens, as the engine was built; None if unknown.
         number: its number among the answers to the same prompt.
     """
 
@@ -59,7 +59,7 @@ class Choice:
     finish_reason: FinishReason | None = field(default=None)
 
     async def run(self, source: TextSource, asked: Sampling) -> AsyncIterator[str]:
-        """Yield the answer's text as it comes; sets the counts and the finish reason."""
+        """Yield the answer's text as it arrives; sets the counts and the finish reason."""
         stops = StopFilter(asked.stops)
         inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number)
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
@@ -75,21 +75,21 @@ class Choice:
         self.finish_reason = self._reason(stopped=stops.stopped)
 
     async def collect(self, source: TextSource, asked: Sampling) -> Choice:
-        """Run to the end and keep the text."""
+        """Run to the end and store the text."""
         self.text = "".join([new async for new in self.run(source, asked)])
         return self
 
     def _reason(self, *, stopped: bool) -> FinishReason:
-        """Triton does not say why a text ended, the counts do: every token that was allowed means "length".
+        """Derive the finish reason from the counts, since Triton does not state it: all allowed tokens means "length".
 
-        A text whose last allowed token happens to be the end token counts as "length" too.
+        A text whose last allowed token happens to be the end token also counts as "length".
         """
         full = self.max_seq_len is not None and self.input_tokens + self.output_tokens >= self.max_seq_len
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
 
 
 async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Sampling) -> None:
-    """Run all choices at once; when one fails, or we are cancelled, the others are cancelled too."""
+    """Run all choices at once; if one fails, or we are cancelled, the others are cancelled too."""
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
@@ -101,7 +101,7 @@ async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Samp
 async def merge(
     choices: Sequence[Choice], source: TextSource, asked: Sampling
 ) -> AsyncIterator[tuple[Choice, str | None]]:
-    """Yield (choice, new text) as it comes from any of them, and (choice, None) when one has ended."""
+    """Yield (choice, new text) as it arrives from any of them, and (choice, None) when one has ended."""
     queue: asyncio.Queue[tuple[Choice, str | None] | Exception] = asyncio.Queue(maxsize=64)
 
     async def follow(choice: Choice) -> None:

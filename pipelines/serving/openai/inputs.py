@@ -1,4 +1,4 @@
-"""OpenAI's sampling parameters -> inputs of the Triton model."""
+"""Convert OpenAI's sampling parameters to inputs of the Triton model."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class InputTensor:
 
 
 def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) -> list[InputTensor]:
-    """The request for one choice of one prompt.
+    """Build the inputs for one choice of one prompt.
 
     Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
-    Temperature 0 and top_p 0 are greedy. Without a seed TensorRT-LLM would draw the same every time, so one is made up.
+    Temperature 0 and top_p 0 are greedy. Without a seed TensorRT-LLM always draws the same, so a random one is set.
 
     Args:
         asked: the client's parameters.
         prompt: the whole text.
-        max_tokens: output tokens at most.
-        choice: number of the answer among the `n` to this prompt; each draws from a seed of its own.
+        max_tokens: maximum of output tokens.
+        choice: number of the answer among the `n` to this prompt; each has a seed of its own.
     """
     inputs = [
         InputTensor("text_input", "BYTES", (prompt,)),
@@ -49,7 +49,7 @@ def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) ->
     if asked.stops:
         inputs.append(InputTensor("stop_words", "BYTES", asked.stops))
     for name, given in (("presence_penalty", asked.presence_penalty), ("frequency_penalty", asked.frequency_penalty)):
-        if given:  # 0 is what happens without it
+        if given:  # 0 is the default
             inputs.append(InputTensor(name, "FP32", (given,)))
     return inputs
 

@@ -1,4 +1,4 @@
-"""Messages -> the one text the model sees, by the model's own chat template."""
+"""Render messages to the text that the model sees, with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 class ChatTemplate:
     """The template of a Hugging Face tokenizer folder, run in jinja2's sandbox.
 
-    Templates come with the model, so they are somebody else's program: the sandbox keeps them from everything but text.
+    Templates come with the model, so they are untrusted code: the sandbox limits them to producing text.
     """
 
     def __init__(self, source: str | None, tokens: Mapping[str, str], *, adds_bos: bool) -> None:
@@ -27,12 +27,12 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, given: Path | None = None, *, tokenizer_adds_special: bool = True) -> ChatTemplate:
-        """Read the given file, else chat_template.jinja, else the one in tokenizer_config.json.
+        """Load the given file, else chat_template.jinja, else the template in tokenizer_config.json.
 
         Args:
             folder: of the tokenizer.
-            given: a template of the user's own.
-            tokenizer_adds_special: whether the preprocessing model lets the tokenizer add its special tokens.
+            given: the user's own template.
+            tokenizer_adds_special: whether the preprocessing model lets the tokenizer add special tokens.
         """
         config = _read_json(folder / "tokenizer_config.json")
         file = given or folder / "chat_template.jinja"
@@ -41,9 +41,9 @@ class ChatTemplate:
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for the next answer of the assistant.
+        """Render the prompt for the assistant's next answer.
 
-        The tokenizer behind puts its own first token in front, so one that the template wrote is taken off again.
+        The tokenizer adds its own first token, so one written by the template is removed again.
 
         Raises:
             ApiError: 400, there is no template, or it refuses these messages.
@@ -69,7 +69,7 @@ class ChatTemplate:
 
 
 def _compile(source: str) -> Any:
-    """Compile as Transformers does: its names, its whitespace rules.
+    """Compile the template as Transformers does, with its functions and whitespace rules.
 
     Source: https://huggingface.co/docs/transformers/chat_templating_writing
     """
@@ -91,7 +91,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _default(given: object) -> str | None:
-    """Old configurations keep several templates by name."""
+    """Return the default template; old configurations have several, by name."""
     if isinstance(given, list):
         given = next((entry["template"] for entry in given if entry.get("name") == "default"), None)
     return given if isinstance(given, str) else None
@@ -102,7 +102,7 @@ def _token_text(given: object) -> str:
 
 
 def _adds_bos(folder: Path, bos: str | None) -> bool:
-    """Whether the tokenizer itself begins every text with the BOS token."""
+    """Return whether the tokenizer itself begins every text with the BOS token."""
     if bos is None or not (folder / "tokenizer.json").is_file():
         return False
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""What clients may send. Known parameters that cannot be honoured are refused, unknown ones too; nothing is ignored."""
+"""Request schema. Unknown parameters, and known ones that cannot be honoured, are refused; none is ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.serving.openai.errors import ApiError, unsupported
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
 MAX_STOPS = 4
-# Say something about the request without changing its answer.
+# Metadata that does not change the response.
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 
 
@@ -26,7 +26,7 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(BaseModel):
-    """What both endpoints share."""
+    """Parameters shared by both endpoints."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -44,7 +44,7 @@ class Sampling(BaseModel):
 
     @property
     def choices(self) -> int:
-        """How many answers per prompt."""
+        """Number of answers per prompt."""
         return self.n or 1
 
     @property
@@ -53,15 +53,15 @@ class Sampling(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def refuse_unsupported(self) -> None:
-        """Refuse what cannot be honoured.
+        """Refuse parameters that cannot be honoured.
 
         Raises:
             ApiError: 400, naming the parameter.
         """
         if len(self.stops) > MAX_STOPS or "" in self.stops:
-            raise ApiError(400, f"'stop' takes up to {MAX_STOPS} strings, none of them empty.", param="stop")
+            raise ApiError(400, f"'stop' takes up to {MAX_STOPS} non-empty strings.", param="stop")
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "'stream_options' goes with stream=true only.", param="stream_options")
+            raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
         self._refuse_broken_text()
         for name, value in (self.model_extra or {}).items():
             if name in WITHOUT_EFFECT or _says_nothing(value):
@@ -72,13 +72,13 @@ class Sampling(BaseModel):
             raise unsupported(name, value, instead)
 
     def _refuse_broken_text(self) -> None:
-        """JSON can spell half of a surrogate pair, which is no character and has no UTF-8."""
+        """Refuse half of a surrogate pair, which JSON can spell but which is not a character and has no UTF-8."""
         try:
             json.dumps(self.model_dump(), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             broken = ascii(error.object[error.start])
             raise ApiError(
-                400, f"The request holds {broken}, half of a surrogate pair: text must be valid Unicode."
+                400, f"The request contains {broken}, half of a surrogate pair: text must be valid Unicode."
             ) from None
 
 
@@ -89,14 +89,14 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
 
     def prompts(self) -> list[str]:
-        """The prompts as text.
+        """Return the prompts as text.
 
         Raises:
-            ApiError: 400, there is none or it is given as tokens.
+            ApiError: 400, there is none, or it is given as tokens.
         """
         given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         if not given or not all(isinstance(prompt, str) for prompt in given):
-            raise unsupported("prompt", self.prompt, "Give text, or a list of texts; tokens are the server's business.")
+            raise unsupported("prompt", self.prompt, "Give text, or a list of texts; the server tokenizes them.")
         return [str(prompt) for prompt in given]
 
 
@@ -109,7 +109,7 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]]
 
     def plain(self) -> dict[str, str]:
-        """What the chat template gets."""
+        """Return the message for the chat template."""
         return {"role": self.role, "content": self._text()}
 
     def _text(self) -> str:
@@ -117,7 +117,7 @@ class Message(BaseModel):
             return self.content
         for part in self.content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise unsupported("messages", part, "Content is text only.")
+                raise unsupported("messages", part, "Only text content is supported.")
         return "".join(part["text"] for part in self.content)
 
 
@@ -129,11 +129,11 @@ class ChatRequest(Sampling):
 
     @property
     def limit(self) -> int | None:
-        """Output tokens at most; the newer name wins."""
+        """Maximum of output tokens; the newer parameter takes precedence."""
         return self.max_completion_tokens or self.max_tokens
 
 
-PLAIN_TEXT_ONLY = "Answers are plain text."
+PLAIN_TEXT_ONLY = "Only plain text is supported."
 UNSUPPORTED = {
     "logprobs": "Use the Triton interface with return_log_probs.",
     "top_logprobs": "Use the Triton interface with return_log_probs.",
@@ -156,5 +156,5 @@ UNSUPPORTED = {
 
 
 def _says_nothing(value: object) -> bool:
-    """A value that asks for what happens anyway; logprobs=0 is not one, it asks for the chosen tokens' own."""
+    """Return whether a value equals the default behaviour; logprobs=0 does not, it requests the chosen tokens' own."""
     return value is None or value is False or value in ({}, [], "none", ["text"], {"type": "text"})

@@ -1,4 +1,4 @@
-"""Ends a text at a stop string, also when it arrives in pieces."""
+"""Cut a text at a stop string, even if the string arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """Passes text on, holding back only what may become a stop string.
+    """Passes text through, holding back only what may become a stop string.
 
-    The server stops by tokens and leaves the stop string in the text; OpenAI's answers end before it.
+    The server stops at tokens and leaves the stop string in the text; OpenAI's answers end before it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -17,7 +17,7 @@ class StopFilter:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Take a piece and return what can be shown by now."""
+        """Add a piece and return the text that can be shown so far."""
         if self.stopped:
             return ""
         text = self._held + text
@@ -30,11 +30,11 @@ class StopFilter:
         return text[: len(text) - keep]
 
     def rest(self) -> str:
-        """What was held back, once no more text comes."""
+        """Return what was held back, once no more text arrives."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

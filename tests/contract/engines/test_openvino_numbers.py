@@ -12,6 +12,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
+from pipelines.host.machine import native_bf16
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
 
 torch = pytest.importorskip("torch")
@@ -28,6 +29,13 @@ HF_NAMES = {
     "mlp.gate": ("mlp.up_proj",),
     "mlp.proj": ("mlp.down_proj",),
 }
+
+
+def test_openvino_agrees_that_this_processor_has_bf16() -> None:
+    """The plan asks without OpenVINO, and the engine runs as was planned."""
+    import openvino as ov
+
+    assert native_bf16() == ("BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -166,7 +166,7 @@ def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     ("options", "how", "words"),
     [
         (["--not-decoupled"], {}, "'ensemble' is not decoupled.*streaming=false"),
-        (["--without-input", "max_tokens"], {}, "does not know the input 'max_tokens'"),
+        (["--without-input", "max_tokens"], {}, "has no input 'max_tokens'"),
         (["--without-input", "stream"], {}, "has no input 'stream'"),
         ([], {"model": "ensembel"}, "'ensembel' is not a model .* It has broken, ensemble. Did you mean 'ensemble'"),
         ([], {"model": "broken"}, r"'broken' on .* is not ready: UNAVAILABLE \(no engine\)"),
@@ -189,7 +189,7 @@ def wait_for_requests(server: Running) -> None:
 
 def test_no_server_is_said_at_once(tmp_path: Path) -> None:
     """With the address and the usual mistake."""
-    with pytest.raises(UserError, match=r"No Triton server answers at 127.0.0.1:9 .*8001"):
+    with pytest.raises(UserError, match=r"No Triton server responds at 127.0.0.1:9 .*8001"):
         measure("127.0.0.1:9", tmp_path)
 
 

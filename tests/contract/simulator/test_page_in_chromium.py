@@ -14,7 +14,7 @@ from pipelines.document.canvas import DARK, LIGHT
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulate.page import page
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
@@ -61,12 +61,14 @@ CASES = {
 }
 
 
-def in_python(wanted: dict[str, Any]) -> Run:
+def in_python(wanted: dict[str, Any]) -> SimulatedRun:
     engine, load = wanted["engine"], wanted["load"]
     columns = (np.array([each[name] for each in load]) for name in ("isl", "osl", "arrival"))
-    limits = Engine(engine["policy"], engine["slots"], engine["max_num_tokens"])
+    limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
     cost = TickCost(engine["prefill"], engine["decode"], engine["chunks"])
-    return simulate(limits, Load(*columns), cost, until=wanted["until"], iterations=True, slots=True, backend="numpy")
+    return simulate(
+        limits, OfferedLoad(*columns), cost, until=wanted["until"], iterations=True, slots=True, backend="numpy"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def test_every_step_is_the_same_as_in_python(browser, name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_counters_are_those_of_the_table(browser, name):
     found, run, engine = browser[name]["counters"], in_python(CASES[name]), CASES[name]["engine"]
-    limits = Engine(engine["policy"], engine["slots"], engine["max_num_tokens"])
+    limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
     outcome = measure(run, limits, LoadLabel("all"), CountedWindow(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
     assert (found["done"], found["queue"]) == (outcome.requests, outcome.queue_end)
     same = {

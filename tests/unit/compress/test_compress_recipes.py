@@ -35,9 +35,9 @@ def new_style(name: str) -> dict[str, Any]:
     return {"quant_cfg": entries, "algorithm": "preset"}
 
 
-def test_every_calibrated_format_has_a_preset() -> None:
-    needs_scales = {qformat for qformat, spec in FORMATS.items() if not spec.plain_activations}
-    assert needs_scales == {qformat for qformat, spec in FORMATS.items() if spec.preset is not None}
+def test_every_format_whose_weights_are_stored_quantized_has_a_preset() -> None:
+    stored = {qformat for qformat, spec in FORMATS.items() if spec.weights.stored is not None}
+    assert stored == {qformat for qformat, spec in FORMATS.items() if spec.preset is not None}
 
 
 @pytest.mark.parametrize("preset", [old_style, new_style])

@@ -61,7 +61,9 @@ def test_auto_keeps_what_is_said_of_an_unknown_gpu():
     unknown = with_gpu(gpus=(GpuFacts("NVIDIA A10G", 8.6, 23028 * MIB),) * 2)
     found = resolved(load([]).hardware, unknown)
     assert (found.name, found.gpu, found.sm, found.mem_bw_gb_s) == ("auto", "NVIDIA A10G", 8.6, None)
-    assert describe(load([]).hardware, unknown).startswith("hardware: 2 x NVIDIA A10G, as nvidia-smi says; conf/hard")
+    assert describe(load([]).hardware, unknown).startswith(
+        "hardware: 2 x NVIDIA A10G (from nvidia-smi); not in conf/hard"
+    )
 
 
 def test_a_gpu_that_is_named_is_taken_whatever_is_here():
@@ -77,4 +79,4 @@ def test_without_a_gpu_auto_stands_for_nothing():
 def test_gpus_of_two_kinds_are_told_apart():
     mixed = with_gpu(gpus=(H100, GpuFacts("NVIDIA A10", 8.6, 23028 * MIB)))
     said = describe(load([]).hardware, mixed)
-    assert said.endswith("= hardware=h100_sxm, 3,350 GB/s; beside it NVIDIA A10, which is not counted with")
+    assert said.endswith("= hardware=h100_sxm, 3,350 GB/s; also present and not used: NVIDIA A10")

@@ -7,7 +7,7 @@ import pytest
 from pipelines.engines.choose import choose
 from pipelines.engines.registry import lacks_for_tensorrt_engines
 from pipelines.host import machine
-from pipelines.host.machine import GpuFacts, Machine, gather, library_versions
+from pipelines.host.machine import GpuFacts, Machine, gather, library_versions, native_bf16
 
 MACHINE = Machine(2, 2**36, (), "nvidia-smi is not installed", has_tensorrt_llm=False, platform="test")
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 9.0, 81559 * 2**20)
@@ -45,7 +45,9 @@ def test_the_engine_is_chosen_and_the_reason_said(wanted, here, name, reason):
 def test_a_tensorrt_llm_without_engines_is_not_chosen(monkeypatch, version, name, reason):
     monkeypatch.setattr(machine, "_version", lambda _name: version)
     assert (choose("auto", with_gpu()).engine.name, choose("auto", with_gpu()).reason) == (name, reason)
-    assert any("no TensorRT engines" in lack for lack in lacks_for_tensorrt_engines(with_gpu())) == (name == "openvino")
+    assert any("no longer supports TensorRT engines" in lack for lack in lacks_for_tensorrt_engines(with_gpu())) == (
+        name == "openvino"
+    )
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch):
@@ -96,3 +98,22 @@ def test_the_driver_is_read_where_it_is_told(monkeypatch):
     answer = subprocess.CompletedProcess([], 0, "NVIDIA L4, 8.9, 23034, 590.44.01\n", "")
     monkeypatch.setattr(machine.subprocess, "run", lambda *_a, **_k: answer)
     assert machine._gpus()[0] == (GpuFacts("NVIDIA L4", 8.9, 23034 * 2**20, "590.44.01"),)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "native"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n\n", False),
+        ("flags\t\t: fpu avx512f avx512_bf16\n\n", True),
+        ("flags\t\t: fpu amx_tile amx_bf16\n\n", True),
+        ("Features\t: fp asimd i8mm bf16\n\n", True),
+        ("flags\t\t: avx2\n\nflags\t\t: avx512_bf16\n\n", False),  # the first processor decides
+    ],
+)
+def test_bf16_is_native_where_linux_shows_the_flag(tmp_path, cpuinfo, native):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert native_bf16(tmp_path / "cpuinfo") is native
+
+
+def test_without_cpuinfo_bf16_is_not_native(tmp_path):
+    assert not native_bf16(tmp_path / "cpuinfo")

@@ -105,7 +105,7 @@ def test_an_engine_that_is_built_already_needs_only_a_repository(tmp_path, model
             "repository",
             r"engine=openvino was asked for; engine\.path='.*' is an engine of tensorrt_llm",
         ),
-        ([], "evaluate", r"is built already; `evaluate` starts from a model"),
+        ([], "evaluate", r"is already built; `evaluate` starts from a model"),
     ],
 )
 def test_what_does_not_go_with_a_built_engine_is_refused(tmp_path, model, overrides, target, message):
@@ -330,7 +330,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path, model, spoil, message):
 
 def test_a_store_that_cannot_be_made_is_refused(tmp_path, model):
     (tmp_path / "store").write_text("a file")
-    with pytest.raises(UserError, match=r"paths\.store='.*store' cannot be made: .* is a file"):
+    with pytest.raises(UserError, match=r"paths\.store='.*store' cannot be created: .* is a file"):
         plan(tmp_path, [f"model.path={model}"])
 
 

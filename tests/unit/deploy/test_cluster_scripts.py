@@ -167,7 +167,7 @@ def test_what_a_person_changed_is_never_overwritten(tmp_path):
         ([], r"cluster=none needs no scripts\. Choose one of slurm, mpi"),
         (["cluster=mpi", "cluster.hosts=[a]"], r"cluster\.hosts names 1 machines; the server needs 2"),
         (["cluster=slurm", "serving.multi_gpu=orchestrator"], r"multi_gpu=orchestrator spawns ranks on one node"),
-        (["cluster=slurm", "serving.openai=true"], r"serving\.openai=true does not go with ranks that srun"),
+        (["cluster=slurm", "serving.openai=true"], r"serving\.openai=true does not work with ranks started by srun"),
         (["cluster=slurm", "hardware=l4", "hardware.gpus_per_server=2"], r"has 2\. Set triton\.num_nodes=4"),
         (["cluster=mpi", "cluster.hosts=[a,b]", "cluster.image=x"], r"cluster\.image is for Slurm"),
     ],

@@ -107,7 +107,7 @@ def test_without_a_repository_the_command_that_makes_it_is_named(tmp_path):
 
 
 def test_a_folder_that_is_no_repository_of_ours_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"does not say what it is: repository\.json.*No such file"):
+    with pytest.raises(UserError, match=r"has no complete description: repository\.json.*No such file"):
         read_served(tmp_path)
     (tmp_path / "repository.json").write_text('{"flavour": "openvino", "label": "x"}')
     with pytest.raises(UserError, match="engine_version, settings, variant, world_size"):
@@ -142,9 +142,9 @@ def test_facts_come_from_the_repository(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "override", "message"),
     [
-        ("multinode", "serving.openai=true", "serving.openai=true does not go with a server over several nodes"),
+        ("multinode", "serving.openai=true", "serving.openai=true does not work with a server over several nodes"),
         ("multinode", "serving.multi_gpu=orchestrator", "serving.multi_gpu=orchestrator spawns ranks on one node"),
-        ("gpu", "engine=openvino", "engine=openvino was asked for; the repository runs on TensorRT-LLM"),
+        ("gpu", "engine=openvino", "engine=openvino was given, but the repository runs on TensorRT-LLM"),
         ("cpu", "serving.chat_template=conf/serving/plain.jinja", "is a file of this machine, which no pod has"),
     ],
 )

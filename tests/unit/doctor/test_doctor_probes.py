@@ -89,7 +89,7 @@ def test_a_version_beside_the_table_is_told_with_the_right_one(monkeypatch, name
 
 def test_releases_without_engines_and_unknown_ones_are_told(monkeypatch):
     installed(monkeypatch, **{**CONTAINER, "tensorrt_llm": "1.3.0rc20"})
-    assert "no TensorRT engines" in by_name(versions.look(ServingSettings()))["TensorRT-LLM"].value
+    assert "no longer supports TensorRT engines" in by_name(versions.look(ServingSettings()))["TensorRT-LLM"].value
     installed(monkeypatch, **{**CONTAINER, "tensorrt_llm": "7.0"})
     assert "not in the table" in by_name(versions.look(ServingSettings()))["TensorRT-LLM"].value
 

@@ -10,7 +10,7 @@ from pipelines.engines import registry
 from pipelines.engines.registry import OPENVINO, TENSORRT_LLM
 from pipelines.plan.serving_checks import check
 from pipelines.plan.targets import Target, farthest
-from pipelines.run.session import load
+from pipelines.settings.compose import load
 
 UNSERVED = replace(OPENVINO, server=None)
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.engines.limits import EngineLimits
 from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.serving_options import ServingOptions
+from pipelines.settings.engine import OpenVinoSettings
+from pipelines.settings.triton import TritonSettings
+from tests.support.engine_folders import write_engine
+from triton_repo.parameters import tensorrt_llm
+from triton_repo.spec import RepositorySpec
+
+CHOSEN = {"inference_precision": "f32", "num_threads": 3, "kv_cache_bytes": 2**20, "kv_cache_precision": "u8"}
 
 
 @pytest.mark.parametrize(
@@ -23,3 +33,14 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         OpenVinoOptions.judged(options, "engine.openvino.")
+
+
+def test_every_setting_reaches_the_server_through_the_repository(tmp_path: Path) -> None:
+    """The settings are written as parameters and read from them by their names alone, so a new one needs no more."""
+    assert CHOSEN.keys() == OpenVinoSettings.model_fields.keys(), "give the new setting another value than its default"
+    settings = OpenVinoSettings.model_validate(CHOSEN)
+    spec = RepositorySpec("openvino", "model", "none", options=settings.model_dump())
+    written = tensorrt_llm(TritonSettings(), EngineLimits.load(write_engine(tmp_path / "engine", "openvino")), spec)
+    parameters = {name: {"string_value": value} for name, value in written.items()}
+    read = ServingOptions.from_model_config({"parameters": parameters}, tmp_path).engine
+    assert read.model_dump(include=set(CHOSEN)) == CHOSEN

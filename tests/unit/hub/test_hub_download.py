@@ -69,7 +69,7 @@ def test_another_disk_gets_a_copy_and_says_so(
     snapshot = client.download()
 
     assert verify_files(client.out, snapshot.files) == []
-    assert any("195.4 KiB were copied" in line and str(client.out) in line for line in client.notes.lines)
+    assert any("Copied 195.4 KiB" in line and str(client.out) in line for line in client.notes.lines)
 
 
 def test_the_second_download_asks_one_question(hub: HubServer, repo: Path, client: Client) -> None:

@@ -54,7 +54,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     """With its number and what it says."""
     path = tmp_path / "trace.jsonl"
     path.write_text('{"time": 1, "isl": 3, "osl": 4}\n' + line)
-    with pytest.raises(UserError, match="line 2 is '" + line[:5].replace("{", "\\{")):
+    with pytest.raises(UserError, match="line 2: '" + line[:5].replace("{", "\\{")):
         read_trace(path, speed=1)
 
 

@@ -56,7 +56,9 @@ def test_empirical_draws_what_was_seen(tmp_path: Path) -> None:
     assert set(draws(500, distribution="empirical", file=tmp_path / "isl.txt")) == {5, 50}
 
 
-@pytest.mark.parametrize(("text", "words"), [("5\nfive\n", "line 2 is 'five'"), ("\n", "holds no numbers")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("5\nfive\n", "line 2: 'five' is not a positive number"), ("\n", "holds no numbers")]
+)
 def test_a_file_without_numbers_is_refused(tmp_path: Path, text: str, words: str) -> None:
     """File and line are named."""
     (tmp_path / "isl.txt").write_text(text)

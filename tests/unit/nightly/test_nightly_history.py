@@ -31,7 +31,7 @@ def test_a_torn_last_line_is_skipped_with_a_note_and_nothing_after_it_is_lost(tm
     history.append(night(0))
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole + whole[:100])
-    assert history.read().notes == (f"Line 2 of {FILE} was torn when its writer was killed; it is skipped.",)
+    assert history.read().notes == (f"Line 2 of {FILE} was torn when its writer was killed and was skipped.",)
     history.append(night(1))
     assert [record.commit for record in history.read().records] == [night(0).commit, night(1).commit]
     assert (tmp_path / FILE).read_bytes().startswith(whole + whole[:100] + b"\n")  # appended to, never rewritten

@@ -76,7 +76,7 @@ def test_the_table_knows_every_figure_of_a_summary() -> None:
     assert len(BY_NAME) == len(METRICS)
     assert set(DISTRIBUTIONS) <= set(BY_NAME)
     for name, view in vars(metrics).items():
-        if name.isupper() and isinstance(view, tuple) and view and isinstance(view[0], metrics.Figure):
+        if name.isupper() and isinstance(view, tuple) and view and isinstance(view[0], metrics.MetricStatistic):
             assert all(FIGURES[figure.key] == figure for figure in view), name
     with pytest.raises(KeyError, match="ttft_p42_s"):
         figures("ttft_p42_s")

@@ -80,7 +80,7 @@ def test_times_are_shown_to_the_minute():
 
 
 def test_a_cell_under_the_wrong_title_cannot_be_shown():
-    with pytest.raises(ValueError, match="a row of 'speeds' has not 2 cells"):
+    with pytest.raises(ValueError, match="a row of 'speeds' does not have 2 cells"):
         Table("speeds", "measured", (Column("load"), Column("tok/s")), (("1",),))
 
 

@@ -163,7 +163,7 @@ def test_parts_of_a_message_are_joined_and_other_media_refused() -> None:
     assert message.plain() == {"role": "user", "content": "ab"}
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     (message,) = ChatRequest(model="m", messages=[{"role": "user", "content": image}]).messages
-    with pytest.raises(ApiError, match="Content is text only"):
+    with pytest.raises(ApiError, match="Only text content is supported"):
         message.plain()
 
 

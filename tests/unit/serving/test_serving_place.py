@@ -51,7 +51,7 @@ def test_free_ports_differ_and_stay_below_those_of_connections() -> None:
 
 
 def test_a_port_given_twice_is_refused() -> None:
-    with pytest.raises(UserError, match=r"serving\.grpc_port=21234 is also serving\.http_port"):
+    with pytest.raises(UserError, match=r"serving\.grpc_port=21234 is the same port as serving\.http_port"):
         choose_ports(ServingSettings(http_port=21234, grpc_port=21234))
 
 
@@ -124,7 +124,7 @@ def test_numpy_2_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(locate_module, "find_wheel", lambda: make_wheel(tmp_path))
     monkeypatch.setattr(locate_module.metadata, "version", lambda _name: "2.1.3")
-    assert "numpy 2.1.3 is installed; the python backend of nvidia-pytriton 0.7.0 crashes" in str(
+    assert "numpy 2.1.3 is installed, but the Python backend of nvidia-pytriton 0.7.0 crashes" in str(
         why_no_server(ServingSettings())
     )
 
@@ -133,7 +133,7 @@ def test_a_python_without_stub_is_refused(
     no_system_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locate_module, "find_wheel", lambda: make_wheel(tmp_path, python="3.7"))
-    assert f"no python backend for Python {PYTHON}. It has them for 3.7." in str(why_no_server(ServingSettings()))
+    assert f"no Python backend for Python {PYTHON}. It supports Python 3.7." in str(why_no_server(ServingSettings()))
 
 
 def test_planning_asks_in_little_time_and_imports_nothing_heavy() -> None:
@@ -228,7 +228,7 @@ def test_a_repository_for_gpus_or_several_machines_is_refused_before_the_start(t
     (tmp_path / "tensorrt_llm" / "config.pbtxt").write_text('backend: "tensorrtllm"\n')
     found = read_repository(tmp_path)
     refuse_elsewhere(found, from_wheel=False)
-    with pytest.raises(UserError, match=r"python backend only.*engine=openvino"):
+    with pytest.raises(UserError, match=r"only the Python backend.*engine=openvino"):
         refuse_elsewhere(found, from_wheel=True)
     (tmp_path / "repository.json").write_text('{"settings": {"num_nodes": 2}}')
     with pytest.raises(UserError, match=r"several machines.*'start' in .*repository\.json"):

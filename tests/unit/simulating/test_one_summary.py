@@ -11,13 +11,13 @@ import pytest
 from pipelines.domain.benchmark import BenchmarkResult, ClientHealth, Level, Slo, Summary
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
-from pipelines.predict.performance.modelled import Deployment, Trial, run_trial
+from pipelines.predict.performance.modelled import ModelledDeployment, Trial, run_trial
 from pipelines.predict.performance.read_measured import from_result
 from pipelines.predict.published.bench import _statistic
 from pipelines.predict.published.closed_loop import Protocol, _serve
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.instance import WARM_UP, watch
 from pipelines.report.tables_load import levels_table
@@ -25,10 +25,16 @@ from tests.support.simulated_records import timings
 
 COUNT = 60
 COST = IterationCost(0.0, 0.0, 0.0, 0.0, fixed=0.01, sequence=0.001, prefill=0.02)
-ENGINE = Engine(policy="inflight", slots=1024, max_num_tokens=8192, admission="MAX_UTILIZATION", kv_blocks=4000,
-                tokens_per_block=32)  # fmt: skip
+ENGINE = SchedulerLimits(
+    policy="inflight",
+    slots=1024,
+    max_num_tokens=8192,
+    admission="MAX_UTILIZATION",
+    kv_blocks=4000,
+    tokens_per_block=32,
+)
 DRAW = np.random.default_rng(7)
-LOAD = Load(
+LOAD = OfferedLoad(
     isl=DRAW.integers(10, 400, COUNT),
     osl=DRAW.integers(1, 40, COUNT),  # some have one token, so no ITL
     arrival=np.sort(DRAW.uniform(0.5, 3.0, COUNT)),  # the first request is not due at 0
@@ -36,7 +42,7 @@ LOAD = Load(
 RUN = simulate(ENGINE, LOAD, COST, iterations=True, backend="numpy")
 
 
-def by_the_load_generator(run: Run, first: int = 0) -> Summary:
+def by_the_load_generator(run: SimulatedRun, first: int = 0) -> Summary:
     """Of the records that the load generator would have kept."""
     records = timings(run)
     return summarise(columns_of(records), whole_window(records), due=np.arange(COUNT) >= first)
@@ -62,7 +68,9 @@ def test_the_simulator_says_what_the_load_generator_says() -> None:
 
 def test_the_fit_of_the_performance_model_says_so_too() -> None:
     expected = by_the_load_generator(RUN)
-    found = run_trial(Trial(LOAD, (0.0, np.inf), 0, COUNT, whole=True), Deployment(ENGINE, COST), backend="numpy")
+    found = run_trial(
+        Trial(LOAD, (0.0, np.inf), 0, COUNT, whole=True), ModelledDeployment(ENGINE, COST), backend="numpy"
+    )
     for name in ("window_s", "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
     for name in ("isl", "osl", "ttft_s", "itl_s", "e2e_s"):
@@ -114,7 +122,7 @@ def test_report_and_fit_read_what_the_load_generator_wrote() -> None:
 def test_a_client_sees_every_response_later_by_the_overhead() -> None:
     """TTFT and E2E are longer by it, ITL is not, and a whole run ends later by it."""
     at_once, later = (
-        run_trial(Trial(LOAD, (0.0, np.inf), 0, COUNT, whole=True), Deployment(ENGINE, COST, overhead_s=s))
+        run_trial(Trial(LOAD, (0.0, np.inf), 0, COUNT, whole=True), ModelledDeployment(ENGINE, COST, overhead_s=s))
         for s in (0.0, 0.25)
     )
     assert later.window_s == pytest.approx(at_once.window_s + 0.25)

@@ -13,11 +13,11 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.errors import UserError
 from pipelines.host import files
 from pipelines.predict.performance.fit_file import FittedModel
-from pipelines.predict.performance.modelled import Deployment
+from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.simulate import pictures
 from pipelines.predict.simulate.command import with_defaults
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine
+from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.settings.load import load_faults
 from tests.conftest import ROOT
 
@@ -108,7 +108,7 @@ def test_a_run_that_is_cut_says_whom_its_latencies_leave_out(tmp_path, capsys):
     # The worked example: fixed lengths give the same to both policies.
     assert re.search(r"^requests done +20 +20$", out, re.M)
     assert re.search(r"^queue at the end +76 +76$", out, re.M)
-    assert "latencies are of those that got that far" in " ".join(out.split())
+    assert "latencies cover only requests that got that far" in " ".join(out.split())
 
 
 def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
@@ -138,10 +138,10 @@ def test_a_full_kv_cache_is_named_and_pauses_are_counted(tmp_path, capsys):
             ["workload=poisson", "benchmark.request_rate=1", "simulator.client_delay=2"],
             "client_delay=2 does not go with",
         ),
-        (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; there are 2"),
+        (["simulator.kv_blocks=2"], "128 input and 18 output tokens needs 5 KV blocks of 32 tokens; the cache has 2"),
         (
             ["simulator.kv_blocks=5", "simulator.prefix_tokens=200"],
-            "18 output tokens needs 2 KV blocks of 32 tokens beside those of the shared prefix of 200 tokens",
+            "18 output tokens needs 2 KV blocks of 32 tokens besides those of the shared prefix of 200 tokens",
         ),
         (["simulator.time=seconds"], "simulator.time=seconds needs a GPU.*hardware=auto"),
         (["hardware=h100_sxm", "model=llama_3_1_70b", "quant=none"], "leaves no KV cache on h100_sxm"),
@@ -192,7 +192,7 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
 
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     cost = IterationCost(1e-5, 0.0, 1e-3, 0.0, fixed=2e-3)
-    deployment = Deployment(Engine(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
+    deployment = ModelledDeployment(SchedulerLimits(slots=6, kv_blocks=512, tokens_per_block=16), cost, 0.003, 0.001)
     known = {"model": "tiny_gemma", "precision": "fp8", "engine": "openvino", "gpu": None, "cpu": "x", "tp": 1, "pp": 1}
     fitted = {
         "intervals": {},

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NOOP, Box, boxes, with_gaps
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 
 
-def run_of(engine: Engine, osl: list[int], until: float | None = None, gap: float = 0.0) -> Run:
-    load = Load(np.full(len(osl), 16), np.array(osl), gap * np.arange(len(osl)))
+def run_of(engine: SchedulerLimits, osl: list[int], until: float | None = None, gap: float = 0.0) -> SimulatedRun:
+    load = OfferedLoad(np.full(len(osl), 16), np.array(osl), gap * np.arange(len(osl)))
     return simulate(engine, load, TickCost(2, 1), until=until, slots=True, backend="numpy")
 
 
 def test_a_request_is_its_prompt_its_tokens_and_its_last_token() -> None:
     # 2 ticks of prompt yield the first of four tokens; two more, and the last.
-    assert boxes(run_of(Engine(slots=1), [4])) == [
+    assert boxes(run_of(SchedulerLimits(slots=1), [4])) == [
         Box(0, CONTEXT, 0, 2, 0),
         Box(0, GEN, 2, 4, 0),
         Box(0, EOS, 4, 5, 0),
@@ -28,11 +28,11 @@ def test_a_request_is_its_prompt_its_tokens_and_its_last_token() -> None:
 
 
 def test_one_token_comes_with_the_prompt() -> None:
-    assert boxes(run_of(Engine(slots=1), [1])) == [Box(0, CONTEXT, 0, 2, 0)]
+    assert boxes(run_of(SchedulerLimits(slots=1), [1])) == [Box(0, CONTEXT, 0, 2, 0)]
 
 
 def test_an_empty_slot_does_nothing_between_and_after() -> None:
-    run = run_of(Engine("static", slots=2), [1, 3, 2])
+    run = run_of(SchedulerLimits("static", slots=2), [1, 3, 2])
     # 2 x 2 ticks of prompts, two tokens more; then the third: 2 ticks and one token.
     second = [box for box in with_gaps(boxes(run), 2, until=12) if box.slot == 0]
     assert [(box.kind, box.start, box.end) for box in second] == [
@@ -41,7 +41,9 @@ def test_an_empty_slot_does_nothing_between_and_after() -> None:
 
 
 def test_a_run_without_iterations_has_no_boxes() -> None:
-    run = simulate(Engine(slots=1), Load(np.array([4]), np.array([4]), np.zeros(1)), TickCost(), backend="numpy")
+    run = simulate(
+        SchedulerLimits(slots=1), OfferedLoad(np.array([4]), np.array([4]), np.zeros(1)), TickCost(), backend="numpy"
+    )
     with pytest.raises(ValueError, match="without iterations"):
         boxes(run)
 
@@ -55,7 +57,7 @@ def test_a_run_without_iterations_has_no_boxes() -> None:
     until=st.sampled_from([None, 11.0]),
 )
 def test_boxes_say_what_the_table_of_slots_says(osl, slots, policy, blocks, gap, until) -> None:
-    engine = Engine(policy, slots, admission="MAX_UTILIZATION", kv_blocks=blocks, tokens_per_block=1)
+    engine = SchedulerLimits(policy, slots, admission="MAX_UTILIZATION", kv_blocks=blocks, tokens_per_block=1)
     run = run_of(engine, osl, until, gap)
     painted = np.zeros_like(run.slots_over_time)
     for box in boxes(run):

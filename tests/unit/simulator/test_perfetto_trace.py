@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.predict.simulate.perfetto import trace
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 NUMBER = {"type": "number", "minimum": 0}
@@ -41,9 +41,9 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
     osl = np.random.default_rng(1).integers(1, 12, 40)
-    load = Load(np.full(40, 64), osl, np.zeros(40))
+    load = OfferedLoad(np.full(40, 64), osl, np.zeros(40))
     runs = {
-        policy: simulate(Engine(policy, slots=3), load, TickCost(), iterations=True, backend="numpy")
+        policy: simulate(SchedulerLimits(policy, slots=3), load, TickCost(), iterations=True, backend="numpy")
         for policy in ("static", "inflight")
     }
     return json.loads(json.dumps(trace(runs, "ticks")))

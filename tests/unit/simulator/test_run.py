@@ -10,23 +10,23 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.predict.simulator import backend
 from pipelines.predict.simulator.cost import IterationCost, TickCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.simulated_records import stamps
 
 SECOND = IterationCost(0, 0, 0, 0, fixed=1.0)
 
 
-def load(isl: list[int], osl: list[int], **arrival: Any) -> Load:
-    return Load(np.array(isl), np.array(osl), **arrival)
+def load(isl: list[int], osl: list[int], **arrival: Any) -> OfferedLoad:
+    return OfferedLoad(np.array(isl), np.array(osl), **arrival)
 
 
-def plain(engine: Engine, asked: Load, cost: Any = SECOND, **options: Any) -> Run:
+def plain(engine: SchedulerLimits, asked: OfferedLoad, cost: Any = SECOND, **options: Any) -> SimulatedRun:
     return simulate(engine, asked, cost, backend="numpy", iterations=True, **options)
 
 
 def test_a_freed_slot_is_refilled_at_once_without_a_client_delay_and_after_the_iteration_with_one() -> None:
-    engine = Engine(slots=2)
+    engine = SchedulerLimits(slots=2)
     at_once = plain(engine, load([1] * 3, [2, 5, 2], users=2))
     assert at_once.requests.admitted.tolist() == [0, 0, 2]
     late = plain(engine, load([1] * 3, [2, 5, 2], users=2, client_delay=0.1))
@@ -36,19 +36,19 @@ def test_a_freed_slot_is_refilled_at_once_without_a_client_delay_and_after_the_i
 
 def test_an_idle_engine_takes_a_request_when_it_comes_but_a_tick_when_it_ticks() -> None:
     asked = load([1, 1], [1, 1], arrival=np.array([0.0, 4.3]))
-    assert plain(Engine(), asked).requests.admitted.tolist() == [0, 4.3]
-    assert plain(Engine(), asked, TickCost()).requests.admitted.tolist() == [0, 5]
+    assert plain(SchedulerLimits(), asked).requests.admitted.tolist() == [0, 4.3]
+    assert plain(SchedulerLimits(), asked, TickCost()).requests.admitted.tolist() == [0, 5]
 
 
 def test_prompts_share_the_token_budget_in_order() -> None:
-    run = plain(Engine(slots=8, max_num_tokens=100), load([60, 30, 20, 5], [3] * 4, arrival=np.zeros(4)))
+    run = plain(SchedulerLimits(slots=8, max_num_tokens=100), load([60, 30, 20, 5], [3] * 4, arrival=np.zeros(4)))
     assert run.requests.admitted.tolist() == [0, 0, 1, 1]  # the last would fit beside the first two, but waits its turn
     assert run.iterations is not None
     assert run.iterations.tokens.tolist() == [90, 27, 4, 2]
 
 
 def test_a_prompt_is_cut_into_what_decoding_leaves_of_the_budget() -> None:
-    engine = Engine("inflight_chunked", slots=8, max_num_tokens=16)
+    engine = SchedulerLimits("inflight_chunked", slots=8, max_num_tokens=16)
     run = plain(engine, load([10, 30], [4, 2], arrival=np.zeros(2)))
     assert run.iterations is not None
     assert run.iterations.tokens.tolist() == [16, 16, 10, 2]
@@ -56,12 +56,12 @@ def test_a_prompt_is_cut_into_what_decoding_leaves_of_the_budget() -> None:
 
 
 def test_a_prompt_longer_than_the_budget_goes_alone() -> None:
-    run = plain(Engine(slots=4, max_num_tokens=16), load([4, 30, 4], [3, 1, 1], arrival=np.zeros(3)))
+    run = plain(SchedulerLimits(slots=4, max_num_tokens=16), load([4, 30, 4], [3, 1, 1], arrival=np.zeros(3)))
     assert run.requests.admitted.tolist() == [0, 3, 4]
 
 
 def test_cached_prefix_is_neither_prefilled_nor_stored_twice() -> None:
-    engine = Engine(slots=4, kv_blocks=4, tokens_per_block=8, prefix_tokens=16)
+    engine = SchedulerLimits(slots=4, kv_blocks=4, tokens_per_block=8, prefix_tokens=16)
     run = plain(engine, load([20, 20], [2, 2], arrival=np.zeros(2)))
     assert run.iterations is not None
     assert run.iterations.tokens.tolist() == [8, 2]
@@ -71,9 +71,9 @@ def test_cached_prefix_is_neither_prefilled_nor_stored_twice() -> None:
 def test_reserving_makes_wait_and_taking_on_demand_pauses() -> None:
     asked = load([8, 8], [9, 9], arrival=np.zeros(2))
     blocks = {"kv_blocks": 3, "tokens_per_block": 8}
-    reserved = plain(Engine(slots=2, **blocks), asked)  # type: ignore[arg-type]
+    reserved = plain(SchedulerLimits(slots=2, **blocks), asked)  # type: ignore[arg-type]
     assert reserved.requests.admitted.tolist() == [0, 9]
-    paused = plain(Engine(slots=2, admission="MAX_UTILIZATION", **blocks), asked)  # type: ignore[arg-type]
+    paused = plain(SchedulerLimits(slots=2, admission="MAX_UTILIZATION", **blocks), asked)  # type: ignore[arg-type]
     assert paused.requests.admitted.tolist() == [0, 0]
     assert paused.requests.preemptions.tolist() == [0, 1]
     assert paused.iterations is not None
@@ -84,49 +84,53 @@ def test_reserving_makes_wait_and_taking_on_demand_pauses() -> None:
 
 
 def test_the_end_cuts_an_iteration_and_what_it_would_have_given_is_not_counted() -> None:
-    run = plain(Engine(), load([1], [9], arrival=np.zeros(1)), until=3.5)
+    run = plain(SchedulerLimits(), load([1], [9], arrival=np.zeros(1)), until=3.5)
     assert run.end == 4
     assert run.requests.produced.tolist() == [3]
     assert np.isnan(run.requests.end[0])
 
 
 def test_nothing_to_do_ends_at_once() -> None:
-    run = plain(Engine(), load([], [], arrival=np.zeros(0)))
+    run = plain(SchedulerLimits(), load([], [], arrival=np.zeros(0)))
     assert (run.end, run.iteration_count, len(run.requests.end)) == (0, 0, 0)
 
 
 def test_records_need_the_iterations() -> None:
     with pytest.raises(ValueError, match="without iterations"):
-        stamps(simulate(Engine(), load([1], [1], users=1), SECOND, backend="numpy"))
+        stamps(simulate(SchedulerLimits(), load([1], [1], users=1), SECOND, backend="numpy"))
 
 
 @pytest.mark.parametrize(
     ("engine", "asked", "message"),
     [
-        (Engine(slots=0), load([1], [1], users=1), "slots=0.* At least 1"),
-        (Engine(max_num_tokens=0), load([1], [1], users=1), "max_num_tokens=0"),
-        (Engine(prefix_tokens=-1), load([1], [1], users=1), "prefix_tokens=-1"),
-        (Engine("orca"), load([1], [1], users=1), "policy='orca'.*one_prefill"),  # type: ignore[arg-type]
-        (Engine(admission="ANY"), load([1], [1], users=1), "admission='ANY'"),  # type: ignore[arg-type]
-        (Engine(kv_blocks=3), load([60, 90], [4, 40], users=1), "Request 1 with 90 input and 40 output .* 5 KV blocks"),
-        (Engine(), load([0], [1], users=1), "isl=0"),
-        (Engine(), load([1], [-2], users=1), "osl=-2"),
-        (Engine(), load([1, 1], [1], users=1), "2 input and 1 output"),
-        (Engine(), load([1], [1]), "users=0"),
-        (Engine(), load([1], [1], users=1, client_delay=-0.5), "client_delay=-0.5"),
-        (Engine(), load([1, 1], [1, 1], arrival=np.array([2.0, 1.0])), "not ascending"),
-        (Engine(), load([1, 1], [1, 1], arrival=np.array([1.0])), "1 arrivals for 2 requests"),
+        (SchedulerLimits(slots=0), load([1], [1], users=1), "slots=0.* At least 1"),
+        (SchedulerLimits(max_num_tokens=0), load([1], [1], users=1), "max_num_tokens=0"),
+        (SchedulerLimits(prefix_tokens=-1), load([1], [1], users=1), "prefix_tokens=-1"),
+        (SchedulerLimits("orca"), load([1], [1], users=1), "policy='orca'.*one_prefill"),  # type: ignore[arg-type]
+        (SchedulerLimits(admission="ANY"), load([1], [1], users=1), "admission='ANY'"),  # type: ignore[arg-type]
+        (
+            SchedulerLimits(kv_blocks=3),
+            load([60, 90], [4, 40], users=1),
+            "Request 1 with 90 input and 40 output .* 5 KV blocks",
+        ),
+        (SchedulerLimits(), load([0], [1], users=1), "isl=0"),
+        (SchedulerLimits(), load([1], [-2], users=1), "osl=-2"),
+        (SchedulerLimits(), load([1, 1], [1], users=1), "2 input and 1 output"),
+        (SchedulerLimits(), load([1], [1]), "users=0"),
+        (SchedulerLimits(), load([1], [1], users=1, client_delay=-0.5), "client_delay=-0.5"),
+        (SchedulerLimits(), load([1, 1], [1, 1], arrival=np.array([2.0, 1.0])), "not ascending"),
+        (SchedulerLimits(), load([1, 1], [1, 1], arrival=np.array([1.0])), "1 arrivals for 2 requests"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(engine: Engine, asked: Load, message: str) -> None:
+def test_what_cannot_be_simulated_is_refused(engine: SchedulerLimits, asked: OfferedLoad, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plain(engine, asked)
 
 
 def test_an_unknown_or_missing_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"'cuda' is unknown.*auto, numba, numpy"):
-        simulate(Engine(), load([1], [1], users=1), SECOND, backend="cuda")  # type: ignore[arg-type]
+        simulate(SchedulerLimits(), load([1], [1], users=1), SECOND, backend="cuda")  # type: ignore[arg-type]
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="'numba' is not installed"):
-        simulate(Engine(), load([1], [1], users=1), SECOND, backend="numba")
-    assert simulate(Engine(), load([1], [1], users=1), SECOND).backend == "numpy"
+        simulate(SchedulerLimits(), load([1], [1], users=1), SECOND, backend="numba")
+    assert simulate(SchedulerLimits(), load([1], [1], users=1), SECOND).backend == "numpy"

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from pipelines.document.blocks import Figure
-from pipelines.predict.simulate.pictures import MAX_SLOTS, Curve, Point, Shown, curves_picture, slots_picture
+from pipelines.predict.simulate.pictures import MAX_SLOTS, Point, PolicyCurve, Shown, curves_picture, slots_picture
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 
 def slots(count: int, until: float = 30, policies: tuple[str, ...] = ("static", "inflight")) -> Figure:
-    load = Load(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
+    load = OfferedLoad(np.full(30, 8), np.arange(30) % 7 + 1, np.zeros(30))
     runs = [
-        Shown(name, simulate(Engine(name, count), load, TickCost(), iterations=True, backend="numpy"), count)
+        Shown(name, simulate(SchedulerLimits(name, count), load, TickCost(), iterations=True, backend="numpy"), count)
         for name in policies
     ]
     return slots_picture(runs, unit="ticks", until=until, caption="4 slots; all at once")
@@ -55,9 +55,9 @@ def test_more_slots_than_can_be_read_are_named_not_drawn():
 
 
 def test_slots_that_were_never_in_use_are_rows_of_a_few_only():
-    load = Load(np.full(5, 8), np.full(5, 4), np.zeros(5))
+    load = OfferedLoad(np.full(5, 8), np.full(5, 4), np.zeros(5))
     for count, rows, said in ((8, 8, "inflight<"), (2048, 5, "inflight (5 slots in use)<")):
-        run = simulate(Engine("inflight", count), load, TickCost(), iterations=True, backend="numpy")
+        run = simulate(SchedulerLimits("inflight", count), load, TickCost(), iterations=True, backend="numpy")
         shown = Shown("inflight", run, count)
         assert shown.rows == rows
         assert said in slots_picture([shown], unit="ticks", until=9, caption="").svg
@@ -66,7 +66,7 @@ def test_slots_that_were_never_in_use_are_rows_of_a_few_only():
 def test_curves_name_their_units_and_loads():
     points = tuple(Point(users, 10.0 * users, 100.0 * users, (0.01, 0.02), None) for users in (1.0, 2.0, 4.0))
     made = curves_picture(
-        [Curve("static", points)], unit="s", rate_unit="s", load="concurrency", caption="a model on a GPU"
+        [PolicyCurve("static", points)], unit="s", rate_unit="s", load="concurrency", caption="a model on a GPU"
     )
     for text in ("output tokens per s", "ms, p50 and p95", "concurrency", "static", ">4<"):
         assert text in made.svg

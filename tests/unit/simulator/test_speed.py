@@ -11,25 +11,25 @@ import pytest
 
 from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 COST = IterationCost(1e-5, 1e-6, 8e-3, 1e-4, prefill_attention=1e-10, kv_token=2e-8, fixed=1e-3, sequence=1e-5)
 LOADS = {
-    "long answers": Load(np.full(640, 2000), np.full(640, 200), users=64, client_delay=0.01),
-    "short answers": Load(np.full(2560, 128), np.full(2560, 20), users=256, client_delay=0.01),
+    "long answers": OfferedLoad(np.full(640, 2000), np.full(640, 200), users=64, client_delay=0.01),
+    "short answers": OfferedLoad(np.full(2560, 128), np.full(2560, 20), users=256, client_delay=0.01),
 }
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
 @pytest.mark.parametrize(("backend", "least"), [("numba", 5e7), ("numpy", 1e6)])
-def test_request_iterations_per_second(backend: Backend, least: float, load: Load) -> None:
+def test_request_iterations_per_second(backend: Backend, least: float, load: OfferedLoad) -> None:
     if backend == "numba":
         pytest.importorskip("numba")
     rates = []
     for _ in range(9):
         start = process_time()
-        run = simulate(Engine(slots=256), load, COST, backend=backend)
+        run = simulate(SchedulerLimits(slots=256), load, COST, backend=backend)
         rates.append(run.request_iterations / (process_time() - start))
     assert max(rates) >= least
 
@@ -38,10 +38,10 @@ FIRST_CALL = """
 import sys
 import numpy as np
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
-load = Load(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
-run = simulate(Engine(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
+load = OfferedLoad(np.arange(1, 41), np.arange(1, 41), arrival=np.arange(40.0))
+run = simulate(SchedulerLimits(slots=3), load, IterationCost(1e-5, 1e-6, 8e-3, 1e-4), backend="numba")
 print("scipy.linalg" in sys.modules, repr(run.end))
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import Engine, Load, Run
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.simulated_records import gap_before_last
 
@@ -18,9 +18,9 @@ MODEL = json.loads((Path(__file__).parents[2] / "reference/seed_cases.json").rea
 STATIC, ONE, CHUNKED = MODEL["cases"]
 
 
-def hundred_at_once(policy: Any, chunks: int = 1) -> Run:
-    load = Load(isl=np.full(100, 10), osl=np.full(100, 10), arrival=np.zeros(100))
-    engine = Engine(policy, slots=4, max_num_tokens=None)
+def hundred_at_once(policy: Any, chunks: int = 1) -> SimulatedRun:
+    load = OfferedLoad(isl=np.full(100, 10), osl=np.full(100, 10), arrival=np.zeros(100))
+    engine = SchedulerLimits(policy, slots=4, max_num_tokens=None)
     return simulate(engine, load, TickCost(2, 1, chunks), until=100, iterations=True, backend="numpy")
 
 

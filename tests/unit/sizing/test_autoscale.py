@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pipelines.domain.benchmark import Slo
-from pipelines.predict.sizing.autoscale import BUSINESS, Curve, Policy, counted_rates, day_rates, replay
+from pipelines.predict.sizing.autoscale import BUSINESS, LoadCurve, Policy, counted_rates, day_rates, replay
 
 LOADS = np.array([0.0, 5.0, 10.0])
 TTFT = np.repeat((0.1 + 0.01 * LOADS)[:, None], 100, axis=1)
-CURVE = Curve(LOADS, TTFT, TTFT * 0, TTFT + 1, queue=0.02 * LOADS, kv_use=LOADS / 10, kv_limit=1.0, most=10.0)
+CURVE = LoadCurve(LOADS, TTFT, TTFT * 0, TTFT + 1, queue=0.02 * LOADS, kv_use=LOADS / 10, kv_limit=1.0, most=10.0)
 SLO = Slo("given", ttft_ms=250)
 
 
@@ -110,5 +110,5 @@ def test_a_trace_is_counted_and_not_drawn_again():
 
 
 def test_a_signal_of_ttft_needs_its_limit():
-    with pytest.raises(ValueError, match="'queue_time' without a limit of TTFT"):
+    with pytest.raises(ValueError, match="'queue_time' needs a TTFT limit"):
         replay(steady(1), CURVE, policy(signal="queue_time"), Slo("given", itl_ms=50), seed=1)

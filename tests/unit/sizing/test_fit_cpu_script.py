@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.domain.benchmark import Distribution, Summary
-from pipelines.predict.performance.fit import Row
+from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.measured import MeasuredLevel
 from pipelines.settings.compose import load
 from pipelines.settings.load import load_faults
@@ -45,7 +45,7 @@ def row(real, made):
         **rates,
         **lengths,
     )
-    return Row(level, summary)
+    return FittedLevel(level, summary)
 
 
 def test_the_table_has_the_medians_of_errors_and_of_repeats():
@@ -61,4 +61,4 @@ def test_the_table_has_the_medians_of_errors_and_of_repeats():
 
 def test_a_metric_without_a_value_is_left_out():
     level = replace(row(1.0, 1.1).level, itl_s=Distribution(0))
-    assert "itl_mean" not in Row(level, row(1.0, 1.1).modelled).errors()
+    assert "itl_mean" not in FittedLevel(level, row(1.0, 1.1).modelled).errors()

@@ -11,7 +11,7 @@ from pipelines.cli.commands import COMMANDS
 from pipelines.domain.benchmark import RESULT
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
-from pipelines.predict.performance.deployment import Format, fitted_deployment, gpu_model, known
+from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import load_fit
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
@@ -74,7 +74,7 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     words = [f"sizing.measured={FILES / 'aiperf_1_5.json'}", *LLAMA, f"paths.store={tmp_path}"]
     text = run(capsys, *words)
     assert "multipliers on the performance model are fitted" in text
-    assert "not decided by these loads" in text  # one load cannot tell ten coefficients apart
+    assert "not determined by these loads" in text  # one load cannot tell ten coefficients apart
     made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp1.json")
     assert (made.model, made.precision, made.gpu, made.tp) == ("llama_3_1_8b", "fp8", "h100_sxm", 1)
     settings = load(LLAMA)
@@ -111,14 +111,14 @@ def test_without_a_benchmark_there_is_nothing_to_fit_to():
 
 @pytest.mark.parametrize("variant", ["none", "fp8", "magnitude_2_4-int8_sq", "fp8-kv_fp8", "sparsegpt_2_4-fp8-kv_int8"])
 def test_the_word_of_a_compression_is_read_back(variant):
-    form = Format.of(variant)
+    form = Compression.of(variant)
     assert form.sparse == ("_2_4" in variant)
     assert form.kv_format.value == (variant.rpartition("kv_")[2] if "kv_" in variant else "auto")
     assert form.qformat.value in variant
 
 
 def test_a_word_of_another_tool_is_no_compression_of_ours():
-    assert Format.of("awq-marlin") is None
+    assert Compression.of("awq-marlin") is None
 
 
 def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(tmp_path, capsys, ours):
@@ -174,7 +174,7 @@ def test_a_fit_moves_simulations_and_sizes_of_its_gpu(tmp_path, capsys):
     assert (here.provenance, split.provenance) == ("fitted", "transferred")
     assert here.cost.fixed == pytest.approx(load_fit(file).deployment.cost.fixed)
     assert "TP 1" in split.why
-    with pytest.raises(UserError, match="is of llama_3_1_8b on h100_sxm, not of A100"):
+    with pytest.raises(UserError, match="is for llama_3_1_8b on h100_sxm, not for A100"):
         costs(settings)(Setup(model, gpu_named("a100_sxm_80gb"), QFormat.NONE))
 
 

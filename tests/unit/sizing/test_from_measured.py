@@ -50,7 +50,7 @@ def test_no_load_within_the_limits_says_the_nearest(measured):
 
 def test_a_percentile_that_was_not_measured_is_refused(measured):
     with pytest.raises(
-        UserError, match=r"sizing\.slo\.percentile=97 is not in a benchmark\. Measured are 50, 90, 95, 99"
+        UserError, match=r"sizing\.slo\.percentile=97 is not stored in a benchmark\. Stored are 50, 90, 95, 99"
     ):
         size(measured, 97)
 

@@ -158,7 +158,7 @@ def test_a_folder_is_searched(tmp_path):
         path.rename(place / "profile_export_aiperf.json")
     assert sorted(level.concurrency for level in read_measured([tmp_path]).levels) == [4, 8]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no result of a benchmark"):
+    with pytest.raises(UserError, match="not a benchmark result"):
         read_measured([tmp_path / "empty"])
 
 

@@ -7,15 +7,15 @@ import pytest
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.predict.performance.measured import MeasuredLevel, Sent
-from pipelines.predict.performance.modelled import Deployment, run_trial, trial
+from pipelines.predict.performance.modelled import ModelledDeployment, run_trial, trial
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.predict.simulator.interface import Engine, Load
+from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
 
 NOTHING = Distribution(0)
 COST = IterationCost(0.0, 0.0, 0.0, 0.0, fixed=0.01)
 """Every iteration lasts 10 ms, whatever is in it."""
-DEPLOYMENT = Deployment(Engine(slots=8), COST, overhead_s=0.005, client_gap_s=0.001)
+DEPLOYMENT = ModelledDeployment(SchedulerLimits(slots=8), COST, overhead_s=0.005, client_gap_s=0.001)
 
 
 def level(arrival="closed", users=None, rate=None, count=40, sent=None, steady=True, osl=11):
@@ -107,7 +107,7 @@ def test_what_only_the_cpu_engine_pays():
 
 def test_an_end_holds_up_those_that_go_on():
     """Iterations of 10 ms; 5 ms to see one off, which its own client does not wait for."""
-    load = Load([1, 1], [1, 3], arrival=np.zeros(2))
+    load = OfferedLoad([1, 1], [1, 3], arrival=np.zeros(2))
     run = simulate(DEPLOYMENT.engine, load, replace(COST, end=0.005), slots=True)
     assert run.requests.end == pytest.approx([0.010, 0.035])
     assert run.iterations.start == pytest.approx([0.0, 0.015, 0.025])
@@ -115,7 +115,7 @@ def test_an_end_holds_up_those_that_go_on():
 
 def test_pipeline_stages_work_on_batches_of_their_own():
     """With one slot per batch: two users do not wait for each other, four requests at once take two rounds."""
-    two = replace(DEPLOYMENT, lanes=2, engine=Engine(slots=1))
+    two = replace(DEPLOYMENT, lanes=2, engine=SchedulerLimits(slots=1))
     alone, together = (run_trial(trial(level(users=n, count=20)), two) for n in (1, 2))
     assert together.requests_per_s == pytest.approx(2 * alone.requests_per_s, rel=0.01)
     assert together.ttft_s.max == pytest.approx(0.015)

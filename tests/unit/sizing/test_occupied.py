@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipelines.predict.simulator.interface import Load
+from pipelines.predict.simulator.interface import OfferedLoad
 from pipelines.predict.simulator.run import simulate
 from pipelines.predict.sizing.instance import FULL, Instance, instance, watch
 from pipelines.predict.sizing.question import Question
@@ -23,7 +23,7 @@ def held(asked: Question, **engine: object) -> tuple[Instance, float, int]:
     setup = next(asked.setups())
     one = instance(asked, setup, made_up(setup))
     one = replace(one, engine=replace(one.engine, **engine))
-    run = simulate(one.engine, Load(asked.isl, asked.osl, ARRIVAL), one.costed.cost, iterations=True)
+    run = simulate(one.engine, OfferedLoad(asked.isl, asked.osl, ARRIVAL), one.costed.cost, iterations=True)
     idle = run.end - run.iterations.seconds.sum()
     used = (run.iterations.kv_blocks * run.iterations.seconds).sum() + idle * one.engine.shared_blocks
     return one, used / run.end, int(run.iterations.kv_blocks.max())
@@ -52,7 +52,9 @@ def test_the_cache_is_full_when_one_more_request_would_not_have_gone_in() -> Non
 
 def test_a_request_that_takes_the_place_of_another_does_not_count_twice() -> None:
     one, _, _ = held(ASKED, kv_blocks=None)
-    table = simulate(one.engine, Load(ASKED.isl, ASKED.osl, ARRIVAL), one.costed.cost, iterations=True).iterations
+    table = simulate(
+        one.engine, OfferedLoad(ASKED.isl, ASKED.osl, ARRIVAL), one.costed.cost, iterations=True
+    ).iterations
     most = int((table.decoding + table.prefilling).max())
     for slots, full in ((int(most / FULL), "max_batch_size"), (int(most / FULL) + 1, "")):
         same = replace(one, engine=replace(one.engine, slots=slots))

@@ -56,11 +56,11 @@ def test_a_mixture_reads_more_experts_with_more_tokens(model):
         ({"framework": "llama.cpp"}, "framework 'llama.cpp' is not known"),
         (
             {"gpu": gpu_named("a100_sxm_80gb"), "qformat": QFormat.NONE, "kv_format": KvFormat.FP8},
-            r"A100-SXM-80GB has no FP8 for the KV cache\. It can hold it as auto or int8",
+            r"A100-SXM-80GB has no FP8 for the KV cache\. It supports auto or int8",
         ),
         (
             {"gpu": gpu_named("b200_sxm"), "qformat": QFormat.INT4_AWQ},
-            r"TensorRT-LLM has no kernels for quant=int4_awq on B200-SXM-180GB\. It can run: none, fp8, nvfp4",
+            r"TensorRT-LLM has no kernels for quant=int4_awq on B200-SXM-180GB\. It supports: none, fp8, nvfp4",
         ),
         ({"gpu": gpu_named("b200_sxm"), "kv_format": KvFormat.INT8}, "has no INT8 for the KV cache"),
     ],

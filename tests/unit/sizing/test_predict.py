@@ -59,9 +59,9 @@ def test_a_prediction_does_not_depend_on_the_rows_around_it():
     [
         ({"gpu": "H100-SMX-80GB"}, r"GPU 'H100-SMX-80GB' is not known.*Did you mean 'h100-sxm-80gb'"),
         ({"model": "llama-3.1-9b"}, r"model 'llama-3\.1-9b' is not known"),
-        ({"metric": "ttft_s"}, r"metric='ttft_s' is not known here.*Did you mean 'ttft_ms'"),
-        ({"mode": "open_loop"}, "mode='open_loop' is not known here"),
-        ({"precision": "fp7"}, "precision='fp7' is not known here"),
+        ({"metric": "ttft_s"}, r"metric='ttft_s' is not known.*Did you mean 'ttft_ms'"),
+        ({"mode": "open_loop"}, "mode='open_loop' is not known"),
+        ({"precision": "fp7"}, "precision='fp7' is not known"),
         ({"gpu": "A100-SXM-80GB", "precision": "fp8"}, "needs FP8 tensor cores; A100-SXM-80GB has none"),
         ({"gpu": "H100-SXM-80GB", "precision": "fp4"}, "needs FP4 tensor cores; H100-SXM-80GB has none"),
         ({"isl": ""}, "isl is empty"),

@@ -78,7 +78,7 @@ def test_prices_that_are_given_are_told(tmp_path, capsys):
     prices = ["sizing.prices.server_usd=320000", "sizing.prices.years=4", "sizing.prices.licence_usd=4500"]
     assert size(tmp_path, *ASKED, *prices, "sizing.tp=1", "sizing.requests=400") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "116,000 USD a year (servers 80,000, licences 36,000); not given and not in it: hosting, power" in said
+    assert "116,000 USD a year (servers 80,000, licences 36,000); not given and not included: hosting, power" in said
     assert "% utilisation" in said
 
 
@@ -93,12 +93,15 @@ def test_a_benchmark_is_sized_from(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*H100], "There is no load to size for"),
+        ([*H100], "No load to size for is given"),
         (["sizing.average_rate=5"], r"hardware=auto, and this machine has no GPU \(nvidia-smi is not installed\)"),
         ([*ASKED, "sizing.model=lama-3-8b"], r"model 'lama-3-8b' is not known.*Did you mean 'llama-3-8b'"),
         ([*ASKED, "hardware=h100_smx"], r"hardware=h100_smx is not known.*Did you mean 'h100_sxm'"),
         ([*ASKED, "model=lama_3_8b"], r"model=lama_3_8b is not known.*Did you mean 'llama_3_8b'"),
-        (["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"], "sizes of org--x are not known"),
+        (
+            ["model=hub", "model.hub_id=org/x", "hardware=l4", "sizing.peak_rate=1"],
+            "dimensions of org--x are not known",
+        ),
     ],
 )
 def test_what_is_missing_is_named(words, message):
@@ -163,7 +166,7 @@ def test_lengths_of_a_trace_are_its_own(tmp_path):
 def test_a_trace_without_lengths_is_refused(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "prompt": "Hello", "osl": 5}\n')
-    with pytest.raises(UserError, match="sizing needs isl in every line"):
+    with pytest.raises(UserError, match="sizing needs isl on every line"):
         lengths(workload(arrival="trace", trace=file), 4)
 
 
@@ -212,5 +215,5 @@ def test_a_result_of_nothing_known_is_refused(tmp_path, capsys):
     file = tmp_path / "x.json"
     file.write_text("{}")
     assert size(tmp_path, f"sizing.measured={file}", "sizing.peak_rate=3") == 2
-    assert "is no result of a benchmark" in " ".join(capsys.readouterr().err.split())
+    assert "is not a benchmark result" in " ".join(capsys.readouterr().err.split())
     assert Path(file).is_file()

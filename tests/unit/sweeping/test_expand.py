@@ -66,6 +66,33 @@ def test_a_mistake_is_named(tmp_path, words, message):
         expand(words, tmp_path)
 
 
+def test_a_word_without_values_is_told_to_list_them(tmp_path):
+    with pytest.raises(
+        UserError, match=r"'eval.limit=interval\(1,5\)' names no values.*List the values: eval.limit=1,2,3"
+    ):
+        expand(["eval.limit=interval(1,5)"], tmp_path)
+
+
+def test_what_is_given_twice_counts_once_with_the_last_values(tmp_path):
+    assert combinations(tmp_path, "quant=fp8,int8_wo", "eval.limit=1", "quant=none") == [["quant=none", "eval.limit=1"]]
+
+
+def test_another_sweeper_is_refused(tmp_path):
+    sweep = expand(["quant=fp8"], tmp_path)
+    sweep.config.hydra.runtime.choices["hydra/sweeper"] = "optuna"
+    with pytest.raises(UserError, match="hydra/sweeper=optuna cannot be used here"):
+        check_launcher(sweep, "evaluate")
+
+
+def test_hydra_has_the_class_that_a_launcher_is_set_up_with(tmp_path):
+    """It is private to Hydra; see `_launcher`."""
+    from hydra._internal.callbacks import Callbacks
+    from hydra.types import HydraContext
+
+    assert HydraContext.__annotations__["callbacks"] == "Callbacks"
+    assert Callbacks(expand(["quant=fp8"], tmp_path).config)
+
+
 def test_a_wrong_value_in_a_list_is_refused_before_anything_runs(tmp_path):
     words = ["quant=fp8,fp9", f"paths.runs={tmp_path}/runs", f"paths.store={tmp_path}/store"]
     with pytest.raises(UserError, match=r"quant=fp9 is not known\. .*Did you mean 'fp8'"):

@@ -42,10 +42,10 @@ class TritonPythonModel:
 
 
 class Detokenizer:
-    """Text of token ids such that pieces of one answer, decoded one by one, add up to the whole.
+    """Decodes token ids such that the parts of one answer, decoded one by one, add up to the whole.
 
-    Decoders in SentencePiece's manner drop the space in front of the first token. That is right for a whole sequence,
-    which opens with a special token, and wrong for a continuation: that one is decoded behind an anchor token, whose
+    Decoders like SentencePiece's drop the space in front of the first token. That is right for a whole sequence, which
+    opens with a special token, and wrong for a continuation: so a continuation is decoded after an anchor token, whose
     own text is then cut off.
     """
 

@@ -16,18 +16,18 @@ import triton_python_backend_utils as pb_utils
 Array = np.ndarray[Any, Any]
 
 NO_OFFSET = -1
-"""Fills the offsets row of a word list behind the last word."""
+"""Fills the offsets row of a word list after the last word."""
 
 WORD_INPUTS = {"BAD_WORDS_DICT": "BAD_WORDS_DICT (bad_words)", "STOP_WORDS_DICT": "STOP_WORDS_DICT (stop_words)"}
 IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
 
 
 SHRINKING = 4
-"""Normalizers may drop or join characters before they become tokens; so much is allowed for."""
+"""Margin for normalizers, which may drop or join characters before tokenization."""
 
 
 class BadInputError(Exception):
-    """What a client sent cannot be used; the message names the input."""
+    """An input of the client cannot be used; the message names it."""
 
 
 class TritonPythonModel:
@@ -45,7 +45,7 @@ class TritonPythonModel:
         self._max_input_len = _max_input_len(Path(args["model_repository"]).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer every request; a bad one gets an error of its own."""
+        """Answer every request; a bad one gets its own error."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
@@ -92,7 +92,7 @@ class TritonPythonModel:
         return ids
 
     def _text(self, raw: Any, name: str) -> str:
-        """Decode, and refuse what cannot fit before it is tokenized: megabytes take seconds, and the others wait."""
+        """Decode the text, and refuse what cannot fit before tokenizing it: megabytes take seconds."""
         text, limit = _decoded(raw, name), self._max_input_len
         if limit is not None and len(text) > limit * self._tokens.longest * SHRINKING:
             raise BadInputError(
@@ -102,7 +102,7 @@ class TritonPythonModel:
         return text
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> list[list[int]]:
-        """Encoder-decoder models start from this; for others it is one padding token, which they do not look at."""
+        """Return the decoder's first token for encoder-decoder models; other models ignore this padding token."""
         texts = _texts(request, "DECODER_QUERY", optional=True)
         starts = [[int(row[0])] for row in pad_id]
         for row, text in enumerate(texts[: len(starts)]):
@@ -148,7 +148,7 @@ class TritonPythonModel:
         return bias
 
     def _extra_ids(self, request: Any, ids: Array) -> Array:
-        """Mark the virtual tokens of a prompt table, ids beyond the vocabulary, so that KV reuse tells tables apart."""
+        """Mark the virtual tokens of a prompt table (ids beyond the vocabulary), so that KV reuse separates tables."""
         table = _input(request, "PROMPT_TABLE_EXTRA_ID")
         extra = np.zeros(ids.shape, dtype=np.uint64)
         if table is not None:
@@ -173,7 +173,7 @@ class JsonTokenizer:
         self.pad_id = max(0, self.end_id) if pad is None else pad
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text, with or without the tokens a prompt starts with."""
+        """Return the token ids of a text, with or without the tokens that start a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def _special(self, config: dict[str, Any], name: str) -> int | None:
@@ -196,7 +196,7 @@ class TransformersTokenizer:
         self.pad_id = max(0, self.end_id) if pad is None else int(pad)
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text, with or without the tokens a prompt starts with."""
+        """Return the token ids of a text, with or without the tokens that start a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
 
@@ -214,7 +214,7 @@ def _folder(parameters: dict[str, Any], args: dict[str, str]) -> Path:
 
 
 def _max_input_len(repository: Path) -> int | None:
-    """Tokens of a prompt at most; None when the repository does not say."""
+    """Return the maximum number of prompt tokens, or None if the repository does not state it."""
     found = _read_json(repository / "repository.json").get("limits", {}).get("max_input_len")
     return None if found is None else int(found)
 

@@ -29,7 +29,7 @@ from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
-"""How long a thread waits for the interpreter before it asks. The engine's step holds it; nobody should wait twice."""
+"""Switch interval of the interpreter: the engine's step holds the lock, and no thread should wait for it twice."""
 
 
 class TritonPythonModel:
@@ -126,7 +126,7 @@ class TritonChannel:
                 self._sender.send(response, flags=FINAL)
 
     def _tensors(self, part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Name the parts of a response; clients count on output_ids being the first."""
+        """Name the parts of a response; clients rely on output_ids coming first."""
         request, response = part.sequence.request, part.sequence.response
         lengths = [len(row) for row in part.rows]
         tensors = [

@@ -1,4 +1,4 @@
-"""What goes into the models that `tensorrt_llm_bls` calls: names, what is refused, and what is added."""
+"""Inputs of the models that `tensorrt_llm_bls` calls: their names, refused combinations, and additions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 NO_EXPIRATION = -1
-"""A duration that means for ever. Source: `kRetentionNoExpirationTime` in TensorRT-LLM's Triton backend, utils.cc."""
+"""A duration that means forever. Source: `kRetentionNoExpirationTime` in TensorRT-LLM's Triton backend, utils.cc."""
 TO_PREPROCESSING = {
     "text_input": "QUERY",
     "decoder_text_input": "DECODER_QUERY",
@@ -112,13 +112,13 @@ class Retention:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Retention:
-        """From the parameters `retention_tokens` (0 is off), `retention_priority` and `retention_duration_ms`."""
+        """Read the parameters `retention_tokens` (0 is off), `retention_priority` and `retention_duration_ms`."""
         names = ("retention_tokens", "retention_priority", "retention_duration_ms")
         tokens, priority, duration = (parameter(config, name) for name in names)
         return cls(int(tokens or 0), int(priority or 0), int(duration or NO_EXPIRATION))
 
     def inputs(self, prepared: dict[str, Array]) -> dict[str, Array]:
-        """The engine's inputs for one range from the first token on; nothing when it is off."""
+        """Return the engine's inputs for one range from the first token on; empty if retention is off."""
         if not self._tokens:
             return {}
         batch, longest = prepared["input_ids"].shape
@@ -149,7 +149,7 @@ def refuse(inputs: dict[str, Array], *, has_draft: bool) -> None:
 
 
 def _refuse_with_drafts(inputs: dict[str, Array]) -> None:
-    """What goes not with draft tokens: one prompt, one sequence, and nothing but tokens comes back."""
+    """Refuse what draft tokens do not support: more than one prompt or sequence, and outputs other than tokens."""
     count = inputs["num_draft_tokens"].reshape(-1)
     if count.min() < 1:
         raise RefusedError(f"num_draft_tokens is {count.min()}; it must be at least 1.")

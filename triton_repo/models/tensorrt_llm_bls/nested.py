@@ -1,11 +1,11 @@
-"""Calls of other models of this server, and the end of what python backend shares with us for each of them.
+"""Call other models of this server, and release what the Python backend shares with us for each call.
 
-The iterator of a decoupled call, with all its responses, belongs to us and to a housekeeping thread of python backend
-(`Stub::SendCleanupId` in pb_stub.cc), which lets go of it at some time after the last response. If that thread is the
-last owner, it frees the responses' numpy arrays without the interpreter's lock, and the heap is ruined: before 24.12
+The iterator of a decoupled call, with all its responses, is owned by us and by a housekeeping thread of the Python
+backend (`Stub::SendCleanupId` in pb_stub.cc), which releases it some time after the last response. If that thread is
+the last owner, it frees the responses' numpy arrays without the interpreter's lock and corrupts the heap: before 24.12
 the process dies some hundred requests later (python_backend's pull request 390). Since then it waits for the
 interpreter's lock while it holds another one that the next call needs. So calls are kept here until that thread is
-known to be done with them: it works off one queue, and a question that goes through it has been answered.
+known to be done with them: it processes one queue, and a query that went through the queue has been answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bls_inputs import RefusedError  # type: ignore[import-not-found]  # it lies
 
 Array = np.ndarray[Any, Any]
 PassQueue = Callable[[], bool]
-"""Asks something that goes through the housekeeping thread's queue and waits for the answer; False: could not ask."""
+"""Sends a query through the housekeeping thread's queue and waits for the answer; False if it could not be sent."""
 
 
 class NestedCalls:
@@ -52,14 +52,14 @@ class NestedCalls:
                 if found := _checked(response):
                     yield found
         finally:
-            for _ in unread:  # python backend forgets a call only when its last response was read
+            for _ in unread:  # the Python backend forgets a call only when its last response was read
                 pass
             self._let_go(responses, pass_queue)
 
     def _let_go(self, responses: Any, pass_queue: PassQueue) -> None:
         with self._lock:
             kept, self._kept = [*self._kept, responses], []
-        if not pass_queue():  # then another call lets go of these as well
+        if not pass_queue():  # then another call releases these as well
             with self._lock:
                 self._kept += kept
 

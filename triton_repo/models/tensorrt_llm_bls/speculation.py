@@ -1,9 +1,8 @@
-"""Speculative decoding with a draft model: guess a few tokens, let the target model check them at once, repeat.
+"""Speculative decoding with a draft model: draft a few tokens, let the target model check them at once, repeat.
 
-What the target answers is what it would have said without guesses, so the loop decides nothing but speed. Behaviour as
-in TensorRT-LLM's `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm_bls/1/lib/decode.py` (one prompt, no
-beams; the guess is sent as `draft_input_ids`, and one token more than the guess is asked for); other than there,
-answers can be streamed.
+The target's answer is the same as without drafts, so the loop only affects speed. It behaves like TensorRT-LLM's
+`triton_backend/all_models/inflight_batcher_llm/tensorrt_llm_bls/1/lib/decode.py` (one prompt, no beams; the draft is
+sent as `draft_input_ids`, and one token more than the draft is requested); unlike there, answers can be streamed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Infer = Callable[[TensorsByName], TensorsByName]
 """Inputs of a model -> its one response; empty when the request was stopped."""
 
 NOT_FOR_THE_DRAFT = (
-    "stop_words_list",  # the target's business: a guess must not be cut short
+    "stop_words_list",  # only for the target: a draft must not be cut short
     "lora_task_id",
     "lora_weights",
     "lora_config",
@@ -39,11 +38,11 @@ class Speculation:
 
     Attributes:
         inputs: of the target model, batch of one.
-        num_draft_tokens: how many tokens to guess at a time.
-        use_draft_logits: let the target weigh the draft's own logits instead of comparing tokens.
+        num_draft_tokens: how many tokens to draft at a time.
+        use_draft_logits: whether the target weighs the draft's own logits instead of comparing tokens.
         made: tokens of the answer so far.
-        guessed: tokens the draft model offered.
-        accepted: those that the target took.
+        guessed: tokens that the draft model proposed.
+        accepted: tokens that the target accepted.
     """
 
     inputs: TensorsByName
@@ -56,16 +55,16 @@ class Speculation:
     last: TensorsByName = field(default_factory=dict)
 
     def rounds(self, draft: Infer, target: Infer, stopped: Callable[[], bool]) -> Iterator[list[int]]:
-        """Yield the new tokens of each round until the answer is whole.
+        """Yield the new tokens of each round until the answer is complete.
 
         Args:
-            draft: asks the draft model.
-            target: asks the target model.
-            stopped: whether the client is gone.
+            draft: calls the draft model.
+            target: calls the target model.
+            stopped: returns whether the client is gone.
         """
         limit = _number(self.inputs["request_output_len"])
         while len(self.made) < limit and not stopped():
-            room = limit - len(self.made) - 1  # the target adds one token of its own to every guess
+            room = limit - len(self.made) - 1  # the target adds one token of its own to every draft
             guess, logits = self._guess(draft, min(self.num_draft_tokens, room))
             new = self._check(target, guess, logits)
             if not new:
@@ -75,7 +74,7 @@ class Speculation:
             self.guessed += len(guess)
             self.accepted += agreed
             yield new
-            # a token that is not the guess follows the last one taken, unless the target had come to its end
+            # a token of the target follows the last accepted one, unless the target had reached its end
             if (guess and agreed == len(new)) or self._has_ended(new):
                 return
 
@@ -107,7 +106,7 @@ class Speculation:
         return _tokens(self.last)
 
     def _so_far(self) -> TensorsByName:
-        """The inputs with what was made appended to the prompt; nothing of it comes back."""
+        """Return the inputs with the answer so far appended to the prompt, which is not returned."""
         ids = np.concatenate([self.inputs["input_ids"][0], np.array(self.made, dtype=np.int32)])
         return {
             **{name: values for name, values in self.inputs.items() if name != "streaming"},
@@ -117,13 +116,13 @@ class Speculation:
         }
 
     def _has_ended(self, new: list[int]) -> bool:
-        """Whether the end token is among the new ones, or a stop word ends the answer."""
+        """Return whether the end token is among the new tokens, or a stop word ends the answer."""
         if "end_id" in self.inputs and _number(self.inputs["end_id"]) in new:
             return True
         return any(self.made[-len(word) :] == word for word in _words(self.inputs.get("stop_words_list")))
 
     def statistics(self) -> TensorsByName:
-        """What the outputs say besides tokens: of the first round, of the last where that is meant, and our counts."""
+        """Return the outputs besides tokens, of the first round or the last as each is defined, and our counts."""
         found = {name: values for name, values in self.first.items() if name not in ("output_ids", "sequence_length")}
         found |= {name: self.last[name] for name in FROM_THE_LAST if name in self.last}
         if "num_output_tokens" in found:
@@ -137,7 +136,7 @@ class Speculation:
 
 
 def as_output(tokens: list[int]) -> TensorsByName:
-    """Tokens in the shape that the engine's model gives them: ids [1, 1, n], lengths [1, 1]."""
+    """Return tokens in the shape of the engine's model: ids [1, 1, n], lengths [1, 1]."""
     return {"output_ids": np.array([[tokens]], dtype=np.int32), "sequence_length": _scalar(len(tokens))}
 
 
@@ -149,7 +148,7 @@ def _tokens(outputs: TensorsByName) -> list[int]:
 
 
 def _agreement(guess: list[int], new: list[int]) -> int:
-    """How many tokens the two have in common from the start."""
+    """Return the length of the common prefix of two token lists."""
     for count, (theirs, ours) in enumerate(zip(guess, new, strict=False)):
         if theirs != ours:
             return count

@@ -1,6 +1,6 @@
-"""The page that animates batching in a browser: one file, nothing fetched.
+"""The page that animates batching in a browser: a single file that loads nothing else.
 
-`model.js` is the simulator in ticks once more; a test holds it to the same numbers in a real browser.
+`model.js` reimplements the simulator in ticks; a test checks in a real browser that both give the same numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 MAX_SLOTS, MAX_REQUESTS = 64, 2000
-"""What the page's controls allow."""
+"""Range of the page's controls."""
 CONTROLS: Mapping[str, Any] = {
     "slots": 4,
     "prefill": 2,
@@ -31,7 +31,7 @@ CONTROLS: Mapping[str, Any] = {
     "right": "inflight",
     "until": 100,
 }
-"""What they start with."""
+"""Initial values of the controls."""
 
 
 def page(
@@ -40,13 +40,13 @@ def page(
     controls: Mapping[str, Any] | None = None,
     load: Sequence[Mapping[str, float]] | None = None,
 ) -> str:
-    """The whole page as text.
+    """Return the whole page as text.
 
     Args:
         light: colours by role, as `pipelines.document.canvas.LIGHT`.
         dark: the same for dark mode.
-        controls: other values than `CONTROLS`.
-        load: requests to start with ({"arrival": ticks, "isl": ..., "osl": ...}); None draws them in the page.
+        controls: values that replace those of `CONTROLS`.
+        load: initial requests ({"arrival": ticks, "isl": ..., "osl": ...}); with None the page draws them.
     """
     initial = {"controls": {**CONTROLS, **(controls or {})}, "load": None if load is None else list(load)}
     return Template(_text("page.html")).substitute(

@@ -1,0 +1,184 @@
+"""A checkout of one commit in a scratch folder, and the commands that are run with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.records.cases import REPOSITORY, Case
+from scripts.records.documents import Neutral, printed_documents
+from scripts.records.outputs import READERS, Found
+
+LIMIT_S = 1800
+TOLD_LINES = 15
+LIBRARIES = (
+    *("torch", "transformers", "nvidia-modelopt", "openvino", "safetensors", "numpy", "scipy", "numba"),
+    *("hydra-core", "pydantic", "tritonclient", "protobuf"),
+)
+ASK = """
+import importlib.metadata as metadata, json, os, pipelines, platform, sys
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+facts = {name: version(name) for name in sys.argv[1:]}
+facts |= {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
+print(json.dumps({"package": os.path.dirname(os.path.abspath(pipelines.__file__)), "environment": facts}))
+"""
+"""Where the interpreter finds the package, of which nothing else is imported, and what else decides the bytes."""
+
+
+class RecordingError(Exception):
+    """A fault whose text is all that a user needs."""
+
+
+def full_commit(revision: str) -> str:
+    """The whole name of a commit of this repository.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode:
+        raise RecordingError(f"'{revision}' is not a commit of {REPOSITORY}.")
+    return found.stdout.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """The files of a commit and the interpreter that runs them.
+
+    Attributes:
+        folder: scratch folder; below it are the commit (`tree`), the artifacts that cases share (`store`) and the
+            current folder of the commands (`case`).
+        python: the interpreter.
+    """
+
+    folder: Path
+    python: Path
+
+    @property
+    def tree(self) -> Path:
+        """The files of the commit."""
+        return self.folder / "tree"
+
+    @property
+    def neutral(self) -> Neutral:
+        """Takes the paths of this recording out of a text."""
+        names = {self.tree: "<tree>", self.folder: "<scratch>", self.python: "<python>", REPOSITORY: "<repository>"}
+        return Neutral({str(path): name for path, name in names.items()})
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine facts that decide the bytes, besides the code.
+
+        Raises:
+            RecordingError: the interpreter does not take the package from the checkout: another commit's output
+                would be recorded.
+        """
+        with self._empty_folder() as folder:
+            code, printed, told = self._call(["-c", ASK, *LIBRARIES], folder)
+        if code:
+            raise RecordingError(f"{self.python} cannot import the project's package:\n{_tail(told)}")
+        facts = json.loads(printed)
+        if Path(facts["package"]).resolve().parent != self.tree:
+            raise RecordingError(
+                f"{self.python} imports the package from {facts['package']}, not from the checkout {self.tree}. "
+                "Nothing was recorded. Give an interpreter that respects PYTHONPATH: --python PATH"
+            )
+        return dict(facts["environment"])
+
+    def run(self, case: Case) -> Found:
+        """Run a case and read what it left.
+
+        Raises:
+            RecordingError: a command ended with another exit code than expected, an output cannot be read, or a group
+                of the case has none.
+        """
+        with self._empty_folder() as folder:
+            for name, text in case.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(text)
+            *before, last = case.commands
+            for words in before:
+                self._pipelines(words, folder, 0)
+            known = {path for pattern in case.outputs.values() for path in folder.glob(pattern)}
+            printed = self._pipelines(last, folder, case.exit_code)
+            try:
+                found = self._read(case, folder, known, printed)
+            except ValueError as error:
+                raise RecordingError(f"  its output cannot be read: {error}") from error
+        if missing := [group for group in case.groups if not found.get(group)]:
+            raise RecordingError(f"  it left nothing to record for {', '.join(missing)}")
+        return {group: found[group] for group in case.groups}
+
+    def _read(self, case: Case, folder: Path, known: set[Path], printed: str) -> Found:
+        found: Found = {"numbers": printed_documents(printed, self.neutral)} if case.reads_plan else {}
+        for reader, pattern in case.outputs.items():
+            made = sorted(path for path in folder.glob(pattern) if path not in known and path.name[0] != ".")
+            for group, documents in READERS[reader](made, folder, self.neutral).items():
+                found.setdefault(group, {}).update(documents)
+        return found
+
+    def _pipelines(self, words: Sequence[str], folder: Path, expected: int) -> str:
+        """What a command printed; where it is refused, what it said about that."""
+        code, printed, told = self._call(["-m", "pipelines", *words], folder)
+        if code != expected:
+            raise RecordingError(f"  {' '.join(words)}\n  ended with {code}, not {expected}:\n{_tail(told)}")
+        return printed or told
+
+    def _call(self, words: Sequence[str], folder: Path) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error. Whatever ends this script ends the command first."""
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE"))}
+        # One thread: sums of floating-point numbers depend on how they are split.
+        environ |= {"PYTHONPATH": str(self.tree), "NO_COLOR": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [str(self.python), *words], cwd=folder, env=environ, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            printed, told = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise RecordingError(f"  {' '.join(words)}\n  did not end within {LIMIT_S} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return process.returncode, printed, told
+
+    @contextmanager
+    def _empty_folder(self) -> Iterator[Path]:
+        """The current folder of the commands, `../store` beside it; gone afterwards."""
+        folder = self.folder / "case"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def checked_out(commit: str, python: Path) -> Iterator[Checkout]:
+    """Unpack a commit into a scratch folder; git's own worktrees would stay registered if this process is killed."""
+    with tempfile.TemporaryDirectory(prefix="same_bytes-") as scratch:
+        checkout = Checkout(Path(scratch).resolve(), python)
+        checkout.tree.mkdir()
+        archive = subprocess.run(
+            ["git", "-C", str(REPOSITORY), "archive", "--format=tar", commit], capture_output=True, check=True
+        )
+        subprocess.run(["tar", "--extract", "--directory", str(checkout.tree)], input=archive.stdout, check=True)
+        yield checkout
+
+
+def _tail(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines()[-TOLD_LINES:])

@@ -1,0 +1,66 @@
+"""What the commands of a case left -> documents by group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from scripts.records.documents import Document, Kind, Neutral, file_documents, number_document, text_rows
+
+Documents = dict[str, Document]
+Found = dict[str, Documents]
+"""Documents by name, by group."""
+
+
+def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
+    """Folders of the store, told apart by what is in them and called by their label.
+
+    Raises:
+        ValueError: two of a kind have one label, so that they could be mixed up between commits.
+    """
+    found: Found = {}
+    for path in (path for path in paths if path.is_dir()):
+        if (kind := _kind(path)) is None:
+            continue
+        group, noun = kind
+        label = f"{noun} {re.sub('-[0-9a-f]{16}$', '', path.name)}"
+        documents = found.setdefault(group, {})
+        if any(name.startswith(f"{label}/") for name in documents):
+            raise ValueError(f"the store has two artifacts '{label}'")
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if file.is_file() and name != "manifest.json" and not file.name.startswith("."):
+                documents |= file_documents(file, f"{label}/{name}", neutral)
+    return found
+
+
+def _kind(folder: Path) -> tuple[str, str] | None:
+    """(group, noun); None for what is not recorded, such as a download."""
+    kinds = (
+        ("**/config.pbtxt", "repositories", "repository"),
+        ("rank*.safetensors", "checkpoints", "checkpoint"),
+        ("*.xml", "engines", "engine"),
+        ("*.yaml", "engines", "LLM API"),
+        ("*.safetensors", "checkpoints", "model"),
+    )
+    return next(((group, noun) for pattern, group, noun in kinds if any(folder.glob(pattern))), None)
+
+
+def numbers(paths: Iterable[Path], _folder: Path, _neutral: Neutral) -> Found:
+    """JSON and CSV files, called by their file names: the folders above them have times in their names."""
+    found = {path.name: number_document(path) for path in paths if path.is_file()}
+    return {"numbers": {name: document for name, document in found.items() if document is not None and document.rows}}
+
+
+def texts(paths: Iterable[Path], folder: Path, neutral: Neutral) -> Found:
+    """Text files that go with a repository, by their path."""
+    found = {path.relative_to(folder).as_posix(): text_rows(path, neutral) for path in paths if path.is_file()}
+    return {"repositories": {name: Document(Kind.EXACT, rows) for name, rows in found.items()}}
+
+
+READERS: dict[str, Callable[[Iterable[Path], Path, Neutral], Found]] = {
+    "artifacts": artifacts,
+    "numbers": numbers,
+    "texts": texts,
+}

@@ -1,0 +1,152 @@
+"""What was recorded of a commit: one JSON file, saved after every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.records.cases import REPOSITORY, Case, chosen
+from scripts.records.checkout import Checkout, RecordingError, checked_out, full_commit
+from scripts.records.outputs import Found
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A commit's output.
+
+    Attributes:
+        commit: its whole name.
+        environment: versions and machine facts at the time.
+        cases: by "group/case": words, seconds, and documents by name as JSON.
+    """
+
+    commit: str
+    environment: dict[str, Any]
+    cases: dict[str, dict[str, Any]]
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read a file that `save` wrote.
+
+        Raises:
+            RecordingError: it is missing, or is something else.
+        """
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise RecordingError(
+                f"There is no recording {path}. Make it: python scripts/same_bytes.py record --commit REV --out {path}"
+            ) from None
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise RecordingError(f"{path} is not a recording of format {FORMAT}. Remove it, or give another file.")
+        return cls(values["commit"], values["environment"], values["cases"])
+
+    def save(self, path: Path) -> None:
+        """Write the file so that a reader always sees a whole one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        values = {"format": FORMAT, "commit": self.commit, "environment": self.environment, "cases": self.cases}
+        aside.write_text(json.dumps(values, indent=1) + "\n")
+        aside.replace(path)
+
+    def has(self, case: Case) -> bool:
+        """Whether all groups of a case were recorded with the words that it has now."""
+        found = [self.cases.get(f"{group}/{case.name}") for group in case.groups]
+        return all(one is not None and one["words"] == _words(case) for one in found)
+
+    def add(self, case: Case, seconds: float, found: Found) -> None:
+        """Put in the documents of a case, by group."""
+        for group, documents in found.items():
+            self.cases[f"{group}/{case.name}"] = {
+                "words": _words(case),
+                "seconds": round(seconds, 1),
+                "documents": {name: document.to_json() for name, document in sorted(documents.items())},
+            }
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Versions and machine facts that are not the same, in words; empty when all are."""
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    return ", ".join(f"{name} {first.get(name)} and {second.get(name)}" for name in names)
+
+
+def record(revision: str, out: Path, python: Path, groups: Sequence[str]) -> int:
+    """Run the cases that `out` does not hold yet and save each as soon as it is done.
+
+    Args:
+        revision: commit, branch or tag of this repository.
+        out: the recording.
+        python: interpreter that has the project's dependencies.
+        groups: what to record.
+
+    Returns:
+        how many cases failed.
+
+    Raises:
+        RecordingError: `out` is of another commit or of other versions, or the commit cannot be run.
+    """
+    commit, cases = full_commit(revision), chosen(groups)
+    before = _recorded(commit, out)
+    with checked_out(commit, python) as checkout:
+        environment = checkout.environment()
+        recording = before or Recording(commit, environment, {})
+        if other := differing(recording.environment, environment):
+            raise RecordingError(f"{out} was recorded with other versions: {other}. Remove it, or give another file.")
+        todo = [case for case in cases if not recording.has(case)]
+        _say(f"{commit[:12]}: {len(todo)} cases to run, {len(cases) - len(todo)} recorded before\n")
+        failed, started = 0, time.monotonic()
+        for number, case in enumerate(todo, 1):
+            _say(f"[{number:>2}/{len(todo)}] {' and '.join(case.groups)}: {case.name} ... ")
+            try:
+                seconds = _record_case(checkout, recording, case)
+            except RecordingError as error:
+                failed += 1
+                _say(f"failed\n{error}\n")
+                continue
+            recording.save(out)
+            left = (time.monotonic() - started) / number * (len(todo) - number)
+            _say(f"{seconds:.0f} s{f', about {left / 60:.0f} min left' if left > 60 else ''}\n")
+    _say(f"written: {out}{f'; cases that failed and are not in it: {failed}' if failed else ''}\n")
+    return failed
+
+
+def _record_case(checkout: Checkout, recording: Recording, case: Case) -> float:
+    """Run one case and add what it left; seconds that it took."""
+    started = time.monotonic()
+    found = checkout.run(case)
+    seconds = time.monotonic() - started
+    recording.add(case, seconds, found)
+    return seconds
+
+
+def _recorded(commit: str, out: Path) -> Recording | None:
+    """What is there already.
+
+    Raises:
+        RecordingError: it is of another commit.
+    """
+    if not out.exists():
+        return None
+    recording = Recording.load(out)
+    if recording.commit != commit:
+        raise RecordingError(f"{out} is of commit {recording.commit[:12]}, not of {commit[:12]}. Give another file.")
+    return recording
+
+
+def _words(case: Case) -> list[str]:
+    return [word.replace(str(REPOSITORY), "<repository>") for word in case.words]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
