@@ -46,9 +46,9 @@ def modelled_text(plan: Plan) -> str:
     rows: list[tuple[str, ...]] = [("load", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms")]
     for level in levels:
         rows.append((level.load.text, *_cells(run_trial(_trial(level), model.deployment, backend="numpy"))))
-    lines += [f"  {line}" for line in table(rows)]
+    lines += table(rows, indent=2)
     wide = "  ".join(f"{name} {100 * (np.exp(sd) - 1):.0f} %" for name, sd in model.spread.items())
-    return "\n".join([*lines, f"  usually off by (one standard deviation): {wide}"]) + "\n"
+    return "\n".join([*lines, wrapped(f"  usually off by (one standard deviation): {wide}", 4)]) + "\n"
 
 
 def model_of(plan: Plan) -> PredictedDeployment | None:

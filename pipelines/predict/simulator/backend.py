@@ -45,6 +45,10 @@ def compiled() -> Callable[..., Any]:
     """
     import numba
 
+    with suppress(ImportError):  # colorama, which numba starts, would end every run on a terminal with a colour code
+        import colorama.initialise
+
+        colorama.initialise.atexit_done = True
     modules = (state, scheduler, loop)
     sources = [__file__, *(str(module.__file__) for module in modules)]
     digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]

@@ -194,9 +194,9 @@ def seconds(*overrides) -> float:
 
 
 def test_an_answer_without_a_search_is_quick():
-    """The goal is a second of processor time; 1.2 s is measured with words never asked before, as here.
+    """The goal is a second of processor time; 1.2 s is measured.
 
-    A busy machine takes half as much again. Words that were asked before spare Hydra, 0.3 s.
+    A busy machine takes half as much again.
     """
     assert seconds(*ASKED, "sizing.tp=1") < 2.0
 
