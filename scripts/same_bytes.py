@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(before: Path, after: Path, groups: Sequence[str], options: argparse.Namespace) -> int:
-    found = compare(Recording.load(before), Recording.load(after), groups, judge_whole=options.xml)
+    found = compare(
+        Recording.load(before), Recording.load(after), groups, judge_whole=options.xml, rounding=options.rounding
+    )
     if not found.cases:
         raise RecordingError(f"{before} and {after} hold nothing of {', '.join(groups)}.")
     for line in lines(found, options.show):
@@ -98,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
             help="interpreter with the project's dependencies (%(default)s)",
         )
     for command in (two, both):
+        command.add_argument(
+            "--rounding", type=float, default=0.0, metavar="R", help="relative change of a number that is allowed (0)"
+        )
         command.add_argument("--xml", action="store_true", help="judge whole .xml, .bin and .safetensors files as well")
         command.add_argument(
             "--show", type=int, default=10, metavar="N", help="differences shown of a case (%(default)s)"

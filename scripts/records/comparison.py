@@ -33,6 +33,7 @@ class CaseResult:
         rows: how many were compared.
         different: those that are not the same.
         renamed: rows with another name and the same values, before and after.
+        rounded: relative changes of the numbers that are within the rounding that is allowed.
         shown: Python files and prose that are not the same.
         whole: whole files that are not the same, where those are not judged.
     """
@@ -40,6 +41,7 @@ class CaseResult:
     rows: int = 0
     different: list[Difference] = field(default_factory=list)
     renamed: tuple[list[Row], list[Row]] | None = None
+    rounded: list[float] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     whole: list[str] = field(default_factory=list)
 
@@ -59,7 +61,12 @@ class Comparison:
 
 
 def compare(
-    first: Recording, second: Recording, groups: Sequence[str] = GROUPS, *, judge_whole: bool = False
+    first: Recording,
+    second: Recording,
+    groups: Sequence[str] = GROUPS,
+    *,
+    judge_whole: bool = False,
+    rounding: float = 0.0,
 ) -> Comparison:
     """Compare the cases of some groups.
 
@@ -68,16 +75,17 @@ def compare(
         second: and after.
         groups: the others are left out.
         judge_whole: whole .xml, .bin and .safetensors files must be equal, too.
+        rounding: relative change of a number of plan, simulate, size and calibrate that is none: a sum in another
+            order ends in other digits.
     """
     names = [name for name in {**first.cases, **second.cases} if name.split("/")[0] in groups]
+    pairs = {name: (first.cases.get(name), second.cases.get(name)) for name in names}
     return Comparison(
-        first,
-        second,
-        {name: _compare_case(first.cases.get(name), second.cases.get(name), judge_whole) for name in names},
+        first, second, {name: _compare_case(*pair, judge_whole, rounding) for name, pair in pairs.items()}
     )
 
 
-def _compare_case(before: Any, after: Any, judge_whole: bool) -> CaseResult:
+def _compare_case(before: Any, after: Any, judge_whole: bool, rounding: float) -> CaseResult:
     result = CaseResult()
     for row, old, new in (
         (("case", "recorded"), _yes(before is not None), _yes(after is not None)),
@@ -99,7 +107,9 @@ def _compare_case(before: Any, after: Any, judge_whole: bool) -> CaseResult:
             result.whole += [each.row[0] for each in found]
         else:
             result.rows += len({**old, **new})
-            result.different += _without_renamed(found, old, new, result) if kind == Kind.NUMBERS else found
+            if kind == Kind.NUMBERS:
+                found = _without_rounded(_without_renamed(found, old, new, result), rounding, result)
+            result.different += found
     return result
 
 
@@ -126,6 +136,24 @@ def _without_renamed(
         return found
     result.renamed = (gone, come)
     return [each for each in found if each.row in old and each.row in new]
+
+
+def _without_rounded(found: list[Difference], rounding: float, result: CaseResult) -> list[Difference]:
+    """The differences that are more than another rounding."""
+    left = []
+    for each in found:
+        change = relative_change(each.before, each.after)
+        if change is not None and abs(change) <= rounding:
+            result.rounded.append(abs(change))
+        else:
+            left.append(each)
+    return left
+
+
+def relative_change(before: Any, after: Any) -> float | None:
+    """(after - before) / before of two numbers; None where there is none."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, after))
+    return (after - before) / before if numbers and before else None
 
 
 def _text(value: Any) -> str:

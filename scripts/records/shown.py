@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scripts.records.cases import GROUPS
-from scripts.records.comparison import CaseResult, Comparison, Difference, Row
+from scripts.records.comparison import CaseResult, Comparison, Difference, Row, relative_change
 from scripts.records.documents import without_indices
 from scripts.records.recording import differing
 
@@ -65,10 +65,22 @@ def _change(each: Difference) -> str:
         return f"only before {_short(sorted(gone.elements()))}, only after {_short(sorted(come.elements()))}"
     if before is None or after is None:
         return f"only before: {_short(before)}" if after is None else f"only after: {_short(after)}"
+    if isinstance(before, str) and isinstance(after, str) and max(len(before), len(after)) > LONGEST:
+        return _changed_words(before, after)
     text = f"{_short(before)} -> {_short(after)}"
-    if type(before) in (int, float) and type(after) in (int, float) and before:
-        text += f" ({100 * (after - before) / before:+.3g} %)"
-    return text
+    change = relative_change(before, after)
+    return text if change is None else f"{text} ({100 * change:+.3g} %)"
+
+
+def _changed_words(before: str, after: str) -> str:
+    """What differs of two long lines."""
+    first, second = before.split(), after.split()
+    changes = [
+        f"{_short(' '.join(first[a:b])) or 'nothing'} -> {_short(' '.join(second[c:d])) or 'nothing'}"
+        for word, a, b, c, d in difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
+        if word != "equal"
+    ]
+    return "; ".join(changes)
 
 
 def _allowed(found: Comparison) -> Iterator[str]:
@@ -77,6 +89,8 @@ def _allowed(found: Comparison) -> Iterator[str]:
         if result.renamed is not None:
             gone, come = (_keys(rows) for rows in result.renamed)
             yield f"\n{name}: renamed keys, same values: {', '.join(gone)} -> {', '.join(come)}"
+    if rounded := [change for result in found.cases.values() for change in result.rounded]:
+        yield f"\nnumbers that differ by rounding alone: {len(rounded):,}, by {100 * max(rounded):.2g} % at most"
     if whole := [document for result in found.cases.values() for document in result.whole]:
         kinds = Counter(document.removesuffix(" (whole)").rsplit(".", 1)[-1] for document in whole)
         text = ", ".join(f"{count} .{ending}" for ending, count in kinds.items())

@@ -81,6 +81,25 @@ def test_a_changed_number_is_shown_with_its_change(write, capsys):
     assert "options[1].gpus: 6 -> 9 (+50 %)" in capsys.readouterr().out
 
 
+def test_rounding_is_a_difference_unless_it_is_allowed_and_never_of_a_tensor(write, capsys):
+    before, after = write("a"), write("b", numbers={**NUMBERS, "options[0].rate": 17.500000000000004})
+    assert main(["compare", before, after]) == 1
+    assert main(["compare", before, after, "--rounding", "1e-9"]) == 0
+    assert "numbers that differ by rounding alone: 1, by 2e-14 % at most" in capsys.readouterr().out
+    scales = write("c", tensors={**TENSORS, "scale": 1.0}), write("d", tensors={**TENSORS, "scale": 1.0000000001})
+    assert main(["compare", *scales, "--rounding", "1e-9"]) == 1
+
+
+def test_of_a_long_command_the_changed_words_are_shown(write, capsys):
+    same = " ".join(f"--option_{number} {number}" for number in range(20))
+    before, after = (
+        write("a", tensors={"command": f"build --tp 1 {same}"}),
+        write("b", tensors={"command": f"build {same}"}),
+    )
+    assert main(["compare", before, after]) == 1
+    assert "rank0: command: --tp 1 -> nothing\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("words", "code"), [([], 0), (["--xml"], 1)])
 def test_whole_files_are_judged_on_request(write, capsys, words, code):
     assert main(["compare", write("a"), write("b", whole="ee"), *words]) == code
