@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipelines.domain.benchmark import Slo
 from pipelines.predict.sizing.demand import poisson_percentile
 from pipelines.predict.sizing.fleet import Layout, fleet
-from pipelines.predict.sizing.instance import OutOfReachError, Watched, instance
+from pipelines.predict.sizing.instance import InstanceUnderLoad, OutOfReachError, instance
 from pipelines.predict.sizing.pareto import front
 from tests.support.sizing_questions import made_up, question
 
@@ -73,7 +73,7 @@ def test_the_front_is_what_nothing_beats(points, less_x):
 def rate_of(asked):
     setup = next(asked.setups())
     try:
-        return Watched(asked, instance(asked, setup, made_up(setup))).capacity(asked.slo).rate
+        return InstanceUnderLoad(asked, instance(asked, setup, made_up(setup))).capacity(asked.slo).rate
     except OutOfReachError:
         return 0.0
 

@@ -14,9 +14,9 @@ from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.instance import (
     Capacity,
     Instance,
+    InstanceUnderLoad,
+    LoadOutcome,
     OutOfReachError,
-    Seen,
-    Watched,
     input_share,
     instance,
     see,
@@ -140,12 +140,12 @@ def attempt(question: Question, setup: Setup, cost_of: CostOf) -> FleetOption | 
         one = instance(question, setup, costed)
     except UserError as error:
         return Refused(label, str(error), "memory")
-    watched = Watched(question, one)
+    loaded = InstanceUnderLoad(question, one)
     try:
-        found = watched.capacity(question.slo)
+        found = loaded.capacity(question.slo)
     except OutOfReachError as error:
         return Refused(label, _missed(question, error), "limit", error.metric, error.seconds)
-    low, high = interval(watched, found)
+    low, high = interval(loaded, found)
     return option(question, one, found, low, high)
 
 
@@ -175,18 +175,18 @@ def option(question: Question, one: Instance, found: Capacity, low: float | None
     return FleetOption(one, found, low, high, best, sized(high), None if low is None else sized(low), share, price)
 
 
-def interval(watched: Watched, found: Capacity) -> tuple[float | None, float]:
+def interval(loaded: InstanceUnderLoad, found: Capacity) -> tuple[float | None, float]:
     """Return requests per second if every prediction is off by its usual error, on the bad side and on the good side.
 
     All times get longer (shorter) by the spread of throughput; TTFT and ITL also by the excess of their own spread.
     """
-    spread = watched.one.costed.spread
+    spread = loaded.one.costed.spread
     rates: list[float | None] = []
     for side in (+1, -1):
         off = {name: math.exp(side * WITHIN * spread[name]) for name in ("throughput", "ttft", "itl")}
-        slo = stretched(watched.question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
+        slo = stretched(loaded.question.slo, {name: off[name] / off["throughput"] for name in ("ttft", "itl")})
         try:
-            rates.append(watched.capacity(slo, slower=off["throughput"]).rate)
+            rates.append(loaded.capacity(slo, slower=off["throughput"]).rate)
         except OutOfReachError:
             rates.append(None)
     low, high = rates
@@ -200,7 +200,7 @@ def stretched(slo: Slo, factors: Mapping[str, float]) -> Slo:
     return replace(slo, ttft_ms=ttft, itl_ms=itl)
 
 
-def ladder(question: Question, found: FleetOption) -> tuple[Seen, ...]:
+def ladder(question: Question, found: FleetOption) -> tuple[LoadOutcome, ...]:
     """Simulate an instance from almost no load up to its rate."""
     below = [see(question, found.instance, share * found.capacity.rate) for share in LADDER]
     return (*below, found.capacity.seen)

@@ -45,7 +45,7 @@ LATENCIES = (RequestColumns.ttft, RequestColumns.itl, RequestColumns.e2e, Reques
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class LoadOutcome:
     """Figures that requests see at one load. Seconds; arrays cover the requests that count.
 
     Attributes:
@@ -75,7 +75,7 @@ class Seen:
         """Whether the queue does not keep growing."""
         return self.growth < GROWS_S
 
-    def slower(self, factor: float, overhead_s: float) -> Seen:
+    def slower(self, factor: float, overhead_s: float) -> LoadOutcome:
         """Return the figures for iterations `factor` times as long, at a rate lower by that factor.
 
         All engine times scale by the factor, and the same requests run together; network and tokenizer stay the same.
@@ -155,13 +155,13 @@ def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
     )
 
 
-def see(question: Question, one: Instance, rate: float) -> Seen:
+def see(question: Question, one: Instance, rate: float) -> LoadOutcome:
     """Simulate an instance at a rate (requests per second)."""
     lanes = one.setup.pp
     return watch(question, one, np.cumsum(question.gaps) / (rate / lanes), rate)
 
 
-def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
+def watch(question: Question, one: Instance, arrival: Any, rate: float) -> LoadOutcome:
     """Simulate one batch with the given arrival times.
 
     Args:
@@ -177,7 +177,7 @@ def watch(question: Question, one: Instance, arrival: Any, rate: float) -> Seen:
     quarter = len(wait) // 4
     early, late = wait[quarter : 2 * quarter].mean(), wait[-quarter:].mean()
     batch, kv_use, full = _occupied(one.engine, run)
-    return Seen(
+    return LoadOutcome(
         rate=rate, ttft=ttft, itl=itl, e2e=e2e, queue=float(wait.mean()), batch=batch * one.setup.pp, kv_use=kv_use,
         full=full, growth=float(late - GROWS * early),
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _percentile(values: Any, percentile: float) -> float:
     return share_below(known, percentile / 100) if known else math.nan
 
 
-def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
+def strain(seen: LoadOutcome, slo: Slo, percentile: float) -> tuple[str, float]:
     """Return the limit closest to being missed, or missed by most, and the value divided by it.
 
     Returns ("queue", infinity) when the queue grows without end and ("", 0) without limits.
@@ -247,7 +247,7 @@ def strain(seen: Seen, slo: Slo, percentile: float) -> tuple[str, float]:
     return worst, known.get(worst, 0.0)
 
 
-def missed(seen: Seen, slo: Slo, percentile: float) -> str:
+def missed(seen: LoadOutcome, slo: Slo, percentile: float) -> str:
     """Return the limit missed by most, "queue" when it grows without end, or "" when all limits are met."""
     worst, share = strain(seen, slo, percentile)
     return worst if share > 1 else ""
@@ -266,7 +266,7 @@ class Capacity:
     """
 
     rate: float
-    seen: Seen
+    seen: LoadOutcome
     binding: str
     because: str
     most: float
@@ -280,7 +280,7 @@ class OutOfReachError(Exception):
         self.metric, self.seconds = metric, seconds
 
 
-class Watched:
+class InstanceUnderLoad:
     """An instance under one kind of load. Each rate is simulated once, whatever limits it is compared with.
 
     Attributes:
@@ -292,9 +292,9 @@ class Watched:
     def __init__(self, question: Question, one: Instance) -> None:
         self.question, self.one = question, one
         self.most = saturation(question, one)
-        self._seen: dict[float, Seen] = {}
+        self._seen: dict[float, LoadOutcome] = {}
 
-    def at(self, share: float) -> Seen:
+    def at(self, share: float) -> LoadOutcome:
         """Simulate the instance at this share of `most`."""
         if share not in self._seen:
             self._seen[share] = see(self.question, self.one, share * self.most)
@@ -330,7 +330,7 @@ class Watched:
                 raise OutOfReachError(limit, best.at(percentile).get(limit, math.inf))
         return Capacity(best.rate, best, binding, worst.full or "compute", most)
 
-    def _if_slower(self, share: float, factor: float) -> Seen:
+    def _if_slower(self, share: float, factor: float) -> LoadOutcome:
         return self.at(share).slower(factor, self.one.costed.overhead_s)
 
 

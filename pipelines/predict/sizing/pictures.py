@@ -10,7 +10,7 @@ from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plot
 from pipelines.document.labels import beside
 from pipelines.predict.sizing.answer import FleetOption
-from pipelines.predict.sizing.instance import Seen
+from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.pareto import front
 from pipelines.predict.sizing.result import Day, Result
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
 
 Point = tuple[float, float]
-XOf = Callable[[Seen], float]
+XOf = Callable[[LoadOutcome], float]
 
 
 def pareto(result: Result, six: str) -> Figure:
@@ -83,7 +83,7 @@ def _panel(axes: Axes, result: Result, theme: Theme, x_of: XOf, *, less_x: bool)
         beside(axes, ends, every, theme["muted"])
 
 
-def _points(option: FleetOption, seen: Sequence[Seen], x_of: XOf) -> list[Point]:
+def _points(option: FleetOption, seen: Sequence[LoadOutcome], x_of: XOf) -> list[Point]:
     found = [(x_of(one), one.rate / option.gpus) for one in seen]
     return [(x, y) for x, y in found if math.isfinite(x)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.predict.sizing.answer import Answer, FleetOption
 from pipelines.predict.sizing.autoscale import Replay
 from pipelines.predict.sizing.fleet import PeakFleet
-from pipelines.predict.sizing.instance import Seen
+from pipelines.predict.sizing.instance import LoadOutcome
 from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
@@ -42,7 +42,7 @@ class Result:
     """
 
     answer: Answer
-    ladders: tuple[tuple[Seen, ...], ...]
+    ladders: tuple[tuple[LoadOutcome, ...], ...]
     check: Check
     changes: tuple[Change, ...]
     day: Day | None

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines.predict.sizing.answer import WORDS, FleetOption
 from pipelines.predict.sizing.fleet import ROUNDING
-from pipelines.predict.sizing.instance import Seen, missed, watch
+from pipelines.predict.sizing.instance import LoadOutcome, missed, watch
 from pipelines.predict.sizing.question import Question
 
 SHOWN_INSTANCES = 16
@@ -70,7 +70,7 @@ def trial(question: Question, option: FleetOption, instances: int) -> PeakTrial:
     seen = [watch(question, one, stream[turn::dealt][:each], question.demand.peak / instances) for turn in range(shown)]
     possible = question.demand.peak / instances <= option.capacity.most * (1 + ROUNDING)
     steady = possible and sum(s.steady for s in seen) > shown / 2
-    together = Seen(
+    together = LoadOutcome(
         rate=question.demand.peak / instances,
         ttft=np.concatenate([s.ttft for s in seen]),
         itl=np.concatenate([s.itl for s in seen]),

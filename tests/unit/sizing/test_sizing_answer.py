@@ -14,7 +14,7 @@ from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.sizing.answer import answer, attempt
-from pipelines.predict.sizing.instance import Watched, input_share, instance, instances_for, see
+from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.price import Prices
 from pipelines.predict.sizing.question import Limits
 from pipelines.predict.sizing.sensitivity import changes
@@ -24,7 +24,7 @@ from tests.support.sizing_questions import demand, made_up, question
 
 def rate(asked, **how):
     setup = next(asked.setups())
-    return Watched(asked, instance(asked, setup, made_up(setup, **how))).capacity(asked.slo)
+    return InstanceUnderLoad(asked, instance(asked, setup, made_up(setup, **how))).capacity(asked.slo)
 
 
 def test_at_the_rate_the_limit_is_met_and_a_little_above_it_is_not():
@@ -64,8 +64,8 @@ def test_a_slower_engine_needs_no_simulation_of_its_own():
     setup = next(asked.setups())
     costed = made_up(setup)
     longer = {name: 1.25 * getattr(costed.cost, name) for name in ("token_compute", "weights", "fixed")}
-    one = Watched(asked, instance(asked, setup, costed))
-    slower = Watched(asked, instance(asked, setup, replace(costed, cost=replace(costed.cost, **longer))))
+    one = InstanceUnderLoad(asked, instance(asked, setup, costed))
+    slower = InstanceUnderLoad(asked, instance(asked, setup, replace(costed, cost=replace(costed.cost, **longer))))
     assert one.most / 1.25 == pytest.approx(slower.most, rel=1e-9)
     for share in (0.1, 0.6, 0.95, 1.2):
         told, simulated = one.at(share).slower(1.25, costed.overhead_s), slower.at(share)
@@ -93,7 +93,7 @@ def test_instances_counted_one_by_one_are_those_of_the_rate():
     for peak in (3.0, 40.0, 95.0, 700.0):
         asked = question(demand=demand(peak), slo=Slo("given", ttft_ms=100.0))
         one = instance(asked, (setup := next(asked.setups())), made_up(setup))
-        by_rate = math.ceil(peak / Watched(asked, one).capacity(asked.slo).rate)
+        by_rate = math.ceil(peak / InstanceUnderLoad(asked, one).capacity(asked.slo).rate)
         assert instances_for(asked, one, 1) in (by_rate, by_rate - 1)  # the rate is found to half a percent
         assert instances_for(asked, one, 1) == instances_for(asked, one, 200)
 
@@ -201,7 +201,7 @@ def test_prompts_take_the_share_of_time_that_their_tokens_do():
     for asked in (question(), long_answers):
         setup = next(asked.setups())
         one = instance(asked, setup, made_up(setup))
-        shares.append(input_share(asked, one, Watched(asked, one).capacity(asked.slo)))
+        shares.append(input_share(asked, one, InstanceUnderLoad(asked, one).capacity(asked.slo)))
     assert 0.5 < shares[0] < 1
     assert shares[1] < shares[0]
 
