@@ -6,24 +6,6 @@ from collections import defaultdict
 from tests.conftest import ROOT
 
 SHARED = {"TritonPythonModel"}  # the name that Triton's Python backend looks for in every model.py
-AMBIGUOUS = set(
-    [
-        "Bench",
-        "Case",
-        "Curve",
-        "Engine",
-        "Figure",
-        "Fleet",
-        "Judged",
-        "Level",
-        "Load",
-        "Outcome",
-        "Rule",
-        "Run",
-        "Trial",
-    ]
-)
-"""Names that still stand for several classes."""
 
 
 def test_no_class_name_is_defined_twice():
@@ -33,5 +15,4 @@ def test_no_class_name_is_defined_twice():
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     places[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
-    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED}
-    assert {name: found for name, found in twice.items() if name not in AMBIGUOUS} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED} == {}
