@@ -197,7 +197,9 @@ def test_what_guesses_ahead_is_refused_once(tmp_path, model, mode, engine, targe
 
 def test_what_was_set_beside_a_refused_speculation_is_told_as_well(tmp_path, model):
     words = [f"model.path={model}", "engine=openvino", "speculative=lookahead", "triton.decoding_mode=medusa"]
-    with pytest.raises(UserError, match=r"speculative=lookahead cannot(.|\n)*decoding_mode='medusa' was given"):
+    with pytest.raises(
+        UserError, match=r"speculative=lookahead is not supported(.|\n)*decoding_mode='medusa' was given"
+    ):
         plan(tmp_path, words, "repository")
 
 
@@ -258,7 +260,7 @@ def test_planning_imports_nothing_heavy(tmp_path, model):
         (["build.tokens_per_block=64", "engine=openvino"], r"tokens_per_block=64 is not supported by engine=openvino"),
         (["quant=int4_awq", "quant.group_size=256", "build.tp_size=2"], r"groups of 256 inputs"),
         (["calibration=local", "calibration.path=/no/such"], r"calibration\.path='/no/such' does not exist"),
-        (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not a program"),
+        (["serving.tritonserver=/no/such"], r"serving\.tritonserver='/no/such' is not an executable program"),
         (["benchmark.request_rate=[2]"], r"request_rate=\[2\] does not go with workload\.arrival=closed"),
         (["engine=tensorrt_llm_llmapi"], r"engine=tensorrt_llm_llmapi cannot all"),
         (["triton.decoding_mode=medusa"], r"decoding_mode.*medusa"),
@@ -322,7 +324,7 @@ def test_the_key_of_a_tensorrt_engine_holds_the_gpu(tmp_path, model):
         ),
         (
             lambda m: (m / "config.json").write_text('{"architectures": ["GPT2"]}'),
-            r"architecture 'GPT2', which is not known",
+            r"architecture 'GPT2', which this project does not know",
         ),
         (
             lambda m: (m / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),

@@ -105,7 +105,7 @@ def test_what_is_missing_or_breaks_triton_is_broken(monkeypatch):
 def test_a_server_that_is_not_there_is_broken(tmp_path):
     found = by_name(versions.look(ServingSettings(tritonserver=tmp_path / "nowhere")))["tritonserver"]
     assert found.status == "bad"
-    assert "nowhere' is not a program" in found.value
+    assert "nowhere' is not an executable program" in found.value
 
 
 def test_a_builder_with_other_options_is_told_option_by_option(programs):

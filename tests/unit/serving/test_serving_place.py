@@ -72,7 +72,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_a_given_server_is_taken_or_refused_never_replaced(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"serving\.tritonserver='/no/such' is not a program"):
+    with pytest.raises(UserError, match=r"serving\.tritonserver='/no/such' is not an executable program"):
         locate(ServingSettings(tritonserver=Path("/no/such")))
     program = tmp_path / "tritonserver"
     program.write_text("#!/bin/sh\n")
