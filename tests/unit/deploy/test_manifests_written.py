@@ -60,7 +60,7 @@ def test_what_a_person_wrote_is_never_overwritten(name, tmp_path):
     manifests(tmp_path, "cpu")
     own = tmp_path / "out" / "tiny-llama-fp8" / name
     own.write_text("mine\n")
-    with pytest.raises(UserError, match=rf"was changed since: {name}\. Keep changes in another folder"):
+    with pytest.raises(UserError, match=rf"were changed since: {name}\. Keep changes in another folder"):
         manifests(tmp_path, "cpu", "manifests.replicas=2")
     assert own.read_text() == "mine\n"
 
