@@ -157,7 +157,8 @@ def test_a_repository_from_elsewhere_needs_no_build(tmp_path, capsys):
 
 def test_what_a_person_changed_is_never_overwritten(tmp_path):
     (scripts(tmp_path, "cluster=slurm") / "serve.sbatch").write_text("mine")
-    with pytest.raises(UserError, match=r"`make scripts` did not write or that were changed since: serve\.sbatch.* cluster\.folder="):
+    expected = r"`make scripts` did not write or that were changed since: serve\.sbatch.* cluster\.folder="
+    with pytest.raises(UserError, match=expected):
         scripts(tmp_path, "cluster=slurm", "serving.host=0.0.0.0")
 
 
