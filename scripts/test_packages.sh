@@ -1,32 +1,32 @@
 #!/bin/sh
-# Debian packages that tests use when they are there: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py.
-# `make test` runs this first. It installs only as root (or in CI with sudo), and never fails: without the packages those
-# tests are skipped and say so.
+# Debian packages that tests use when they are there: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py, and
+# a browser for the tests that open the pages we write. `make test` runs this first. It installs only as root (or in CI
+# with sudo), and never fails: without the packages those tests are skipped and say so.
 set -u
 
-PACKAGES="slurm-wlm munge"
-PROGRAMS="sbatch squeue slurmctld slurmd munged"
-
 PATH="$PATH:/usr/sbin:/sbin"
-missing=""
-for program in $PROGRAMS; do
-  command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
-done
-[ -z "$missing" ] && exit 0
+here() {
+  for program in "$@"; do command -v "$program" >/dev/null 2>&1 && return 0; done
+  return 1
+}
+packages=""
+{ here sbatch && here squeue && here slurmctld && here slurmd && here munged; } || packages="slurm-wlm munge"
+here chromium chromium-browser google-chrome || packages="$packages chromium"
+[ -z "$packages" ] && exit 0
 
 sudo=""
 if [ "$(id -u)" -ne 0 ]; then
-  if [ -n "${CI:-}" ] && command -v sudo >/dev/null 2>&1; then sudo="sudo -n"; else sudo="no"; fi
+  if [ -n "${CI:-}" ] && here sudo; then sudo="sudo -n"; else sudo="no"; fi
 fi
-if [ "$sudo" = "no" ] || ! command -v apt-get >/dev/null 2>&1; then
-  echo "Not here:$missing. The tests that need them are skipped; as root: apt-get install $PACKAGES"
+if [ "$sudo" = "no" ] || ! here apt-get; then
+  echo "Not here: $packages. The tests that need them are skipped; as root: apt-get install $packages"
   exit 0
 fi
-echo "Installing $PACKAGES for the tests ..."
 export DEBIAN_FRONTEND=noninteractive
-# shellcheck disable=SC2086 # words on purpose
-install() { timeout 300 $sudo apt-get install -y -qq --no-install-recommends $PACKAGES >/dev/null 2>&1; }
-# shellcheck disable=SC2086
-install || { timeout 120 $sudo apt-get update -qq >/dev/null 2>&1; install; } ||
-  echo "They could not be installed; the tests that need them are skipped."
+install() { timeout 300 $sudo apt-get install -y -qq --no-install-recommends "$1" >/dev/null 2>&1; }
+for package in $packages; do
+  echo "Installing $package for the tests ..."
+  install "$package" || { timeout 120 $sudo apt-get update -qq >/dev/null 2>&1; install "$package"; } ||
+    echo "It could not be installed; the tests that need it are skipped."
+done
 exit 0
