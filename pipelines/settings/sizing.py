@@ -37,7 +37,7 @@ class SizingSloSettings(SloSettings):
     """Limits that a percentile of TTFT, ITL and E2E must meet, each separately.
 
     Attributes:
-        percentile: compared with the limits, e.g. 95.
+        percentile: the percentile of TTFT, ITL and E2E that must meet the limits, e.g. 95.
     """
 
     percentile: float

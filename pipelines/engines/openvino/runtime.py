@@ -52,7 +52,7 @@ class EngineFolder:
         raw = json.loads(file.read_text(encoding="utf-8"))
         flavour = raw.get("engine", {}).get("flavour")
         if flavour != FLAVOUR:
-            raise UserError(f"{file} belongs to an engine '{flavour}', not '{FLAVOUR}'.")
+            raise UserError(f"{file} describes an engine built with engine={flavour}, not with engine={FLAVOUR}.")
         config = CheckpointConfig.parse(raw["pretrained_config"], str(file))
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})

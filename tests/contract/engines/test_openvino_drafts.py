@@ -133,5 +133,5 @@ def test_a_draft_of_another_vocabulary_or_shorter_sequences_is_refused(engines, 
     short = workshop.root / "short-draft"
     limits = BuildLimits(max_batch_size=8, max_input_len=256, max_seq_len=512, max_num_tokens=512)
     OpenVinoEngine().build(workshop.checkpoint("gemma_draft", QFormat.NONE), limits, short, SilentProgress())
-    with pytest.raises(UserError, match=rf"max_seq_len=512.*{LIMITS.max_seq_len} or more"):
+    with pytest.raises(UserError, match=rf"max_seq_len=512.*at least the engine's {LIMITS.max_seq_len}"):
         open_pipeline(EngineFolder.load(engines[0]), OpenVinoOptions(draft_dir=short))

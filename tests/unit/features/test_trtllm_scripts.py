@@ -63,7 +63,7 @@ def test_the_script_takes_our_words_and_its_checkpoint_is_read_back(tmp_path: Pa
     [
         ("raise SystemExit('no such model')", r"medusa/convert_checkpoint\.py failed .*no such model"),
         (WRITES.replace("ARCHITECTURE", "LlamaForCausalLM"), r"wrote architecture=LlamaForCausalLM"),
-        (WRITES.replace("given.tp_size", "1").replace("ARCHITECTURE", NAMES["medusa"]), r"lacks ranks \[1\]"),
+        (WRITES.replace("given.tp_size", "1").replace("ARCHITECTURE", NAMES["medusa"]), r"ranks \[1\] are missing"),
         ("", r"wrote architecture=None"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_given_server_is_taken_or_refused_never_replaced(tmp_path: Path) -> No
         locate(ServingSettings(tritonserver=Path("/no/such")))
     program = tmp_path / "tritonserver"
     program.write_text("#!/bin/sh\n")
-    assert "not a program" in str(why_no_server(ServingSettings(tritonserver=program)))
+    assert "is not an executable program" in str(why_no_server(ServingSettings(tritonserver=program)))
     program.chmod(0o755)
     found = locate(ServingSettings(tritonserver=program))
     assert (found.binary, found.wheel) == (program, None)

@@ -127,7 +127,7 @@ def test_a_cancelled_run_is_refused(tmp_path):
         read_measured([path])
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ("[1, 2]", "no result"), ('{"a": 1}', "no result")])
+@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ("[1, 2]", "results.json is not a benchmark result of a supported tool"), ('{"a": 1}', "results.json is not a benchmark result of a supported tool")])
 def test_other_files_are_refused_with_what_is_known(tmp_path, text, words):
     path = tmp_path / "results.json"
     path.write_text(text)
@@ -158,7 +158,7 @@ def test_a_folder_is_searched(tmp_path):
         path.rename(place / "profile_export_aiperf.json")
     assert sorted(level.concurrency for level in read_measured([tmp_path]).levels) == [4, 8]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="not a benchmark result"):
+    with pytest.raises(UserError, match=r"no benchmark result in .*/empty"):
         read_measured([tmp_path / "empty"])
 
 

@@ -130,7 +130,7 @@ def test_a_model_of_the_table_needs_no_file_in_conf():
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (None, "no Hugging Face model: it has no config.json"),
+        (None, "is not a Hugging Face model: it has no config.json"),
         ("{", "is not valid JSON"),
         ("[]", "is not a JSON object"),
     ],
