@@ -1,1 +1,1 @@
-"""The TensorRT-LLM checkpoint: read, merge ranks, dequantize. Needs numpy and ml_dtypes only, imported on use."""
+"""The TensorRT-LLM checkpoint: read, merge ranks, unpack. Needs numpy and ml_dtypes only, imported on use."""

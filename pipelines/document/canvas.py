@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Axes", "Drawing"]
 """Re-exported for modules that draw, because only this module imports matplotlib."""
-
-ROLES = ("ink", "muted", "grid", "paper", "wait", "work", "bad")
 LIGHT = {
     "ink": "#1c2024", "muted": "#5b6470", "grid": "#e3e6ea", "paper": "#ffffff",
     "wait": "#c05a00", "work": "#1f6fb4", "bad": "#b3261e",

@@ -206,11 +206,6 @@ AT_SLO = figures("output_tokens_per_s", "ttft_p99_s", "itl_p99_s")
 """Formats side by side in a report: at the load with the most throughput, and at the best within the limits."""
 COMPARED = figures("output_tokens_per_s", "ttft_p50_s", "itl_p50_s")
 """Formats side by side in a terminal."""
-FOR_PROGRAMS = figures(
-    "output_tokens_per_s", "requests_per_s", "goodput_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s",
-    "e2e_p95_s",
-)  # fmt: skip
-"""The same figures as machine-readable rows."""
 NIGHTLY_RATES = figures("output_tokens_per_s", "requests_per_s", "goodput_per_s")
 NIGHTLY_LATENCIES = tuple(
     FIGURES[f"{name}_{statistic}_s"] for name in ("ttft", "itl", "e2e") for statistic in PERCENTILES

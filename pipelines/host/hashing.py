@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypedDict
 
-from pipelines.domain.progress import Advance, Progress, SilentProgress
+from pipelines.domain.progress import Advance
 
 CHUNK_BYTES = 1 << 20
 THREADS = 2  # hashlib releases the interpreter lock; more threads than this only make the disk seek
@@ -38,29 +36,6 @@ def git_blob_sha1(path: Path) -> str:
     return _digest(hashlib.sha1(header, usedforsecurity=False), path, None)
 
 
-def verify_files(folder: Path, files: Mapping[str, FileRecord], progress: Progress | None = None) -> list[str]:
-    """Compare the files of a folder with their record.
-
-    Args:
-        folder: where the files should be.
-        files: relative name -> expected size and hash. Other files in the folder are ignored.
-        progress: shows the bytes checked.
-
-    Returns:
-        one sentence per file that differs, in the order of `files`; empty when all match.
-    """
-    total = sum(record["size"] for record in files.values())
-    with (progress or SilentProgress()).task(f"checking {folder.name}", total, "bytes") as show:
-        advance = one_at_a_time(show)
-
-        def check(item: tuple[str, FileRecord]) -> str:
-            name, record = item
-            return _difference(name, folder / name, record, advance)
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            return [found for found in pool.map(check, files.items()) if found]
-
-
 def one_at_a_time(advance: Advance) -> Advance:
     """Wrap a progress callback, which is not thread-safe, so that several threads can call it."""
     lock = Lock()
@@ -70,16 +45,6 @@ def one_at_a_time(advance: Advance) -> Advance:
             advance(amount)
 
     return locked
-
-
-def _difference(name: str, path: Path, record: FileRecord, advance: Advance) -> str:
-    if not path.is_file():
-        return f"{name} is missing"
-    if (size := path.stat().st_size) != record["size"]:
-        return f"{name} has {size} bytes, its record says {record['size']}"
-    if (found := sha256_file(path, advance)) != record["sha256"]:
-        return f"{name} has SHA-256 {found}, its record says {record['sha256']}"
-    return ""
 
 
 def _digest(algorithm: Any, path: Path, advance: Advance | None) -> str:

@@ -219,10 +219,6 @@ def _evaluations(
     }
 
 
-def _evaluation(shelf: Shelf, piece: ReportedArtifact) -> EvalResult:
-    return EvalResult.from_json(shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}")
-
-
 def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
     """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
     result = evaluations[piece.place]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.domain.benchmark import Level, Slo, Summary
+from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
 from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload
 from pipelines.report.workloads import spread
@@ -39,11 +39,6 @@ class FormatRow:
     run: BenchmarkRun | None
     peak: Level | None
     at_slo: Level | None
-
-    @property
-    def peak_summary(self) -> Summary | None:
-        """Summary of the peak level."""
-        return self.peak.summary if self.peak else None
 
     @property
     def score(self) -> float | None:

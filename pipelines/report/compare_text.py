@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.benchmark import Level
-from pipelines.domain.metrics import COMPARED, FOR_PROGRAMS
+from pipelines.domain.metrics import COMPARED
 from pipelines.host.text import table, wrapped
 from pipelines.report.compare import Comparison, FormatRow
 from pipelines.report.six import load_label, six
@@ -18,49 +17,6 @@ _TITLES = (
     *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
 )  # fmt: skip
 _LEAST = (12, 6, 6, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[6:]))
-
-
-def comparison_rows(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """One row per format and workload; plain JSON values, None where something was not measured."""
-    return [_row(item, row) for item in compared for row in item.rows]
-
-
-def _row(item: Comparison, row: FormatRow) -> dict[str, Any]:
-    reasons = {rejection.variant: rejection.reason for rejection in item.rejected}
-    return {
-        "model": row.model,
-        "precision": row.variant,
-        "workload": item.workload.title if item.workload else None,
-        "engine": row.run.result.engine if row.run else None,
-        "tp_size": row.run.result.tp_size if row.run else None,
-        "accuracy": row.accuracy,
-        "loss_percent": row.loss_percent,
-        "loss_interval_percent": list(row.interval_percent) if row.interval_percent else None,
-        "verdict": row.verdict,
-        "engine_bytes": row.engine_bytes,
-        "peak": _level(row.peak),
-        "at_slo": _level(row.at_slo),
-        "chosen": row.variant == item.chosen,
-        "why_not": reasons.get(row.variant),
-        "max_accuracy_loss_percent": item.max_loss_percent,
-        "measured": True,
-    }
-
-
-def _level(level: Level | None) -> dict[str, Any] | None:
-    if level is None:
-        return None
-    summary = level.summary
-    return {
-        "concurrency": level.concurrency,
-        "request_rate": level.request_rate,
-        "arrival": level.arrival,
-        "isl": summary.isl.mean,
-        "osl": summary.osl.mean,
-        **{figure.key: figure.of(summary) for figure in FOR_PROGRAMS},
-        "client_limited": level.client.bottleneck,
-        "complete": level.complete,
-    }
 
 
 def comparison_text(compared: Sequence[Comparison]) -> str:

@@ -18,7 +18,6 @@ from pipelines.settings.root import Settings
 
 BASIC = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-WORD = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ CODE = {
     Build: [
         *BUILDER,
         "pipelines/engines/tensorrt_llm",
-        "pipelines/checkpoint/dequantize.py",
+        "pipelines/checkpoint/weight_codes.py",
         "pipelines/stages/build.py",
         *READER,
     ],

@@ -19,9 +19,9 @@ import openvino as ov
 from openvino import opset13 as op
 from openvino.op.util import Variable, VariableInfo
 
-from pipelines.checkpoint.dequantize import check_weight_dtype
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
+from pipelines.checkpoint.weight_codes import check_weight_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FORMATS, KvFormat

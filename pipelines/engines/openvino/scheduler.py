@@ -243,7 +243,7 @@ class Scheduler:
         if ended:
             self._conclude(ended)
         self._sender.spend((now - started) / 1e9, len(self._running))
-        self._counters.iteration(len(self._running))
+        self._counters.iteration()
 
     def _conclude(self, ended: list[tuple[Sequence, StepOutput]]) -> None:
         """Free the slots first, then notify the clients."""

@@ -48,15 +48,13 @@ class EngineCounters:
         """Take the sizes that do not change."""
         self.max_blocks, self._max_requests = max_blocks, max_requests
         self._iterations = 0
-        self._generating = 0
         self._reused = 0
         self._lengths: list[tuple[int, int]] = []
         self._lock = threading.Lock()
 
-    def iteration(self, running: int) -> None:
+    def iteration(self) -> None:
         """Count an iteration."""
         self._iterations += 1
-        self._generating = running
 
     def finished(self, sequence: Sequence) -> None:
         """Count a sequence that has ended."""

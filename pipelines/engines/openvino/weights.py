@@ -17,8 +17,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.checkpoint.dequantize import quantize_weight_only, unpack_int4
 from pipelines.checkpoint.read import Checkpoint
+from pipelines.checkpoint.weight_codes import quantize_weight_only, unpack_int4
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,

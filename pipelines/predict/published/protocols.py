@@ -21,11 +21,6 @@ def decode_seconds(cost: IterationCost, isl: Any, osl: Any, batch: Any) -> Any:
     return cost.seconds(batch, batch, kv=batch * context, kv_window=batch * windowed)
 
 
-def static_seconds(cost: IterationCost, isl: Any, osl: Any, batch: Any) -> Any:
-    """Return the seconds from the start of a static batch to its last token."""
-    return prefill_seconds(cost, isl, batch) + (osl - 1) * decode_seconds(cost, isl, osl, batch)
-
-
 def full_load_rate(cost: IterationCost, isl: Any, osl: Any, slots: Any, max_num_tokens: Any) -> Any:
     """Return the output tokens per second of one engine whose queue never empties.
 

@@ -12,7 +12,6 @@ from pipelines.domain.units import HOUR
 from pipelines.settings.sizing import SizingSettings
 
 USUAL_PERCENTILE = 95.0
-READING_WORDS_PER_TOKEN = 0.75
 """Tokens per word of English, for current tokenizers; 500 words a minute are then 90 ms per token."""
 
 
@@ -74,18 +73,3 @@ def poisson_percentile(average: float, percent: float) -> int:
 def requests_per_day(rate: float, hours: float = 24.0) -> float:
     """Return requests per day from a rate (per second) over some hours of the day."""
     return rate * hours * HOUR
-
-
-def users_of(daily_requests: float, requests_per_user_day: float) -> float:
-    """Return the daily users that this many requests per day serve. 2,036,160 at 3 each: 678,720."""
-    return daily_requests / requests_per_user_day
-
-
-def reading_ms_per_token(words_per_minute: float) -> float:
-    """Return milliseconds per token at which a reader never has to wait. 500 words/min: 90; 225: 200."""
-    return 60_000 * READING_WORDS_PER_TOKEN / words_per_minute
-
-
-def equivalent_tokens(prefill_s: float, itl_s: float) -> float:
-    """Return the number of output tokens that take as long as a prompt. 2.65 s at 26.8 ms: 99."""
-    return prefill_s / itl_s

@@ -74,11 +74,6 @@ class PeakFleet:
     servers: int
     gpus_per_server: int
 
-    @property
-    def idle_gpus(self) -> int:
-        """GPUs of the servers that run nothing."""
-        return self.servers * self.gpus_per_server - self.gpus
-
 
 def ceil(value: float) -> int:
     """Round up, ignoring floating-point error."""

@@ -35,7 +35,10 @@ def test_kinds_in_words():
     assert found["serving.openai"].choices == ("true", "false")
     assert found["build.model_config"].kind == "text or null"
     assert found["model.shape"].kind.startswith("null, or a mapping with the keys architecture, ")
-    assert found["sizing.slo.percentile"].sentence == "the percentile of TTFT, ITL and E2E that must meet the limits, e.g. 95."
+    assert (
+        found["sizing.slo.percentile"].sentence
+        == "the percentile of TTFT, ITL and E2E that must meet the limits, e.g. 95."
+    )
     assert found["sizing.slo.preset"].sentence == found["benchmark.slo.preset"].sentence
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pipelines.domain.progress import Advance, SilentProgress
-from pipelines.host.hashing import CHUNK_BYTES, FileRecord, git_blob_sha1, sha256_file, verify_files
+from pipelines.host.hashing import CHUNK_BYTES, git_blob_sha1, sha256_file
 
 # Known from the standards: SHA-256 of "abc" (FIPS 180-2), git's empty blob and `echo hello | git hash-object --stdin`.
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -24,12 +21,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "abc").write_text("abc")
     (tmp_path / "sub" / "abc").write_text("abc")
     return tmp_path
-
-
-@pytest.fixture
-def record() -> dict[str, FileRecord]:
-    """What the folder should be."""
-    return {"abc": {"size": 3, "sha256": ABC}, "sub/abc": {"size": 3, "sha256": ABC}}
 
 
 def test_sha256_is_the_standards(folder: Path) -> None:
@@ -53,38 +44,3 @@ def test_git_names_content(tmp_path: Path, text: str, name: str) -> None:
     (tmp_path / "file").write_text(text)
 
     assert git_blob_sha1(tmp_path / "file") == name
-
-
-def test_a_folder_that_is_right(folder: Path, record: dict[str, FileRecord]) -> None:
-    """Nothing to say; other files do not matter."""
-    (folder / "other").write_text("x")
-
-    assert verify_files(folder, record) == []
-
-
-def test_every_difference_is_one_sentence(folder: Path, record: dict[str, FileRecord]) -> None:
-    """Missing, too long, and other bytes of the same length, in the record's order."""
-    (folder / "abc").write_text("abd")
-    (folder / "sub" / "abc").write_text("abcd")
-    record["gone"] = {"size": 1, "sha256": ABC}
-
-    changed, longer, missing = verify_files(folder, record)
-
-    assert changed.startswith("abc has SHA-256 a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9, its")
-    assert longer == "sub/abc has 4 bytes, its record says 3"
-    assert missing == "gone is missing"
-
-
-def test_progress_ends_at_its_total(folder: Path, record: dict[str, FileRecord]) -> None:
-    """Bytes, over all files."""
-    seen: list[float] = []
-
-    class Counted(SilentProgress):
-        @contextmanager
-        def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
-            assert (total, unit) == (6, "bytes")
-            yield seen.append
-
-    verify_files(folder, record, Counted())
-
-    assert sum(seen) == 6

@@ -15,11 +15,11 @@ from huggingface_hub import constants
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Advance
-from pipelines.host.hashing import verify_files
 from pipelines.hub import HubSource, download_dataset
 from tests.support.hub_client import TOKEN, Client, Notes
 from tests.support.hub_repos import LLAMA, write_dataset, write_model
 from tests.support.hub_server import HubServer
+from tests.support.records import differing
 
 WEIGHTS = "model.safetensors"
 SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"}
@@ -38,7 +38,7 @@ def test_only_what_a_model_needs_is_fetched(hub: HubServer, repo: Path, client: 
 
     assert names(client.out) == SMALL | {WEIGHTS} == set(snapshot.files)
     assert snapshot.commit == commit
-    assert verify_files(client.out, snapshot.files) == []
+    assert differing(client.out, snapshot.files) == []
     assert (client.out / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes()
     assert hub.bytes_sent("pytorch_model.bin") == 0
 
@@ -68,7 +68,7 @@ def test_another_disk_gets_a_copy_and_says_so(
 
     snapshot = client.download()
 
-    assert verify_files(client.out, snapshot.files) == []
+    assert differing(client.out, snapshot.files) == []
     assert any("Copied 195.4 KiB" in line and str(client.out) in line for line in client.notes.lines)
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_anew(hub: HubServer, repo: Path,
     snapshot = client.download()
 
     assert client.notes.lines == [f"{WEIGHTS} in the cache is damaged; fetching it again."]
-    assert verify_files(client.out, snapshot.files) == []
+    assert differing(client.out, snapshot.files) == []
 
 
 def test_larger_than_http_allows_is_left_to_the_client(
@@ -272,7 +272,7 @@ def test_a_data_set_keeps_its_folders(hub: HubServer, tmp_path: Path, client: Cl
 
     assert names(client.out) == {"test/part-0.parquet", "dev/part-0.parquet"} == set(snapshot.files)
     assert snapshot.commit == commit
-    assert verify_files(client.out, snapshot.files) == []
+    assert differing(client.out, snapshot.files) == []
 
 
 def test_patterns_choose_data_files_but_never_scripts(hub: HubServer, tmp_path: Path, client: Client) -> None:

@@ -16,11 +16,11 @@ from huggingface_hub import constants
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
-from pipelines.host.hashing import verify_files
 from pipelines.hub import HubSource, download_model, fetch
 from tests.support.hub_client import TOKEN, Client
 from tests.support.hub_repos import write_model
 from tests.support.hub_server import HubServer, Repo
+from tests.support.records import differing
 
 WEIGHTS = "model.safetensors"
 
@@ -198,7 +198,7 @@ def test_a_file_with_other_bytes(hub: HubServer, repo: Path, client: Client, nam
 
     assert "run again to fetch it" in text
     hub.fault("tiny/llama", name)
-    assert verify_files(client.out, client.download().files) == []
+    assert differing(client.out, client.download().files) == []
 
 
 def test_no_room_is_told_before_the_first_byte(
@@ -264,7 +264,7 @@ def test_a_dropped_connection_is_taken_up_again(
     starts = [request.first_byte for request in hub.asked(WEIGHTS) if request.host == "localhost"]
     assert starts == [0, block, 2 * block]
     assert hub.bytes_sent(WEIGHTS) == size + 2 * (12_000_000 - block)
-    assert verify_files(client.out, snapshot.files) == []
+    assert differing(client.out, snapshot.files) == []
 
 
 def test_a_connection_that_stays_broken(
@@ -286,7 +286,7 @@ def test_a_server_that_cannot_continue_sends_all_again(hub: HubServer, repo: Pat
     partial.write_bytes((repo / WEIGHTS).read_bytes()[:5000])
     hub.fault("tiny/llama", WEIGHTS, no_range=True)
 
-    assert verify_files(client.out, client.download().files) == []
+    assert differing(client.out, client.download().files) == []
 
 
 def test_a_partial_file_that_is_too_long_is_dropped(hub: HubServer, repo: Path, client: Client) -> None:
@@ -296,7 +296,7 @@ def test_a_partial_file_that_is_too_long_is_dropped(hub: HubServer, repo: Path, 
     partial.parent.mkdir(parents=True)
     partial.write_bytes(bytes(served.size + 1))
 
-    assert verify_files(client.out, client.download().files) == []
+    assert differing(client.out, client.download().files) == []
 
 
 def test_a_listing_that_leaves_the_folder_is_refused(hub: HubServer, repo: Path, client: Client) -> None:

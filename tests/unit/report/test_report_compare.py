@@ -7,7 +7,7 @@ import pytest
 from pipelines.domain.benchmark import Slo
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
-from pipelines.report.compare_text import comparison_rows, comparison_text
+from pipelines.report.compare_text import comparison_text
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
@@ -102,11 +102,3 @@ def test_a_long_format_name_gets_a_line_of_its_own(everything):
     row = dataclasses.replace(found.rows[0], variant="sparsegpt_2_4-int8_sq-kv_int8")
     text = comparison_text([dataclasses.replace(found, rows=(row,))])
     assert "\nsparsegpt_2_4-int8_sq-kv_int8\n" in text
-
-
-def test_rows_carry_the_six_and_the_choice(everything):
-    rows = comparison_rows(comparison(everything))
-    chosen = next(row for row in rows if row["chosen"])
-    assert (chosen["model"], chosen["precision"], chosen["tp_size"]) == ("synthetic", "int4_awq", 1)
-    assert (chosen["peak"]["isl"], chosen["peak"]["osl"], chosen["peak"]["concurrency"]) == (128, 8, 16)
-    assert chosen["why_not"] is None

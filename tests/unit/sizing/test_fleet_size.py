@@ -42,7 +42,6 @@ def test_instances_do_not_straddle_servers(tp, instances, servers):
     """TP 3 on 8 GPUs: two instances each, two GPUs idle; TP 12: two whole servers each."""
     found = fleet(instances, 1.0, Layout(tp, 8))
     assert (found.instances, found.servers, found.gpus) == (instances, servers, tp * instances)
-    assert found.idle_gpus == 8 * servers - tp * instances
 
 
 def test_headroom_and_spares():

@@ -127,7 +127,14 @@ def test_a_cancelled_run_is_refused(tmp_path):
         read_measured([path])
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ("[1, 2]", "results.json is not a benchmark result of a supported tool"), ('{"a": 1}', "results.json is not a benchmark result of a supported tool")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1, 2]", "results.json is not a benchmark result of a supported tool"),
+        ('{"a": 1}', "results.json is not a benchmark result of a supported tool"),
+    ],
+)
 def test_other_files_are_refused_with_what_is_known(tmp_path, text, words):
     path = tmp_path / "results.json"
     path.write_text(text)
