@@ -20,6 +20,7 @@ from pipelines.deploy.image import (
     shell_command,
 )
 from pipelines.domain.errors import UserError
+from pipelines.host.git import git
 from pipelines.host.machine import Machine
 from pipelines.host.screen import say
 from pipelines.settings.paths import PROJECT_ROOT
@@ -52,7 +53,7 @@ def open_shell(settings: Settings, machine: Machine) -> int:
         UserError: there is no container engine; the message has the command that would have run.
     """
     flavour = _chosen(settings, machine)
-    source = Checkout(PROJECT_ROOT)
+    source = checkout(PROJECT_ROOT)
     places = SharedFolders(
         store=settings.paths.store.expanduser().absolute(),
         runs=settings.paths.runs.expanduser().absolute(),
@@ -110,19 +111,19 @@ def _why_silent(tool: str) -> str | None:
 
 
 def checkout(root: Path) -> Checkout:
-    """Return commit and time of a checkout, if git knows them."""
+    """Return the checkout that images are made from, with commit and time if git knows them.
 
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    revision, time = (
-        git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
-        git("log", "-1", "--format=%ct"),
-    )
+    Raises:
+        UserError: this is an installed package, which has no Dockerfiles.
+    """
+    if not (root / "docker").is_dir():
+        raise UserError(
+            f"Images are built from a checkout of the project, but this program runs from {root},"
+            " which has no folder docker/.",
+            todo="Clone the project and run `make image` or `make shell` there.",
+        )
+    time = git(root, "log", "-1", "--format=%ct")
+    revision = git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     return Checkout(root, revision or "unknown", int(time) if time else None)
 
 

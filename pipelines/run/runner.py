@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +19,7 @@ from pipelines import __version__
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
+from pipelines.host.git import git
 from pipelines.host.screen import say
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key
@@ -118,11 +118,7 @@ def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
 
 def git_commit() -> str:
     """Return the project's commit, with "+changes" if the work tree differs; "unknown" outside git."""
-    command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
+    return git(PROJECT_ROOT, "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*") or "unknown"
 
 
 @contextmanager

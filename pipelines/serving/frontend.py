@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import sys
 import time
-from pathlib import Path
 from types import TracebackType
 
 from pipelines.host.kept import KeptProcess, describe_exit
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.logs import useful_lines
+from pipelines.serving.ports import answers_200
 from pipelines.serving.process import TritonServer
+from pipelines.settings.paths import PROJECT_ROOT
 
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60  # includes imports, on a busy machine
 POLL_S = 0.05
 
@@ -93,20 +92,10 @@ class OpenAiFrontend:
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             self.check()
-            if self._healthy():
+            if answers_200(self._server.host, self._port, "/health"):
                 self.check()  # another service on our port does not count
                 return
             time.sleep(POLL_S)
         raise ServerFailedError(
             f"The OpenAI service was not ready after {START_TIMEOUT_S} s.", todo=f"Log: {self.log_file}"
         )
-
-    def _healthy(self) -> bool:
-        connection = http.client.HTTPConnection(self._server.host, self._port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()

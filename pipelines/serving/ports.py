@@ -1,7 +1,8 @@
-"""Choose ports: the given ones, the usual ones, or any free ones."""
+"""Choose ports: the given ones, the usual ones, or any free ones; ask whether a service answers on one."""
 
 from __future__ import annotations
 
+import http.client
 import random
 import socket
 from collections.abc import Mapping
@@ -24,6 +25,18 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def answers_200(host: str, port: int, path: str) -> bool:
+    """Return whether an HTTP service answers GET with status 200; False where nothing listens or speaks HTTP."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str, int]:

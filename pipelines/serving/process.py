@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import os
 import tempfile
@@ -24,7 +23,7 @@ from pipelines.serving.failures import (
 )
 from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
-from pipelines.serving.ports import choose_ports
+from pipelines.serving.ports import answers_200, choose_ports
 from pipelines.serving.repository import ModelRepository, read_repository, refuse_elsewhere
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.serving import ServingSettings
@@ -237,19 +236,9 @@ class TritonServer:
         its start; hence the second check.
         """
         started = self.nvidia_frontend or any(logs.METRICS_STARTED.search(line) for line in lines)
-        if not (started and self._ready()):
+        if not (started and answers_200(self.host, self.ports["http_port"], "/v2/health/ready")):
             return False
         return self._running.wait(POLL_S) is None and logs.taken_port(self.log_lines()) is None
-
-    def _ready(self) -> bool:
-        connection = http.client.HTTPConnection(self.host, self.ports["http_port"], timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
 
     def _startup_failure(self, code: int | None) -> Exception:
         """Return why the server ended, or must be ended, before it was ready."""

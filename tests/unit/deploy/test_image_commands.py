@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pipelines.deploy import containers
 from pipelines.deploy.containers import build_image, checkout, find_tool, open_shell
 from pipelines.deploy.image import Checkout, SharedFolders, build_command, flavour_of, reference, shell_command
 from pipelines.domain.errors import UserError
+from pipelines.host.git import git
 from pipelines.host.machine import GpuFacts, Machine
 from pipelines.settings.compose import load
 from pipelines.settings.image import ImageSettings
@@ -177,5 +179,21 @@ def test_the_token_reaches_the_shell_by_name_only_and_folders_exist_before(docke
 
 
 def test_outside_git_the_revision_is_unknown(tmp_path):
+    (tmp_path / "docker").mkdir()
     assert checkout(tmp_path) == Checkout(tmp_path, "unknown", None)
     assert containers.checkout(ROOT).commit_time
+
+
+def test_an_installed_package_cannot_build_images(tmp_path):
+    with pytest.raises(UserError, match=rf"built from a checkout .* runs from {tmp_path}, which has no folder docker/"):
+        checkout(tmp_path)
+
+
+def test_a_package_inside_another_repository_has_no_commit(tmp_path):
+    """A virtual environment often lies in the work tree of someone's own project."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", tmp_path, *author, "commit", "--quiet", "--allow-empty", "-m", "x"], check=True)
+    (tmp_path / "site-packages" / "docker").mkdir(parents=True)
+    assert git(tmp_path, "rev-parse", "HEAD")
+    assert checkout(tmp_path / "site-packages").revision == "unknown"
