@@ -88,7 +88,6 @@ class LevelPlan:
         """
         self.load, self._workload, self._settings, self._maker = load, workload, settings, maker
         self._rng = Random(f"{workload.seed}/{load.number}/{salt}")
-        self._prefix_rng_seed = f"{workload.seed}/prefix"
 
     def pool(self, count: int | None = None) -> list[Conversation]:
         """Make conversations for a closed loop; users take one after another and start over when all are used.

@@ -30,6 +30,13 @@ def test_the_programs_help_is_our_option_table():
     assert [str(fault) for fault in help_differences(done.stdout)] == []
 
 
+def test_the_class_that_opens_engines_is_where_it_was():
+    """`tensorrt_llm.LLM` is the class of the PyTorch backend; the one for engines is in a module with an underscore."""
+    from tensorrt_llm._tensorrt_engine import LLM
+
+    assert LLM is not __import__("tensorrt_llm").LLM
+
+
 def test_the_log_tells_the_facts(built):
     facts = json.loads((built / "manifest.json").read_text())["facts"]
     assert {"weights_bytes", "activation_bytes", "peak_host_bytes", "rank_seconds", "build_seconds"} <= facts.keys()

@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.file_download import http_get, repo_folder_name
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
@@ -292,3 +294,9 @@ def test_a_data_set_without_a_match_says_what_it_has(hub: HubServer, tmp_path: P
 
     with pytest.raises(UserError, match=r"no data file that matches \*.csv. It has README.md, dev/part-0.parquet"):
         download_dataset(source, client.out, patterns=["*.csv"], progress=client.notes)
+
+
+def test_the_librarys_functions_without_a_public_name_are_still_there():
+    """Their public counterparts fetch from the start only, and do not say where the cache keeps a file."""
+    assert {"url", "temp_file", "resume_size", "headers", "expected_size"} <= set(signature(http_get).parameters)
+    assert repo_folder_name(repo_id="google/gemma-2b", repo_type="model") == "models--google--gemma-2b"
