@@ -136,16 +136,14 @@ def test_a_python_without_stub_is_refused(
     assert f"no Python backend for Python {PYTHON}. It supports Python 3.7." in str(why_no_server(ServingSettings()))
 
 
-def test_planning_asks_in_little_time_and_imports_nothing_heavy() -> None:
-    """20 ms; three times as much on a machine that does something else as well."""
+def test_planning_imports_nothing_heavy() -> None:
     program = (
-        "import sys, time\n"
+        "import sys\n"
         "from pipelines.settings.serving import ServingSettings\n"
         "from pipelines.serving.locate import why_no_server\n"
-        "began = time.perf_counter(); why_no_server(ServingSettings()); took = time.perf_counter() - began\n"
+        "why_no_server(ServingSettings())\n"
         "heavy = {'numpy', 'tritonclient', 'pytriton', 'fastapi', 'grpc', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "assert took < 0.06, took\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=CONF.parents[2])
 

@@ -1,4 +1,4 @@
-"""The simulator is fast enough to be asked hundreds of times. Processor time, so that other work does not disturb."""
+"""The simulator is fast enough to be asked hundreds of times, on a busy machine too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipelines.predict.simulator.backend import Backend
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits
 from pipelines.predict.simulator.run import simulate
+from tests.support.yardstick import as_if_quiet
 
 COST = IterationCost(1e-5, 1e-6, 8e-3, 1e-4, prefill_attention=1e-10, kv_token=2e-8, fixed=1e-3, sequence=1e-5)
 LOADS = {
@@ -26,12 +27,13 @@ LOADS = {
 def test_request_iterations_per_second(backend: Backend, least: float, load: OfferedLoad) -> None:
     if backend == "numba":
         pytest.importorskip("numba")
-    rates = []
-    for _ in range(9):
+
+    def seconds_per_request_iteration() -> float:
         start = process_time()
         run = simulate(SchedulerLimits(slots=256), load, COST, backend=backend)
-        rates.append(run.request_iterations / (process_time() - start))
-    assert max(rates) >= least
+        return (process_time() - start) / run.request_iterations
+
+    assert 1 / as_if_quiet(seconds_per_request_iteration, runs=9) >= least
 
 
 FIRST_CALL = """
