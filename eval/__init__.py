@@ -1,1 +1,1 @@
-"""Accuracy: MMLU through lm-eval with one of our engines as the model, and what compression cost."""
+"""Measure accuracy: MMLU through lm-eval with one of our engines as the model, and the loss due to compression."""

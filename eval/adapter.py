@@ -1,4 +1,4 @@
-"""Our engine as an lm-eval model. lm-eval makes the prompts and splits the tokens; the session scores."""
+"""Adapt our engine to lm-eval, which builds the prompts and splits the tokens, while the session scores them."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ Tokens = list[int]
 Encoded = tuple[tuple[str, str] | None, Tokens, Tokens]
 
 ENCODE_TOGETHER = 512
-"""Requests tokenized in one call: enough for all cores, few enough to keep texts and ids small."""
+"""Requests tokenized in one call: enough to use all cores, few enough to limit the memory of texts and ids."""
 
 GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until"}
 DEFAULT_NEW_TOKENS = 256
-"""Output tokens when a task does not say, as in lm-eval's `hf`."""
+"""Output tokens if a task sets no limit, as in lm-eval's `hf`."""
 
 
 def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer that belongs to the checkpoint.
 
     Raises:
-        UserError: the folder holds none.
+        UserError: the folder has no tokenizer, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"There is no tokenizer that can be read in '{folder}': {error}") from error
+        raise UserError(f"'{folder}' has no readable tokenizer: {error}") from error
 
 
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
-    """A `Session` behind lm-eval's interface, token for token what its `hf` model would ask.
+    """A `Session` behind lm-eval's interface; it scores exactly the tokens that lm-eval's `hf` model would.
 
     Attributes:
         tokenizer: the checkpoint's Hugging Face tokenizer.
-        max_length: tokens the model is fed at most.
-        truncated: prompts that lost their beginning to `max_length`.
+        max_length: maximum number of tokens fed to the model.
+        truncated: number of prompts whose beginning was cut to fit `max_length`.
     """
 
     def __init__(self, session: Session, tokenizer: Any, max_length: int, progress: Progress) -> None:
@@ -72,12 +72,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: BOS, or EOS for models without one."""
+        """The token placed before a text without context: BOS, or EOS for models without BOS."""
         bos = self.tokenizer.bos_token_id
         return self.eot_token_id if bos is None else int(bos)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_kwargs: object) -> Tokens:
-        """Encode as lm-eval's `hf` does: special tokens by the tokenizer's rule, no second BOS."""
+        """Encode as lm-eval's `hf` does: special tokens as the tokenizer adds them, but no second BOS."""
         if add_special_tokens is not None:
             return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
         if (known := self._memo.get(string)) is not None:
@@ -86,7 +86,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @contextmanager
     def _encoded_together(self, requests: Sequence[Instance]) -> Iterator[None]:
-        """Encode what lm-eval is about to ask for: each text once and in parallel, 5 per question instead of 8."""
+        """Pre-encode the texts that lm-eval will request: each once and in parallel, 5 per question instead of 8."""
         contexts = {request.args[0].rstrip() for request in requests}
         texts = contexts | {request.args[0] + request.args[1] for request in requests}
         plain = [text for text in texts if text and not text.startswith(self._bos_text)]
@@ -94,8 +94,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             batch = self.tokenizer(plain, return_attention_mask=False)["input_ids"]
             self._memo = dict(zip(plain, batch, strict=True))
         for text in contexts & self._memo.keys():
-            # Contexts stay until the end. With one int object per id, 14,042 prompts of 700 tokens
-            # are 80 MB instead of 400.
+            # Contexts are kept until the end. With one shared int object per id, 14,042 prompts of 700 tokens
+            # take 80 MB instead of 400.
             self._memo[text] = list(map(self._ids.__getitem__, self._memo[text]))
         try:
             yield
@@ -103,7 +103,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             self._memo = {}
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Score continuations, all in one call of the session, so that it can share prefixes."""
+        """Score all continuations in one call of the session, so that it can share prefixes."""
         if any(request.args[0] == "" for request in requests):
             scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
             return scores
@@ -125,11 +125,13 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
         for (text, _, _), (score, _) in zip(requests, scores, strict=True):
             if math.isnan(score):
-                raise RuntimeError(f"the engine gave NaN as log probability; the prompt ends with {str(text)[-80:]!r}")
+                raise RuntimeError(
+                    f"the engine returned NaN as log probability; the prompt ends with {str(text)[-80:]!r}"
+                )
         return scores
 
     def _fitted(self, context: Tokens, continuation: Tokens) -> tuple[Tokens, Tokens]:
-        """Drop what is too long from the left; the last token is only predicted, never fed."""
+        """Cut the context from the left until both fit; the last token is only predicted, never fed to the model."""
         if len(continuation) > self.max_length:
             raise UserError(
                 f"A continuation of {len(continuation)} tokens does not fit max_length={self.max_length}.",
@@ -157,7 +159,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Generate, all requests of equal settings together, and cut at the stop strings."""
+        """Generate texts, all requests with equal settings together, and cut them at the stop strings."""
         texts = [""] * len(requests)
         groups: dict[str, list[int]] = {}
         for position, request in enumerate(requests):
@@ -172,8 +174,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         wanted = dict(normalize_gen_kwargs(settings, DEFAULT_NEW_TOKENS))
         if unknown := set(wanted) - GENERATION_SETTINGS:
             raise UserError(
-                f"generate_until with {', '.join(sorted(unknown))} is not something the engine can do.",
-                allowed=f"Known: {', '.join(sorted(GENERATION_SETTINGS))}.",
+                f"generate_until does not support {', '.join(sorted(unknown))}.",
+                allowed=f"Supported: {', '.join(sorted(GENERATION_SETTINGS))}.",
             )
         limits = SamplingParams(
             max_new_tokens=int(wanted["max_gen_toks"]),
@@ -191,7 +193,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self.truncated += sum(len(prompt) > room for prompt in encoded)
         made = self._session.generate([prompt[-room:] for prompt in encoded], limits, self._progress)
         stop = handle_stop_sequences(wanted.get("until"), eos=None)
-        # The session stops at tokens, not at strings: what follows a stop string is cut here.
+        # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
             postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)
             for one in made

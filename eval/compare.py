@@ -1,4 +1,4 @@
-"""Tables of what compression cost: as rows for JSON and as text for a terminal."""
+"""Tables of the accuracy lost to compression: as rows for JSON and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMATS_PER_BLOCK = 6
 def loss_rows(baseline: EvalResult, others: Iterable[EvalResult]) -> list[Row]:
     """Return one row per compressed result, paired with its baseline; plain JSON values.
 
-    Accuracies, `difference`, `stderr` and `interval` are shares (0..1); `loss_percent` is in percent
+    Accuracies, `difference`, `stderr` and `interval` are fractions (0..1); `loss_percent` is in percent
     of the baseline's accuracy, negative for a gain.
 
     Raises:
@@ -58,7 +58,7 @@ def _loss_row(baseline: EvalResult, other: EvalResult) -> Row:
 def loss_table(rows: Sequence[Row]) -> str:
     """Return the rows as two blocks of text: the loss, and the paired statistics behind the verdict.
 
-    Rows of several models may stand in one table.
+    One table may contain rows of several models.
     """
     if not rows:
         return "No compressed result to compare."
@@ -99,7 +99,7 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     ]
     if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
         notes.append(
-            wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing: a loss could not show.", 0)
+            wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing, so no loss could be measured.", 0)
         )
     return notes
 
@@ -133,13 +133,13 @@ def _subject_row(kind: str, name: str, scores: Sequence[Score]) -> Row:
 def subject_table(baseline: EvalResult, others: Sequence[EvalResult]) -> str:
     """Return accuracies in percent per category and subject, the baseline in the first column of each block.
 
-    Columns are numbered and named above, because names of formats are longer than numbers.
+    Columns are numbered, with a legend above, because format names are wider than the numbers.
     """
     rows = subject_rows(baseline, others)
     blocks = []
     for start in range(0, max(len(others), 1), _FORMATS_PER_BLOCK):
         shown = [0, *range(start + 1, min(start + _FORMATS_PER_BLOCK, len(others)) + 1)]
-        names = [f"({i})\xa0{(baseline, *others)[i].qformat}" for i in shown]  # a number stays with its name
+        names = [f"({i})\xa0{(baseline, *others)[i].qformat}" for i in shown]  # no line break between number and name
         legend = f"{baseline.model}, accuracy in percent: {', '.join(names)}"
         lines: list[Sequence[str] | str] = [("", "asked", *(f"({i})" for i in shown))]
         kind = "overall"

@@ -1,4 +1,4 @@
-"""MMLU questions from a folder: the Hub's parquet layout or a jsonl tree, checked row by row."""
+"""Read MMLU questions from a folder: the Hub's parquet layout or a jsonl tree, checked row by row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINI_MMLU = Path(__file__).parent / "mini_mmlu" / "data"
 """The questions that ship with the project."""
 
 SPLITS = ("dev", "test")
-"""What MMLU is scored with: worked examples and questions; `validation` is not read."""
+"""Splits that MMLU is scored with: worked examples and questions; `validation` is not read."""
 
 CHOICES = 4
 
@@ -25,11 +25,11 @@ def read_subjects(root: Path, subjects: Iterable[str]) -> dict[str, Splits]:
     """Read `dev` and `test` of each subject.
 
     Args:
-        root: holds one folder per subject, each with `<split>-*.parquet` or `<split>.jsonl`.
-        subjects: folder names, in the order wanted.
+        root: contains one folder per subject, each with `<split>-*.parquet` or `<split>.jsonl`.
+        subjects: folder names, in the desired order.
 
     Raises:
-        UserError: files are missing, or a row is not a question with four choices; every fault at once.
+        UserError: files are missing, or a row is not a question with four choices; lists every fault at once.
     """
     faults: list[Fault] = []
     read: dict[str, Splits] = {}
@@ -54,7 +54,7 @@ def _missing(root: Path, missing: list[str]) -> Fault:
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return Fault(
         f"The data set at '{root}' has no {shown}.",
-        "Each is needed as <subject>/<split>-00000-of-00001.parquet or <subject>/<split>.jsonl.",
+        "Each subject needs each split as <subject>/<split>-00000-of-00001.parquet or <subject>/<split>.jsonl.",
         "Check eval.dataset_path.",
     )
 
@@ -69,7 +69,7 @@ def _rows(file: Path) -> list[Row]:
         if file.suffix == ".jsonl":
             lines = file.read_text(encoding="utf-8").splitlines()
             return [json.loads(line) for line in lines if line.strip()]
-        import pyarrow.parquet  # heavy, and a jsonl tree does not need it
+        import pyarrow.parquet  # imported here, because it is heavy and a jsonl tree does not need it
 
         rows: list[Row] = pyarrow.parquet.read_table(file).to_pylist()
         return rows
@@ -78,32 +78,32 @@ def _rows(file: Path) -> list[Row]:
 
 
 def _faults(rows: list[Row], file: Path) -> list[Fault]:
-    """The first fault of a file: one wrong column would otherwise be told once per row."""
+    """Return only the first fault of a file, because a wrong column would be reported once per row."""
     if not rows:
-        return [Fault(f"{file} holds no questions.")]
+        return [Fault(f"{file} contains no questions.")]
     for number, row in enumerate(rows, start=1):
         if problem := _problem(row):
-            return [Fault(f"{file}, row {number}: {problem}.", "A row is as in cais/mmlu.")]
+            return [Fault(f"{file}, row {number}: {problem}.", "A row must look like those of cais/mmlu.")]
     return []
 
 
 def _problem(row: Any) -> str:
     if not isinstance(row, dict):
-        return f"{row!r} is not an object"
+        return f"{row!r} is not a JSON object"
     if lacking := {"question", "choices", "answer"} - set(row):
         return f"no {', '.join(sorted(lacking))} among {sorted(row)}"
     question, choices, answer = row["question"], row["choices"], row["answer"]
     if not isinstance(question, str) or not question.strip():
-        return f"question={question!r} is not a text"
+        return f"question={question!r} is not a non-empty string"
     if not isinstance(choices, list) or len(choices) != CHOICES or not all(isinstance(c, str) for c in choices):
-        return f"choices={choices!r} are not {CHOICES} texts"
+        return f"choices={choices!r} is not a list of {CHOICES} strings"
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < CHOICES:
         return f"answer={answer!r} is not one of 0..{CHOICES - 1}"
     return ""
 
 
 def load_mini_subject(*, subject: str, **_metadata: object) -> dict[str, Any]:
-    """What the task files in `eval/tasks` name as `custom_dataset`: one packaged subject for stock lm-eval."""
+    """Load one packaged subject for stock lm-eval; the task files in `eval/tasks` name this as `custom_dataset`."""
     return as_datasets(read_subjects(MINI_MMLU, [subject])[subject])
 
 

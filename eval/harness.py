@@ -20,7 +20,7 @@ __all__ = ["EvalResult", "EvalSpec", "evaluate"]
 
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
 METRIC, STDERR = "acc,none", "acc_stderr,none"
-"""lm-eval's names of accuracy and its standard error, unfiltered."""
+"""lm-eval's names for the unfiltered accuracy and its standard error."""
 
 
 def evaluate(
@@ -38,15 +38,15 @@ def evaluate(
     Args:
         session: the loaded engine.
         tokenizer_dir: folder with the checkpoint's tokenizer.
-        spec: what to ask.
-        progress: shows bars in questions.
+        spec: which questions to ask, and how.
+        progress: shows bars that count questions.
         model: name of the model, for the result.
-        qformat: how it was compressed, for the result.
-        engine: what executes it, for the result.
+        qformat: how the model was compressed, for the result.
+        engine: what executes the model, for the result.
 
     Raises:
         UserError: the questions or the tokenizer are missing or malformed.
-        RuntimeError: the engine gave NaN.
+        RuntimeError: the engine returned NaN.
     """
     import lm_eval.evaluator
 
@@ -57,8 +57,8 @@ def evaluate(
         tasks = load_tasks(spec)
         choices = len(next(iter(tasks["tasks"].values())).config.doc_to_choice)
         lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, _PerQuestion(progress, choices))
-        # Not `simple_evaluate`: it would spend seconds on describing the machine. Any positive count of
-        # bootstrap rounds gives the standard error of a mean, which has a closed form and draws nothing.
+        # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
+        # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         raw = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=1)
     result = _result(raw, spec, lm.truncated, model=model, qformat=qformat, engine=engine)
     if result.truncated:
@@ -69,7 +69,7 @@ def evaluate(
 
 
 class _PerQuestion:
-    """Shows work on requests, one per choice, as questions."""
+    """A progress display that counts questions, although the work arrives as requests, one per choice."""
 
     def __init__(self, outer: Progress, choices: int) -> None:
         self._outer, self._choices = outer, choices
@@ -90,8 +90,8 @@ class _PerQuestion:
 def _tamed() -> Iterator[None]:
     """Silence lm-eval's log and bars and compile each of its prompt templates once.
 
-    It has no switch for these inside a process. It compiles a template for every example and question
-    again: 1.4 ms, seven times per question, two minutes for MMLU.
+    lm-eval offers no switch for these within a process. It recompiles a template for every example and
+    question: 1.4 ms, seven times per question, two minutes for MMLU.
     """
     import lm_eval.api.task as task_module
     from lm_eval.utils import env
@@ -106,7 +106,7 @@ def _tamed() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         task_module.tqdm = bar
-        del env.from_string  # the class's own method is visible again
+        del env.from_string  # makes the class's own method visible again
 
 
 def _result(

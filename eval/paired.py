@@ -1,4 +1,4 @@
-"""Two results over the same questions: what changed, and whether chance explains it. Standard library only."""
+"""Compare two results on the same questions: what changed, and whether chance explains it. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eval.results import EvalResult
 from pipelines.domain.errors import UserError
 
 ALPHA = 0.05
-"""A change is called measurable when chance alone would show one as large in fewer than 5 % of cases."""
+"""A change is called measurable if chance alone would produce one as large in fewer than 5 % of cases."""
 
 Z_95 = 1.959964
 """Half width of a 95 % interval in standard errors (normal distribution)."""
@@ -21,9 +21,9 @@ class Paired:
     """The same questions, answered before and after.
 
     Attributes:
-        questions: how many.
-        baseline_accuracy: share right before, 0..1.
-        accuracy: share right after, 0..1.
+        questions: number of questions.
+        baseline_accuracy: fraction right before, 0..1.
+        accuracy: fraction right after, 0..1.
         lost: questions right before and wrong after.
         gained: questions wrong before and right after.
         flips: questions answered differently, right or wrong.
@@ -67,9 +67,9 @@ class Paired:
 
 
 def mcnemar_exact(lost: int, gained: int) -> float:
-    """Two-sided exact p-value of McNemar's test.
+    """Return the two-sided exact p-value of McNemar's test.
 
-    When nothing changed but luck, each changed question is lost or gained like a fair coin:
+    If only luck changed, each changed question is lost or gained like the toss of a fair coin:
     p = 2 * P(Binomial(lost + gained, 1/2) <= min(lost, gained)), at most 1.
     6 lost, 0 gained: 2 / 64 = 0.03125.
     """
@@ -104,9 +104,9 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
 
 
 def above_chance(result: EvalResult) -> bool:
-    """Whether the model answers better than guessing among the choices (one-sided, 5 %).
+    """Return whether the model answers better than by guessing among the choices (one-sided, 5 %).
 
-    A model that guesses has nothing to lose: a comparison with it says nothing. Normal approximation:
+    A model that guesses has no accuracy to lose, so a comparison with it is meaningless. Normal approximation:
     accuracy > 1/c + 1.645 * sqrt(1/c * (1 - 1/c) / n).
     """
     guess = 1 / len(result.records[0].logprobs)
@@ -125,7 +125,7 @@ def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
 
 
 def _stderr_of_mean(values: Sequence[int]) -> float | None:
-    """sqrt(sum((x - mean)^2) / (n - 1) / n)."""
+    """Return sqrt(sum((x - mean)^2) / (n - 1) / n), or None for fewer than two values."""
     n = len(values)
     if n < 2:
         return None

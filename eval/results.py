@@ -1,4 +1,4 @@
-"""What one evaluation found: scores as lm-eval counts them, and every answer for paired statistics."""
+"""Result of one evaluation: scores as lm-eval computes them, and every answer for paired statistics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Score:
     """Accuracy over some questions.
 
     Attributes:
-        accuracy: share of right answers, 0..1.
-        stderr: standard error of `accuracy` as lm-eval gives it; None where it cannot be estimated (one question).
-        questions: how many were asked.
+        accuracy: fraction of right answers, 0..1.
+        stderr: standard error of `accuracy` from lm-eval; None where it cannot be estimated (one question).
+        questions: number of questions asked.
     """
 
     accuracy: float
@@ -28,15 +28,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """One question and what the model made of it.
+    """One question and the model's answer.
 
     Attributes:
         subject: e.g. "anatomy".
         index: position in the subject's test file, from 0.
         logprobs: natural-log probability of each choice's letter after the prompt.
-        choice: the choice with the highest log probability (the first of equals).
+        choice: the choice with the highest log probability (the first one in a tie).
         answer: the right choice.
-        correct: whether the two are the same.
+        correct: whether `choice` equals `answer`.
     """
 
     subject: str
@@ -49,21 +49,21 @@ class QuestionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One model, in one format, on one engine, over one task.
+    """Result of one model, in one format, on one engine, for one task.
 
     Attributes:
         model: name of the model.
-        qformat: how it was compressed, "none" for the 16-bit baseline.
-        engine: what executed it.
+        qformat: how the model was compressed, "none" for the 16-bit baseline.
+        engine: what executed the model.
         task: "mini_mmlu" or "mmlu".
         num_fewshot: worked examples per prompt.
-        limit: questions per subject at most, None for all.
-        max_length: tokens the model was fed at most.
-        truncated: questions whose prompt lost its beginning to `max_length`.
-        lm_eval_version: the version that made the prompts and counted.
-        prompts_sha256: of all prompts in order; equal means the same questions were asked in the same words.
-        overall: over all questions, each weighing the same.
-        categories: stem, humanities, social_sciences, other.
+        limit: maximum number of questions per subject, None for all.
+        max_length: maximum number of tokens fed to the model.
+        truncated: questions whose prompt lost its beginning to fit `max_length`.
+        lm_eval_version: the version that built the prompts and computed the scores.
+        prompts_sha256: hash of all prompts in order; if equal, the same questions were asked in the same words.
+        overall: score over all questions, equally weighted.
+        categories: one score each for stem, humanities, social_sciences, other.
         subjects: one score per subject.
         records: every question, in the order asked.
     """
@@ -102,7 +102,7 @@ class EvalResult:
         """Read what `to_json` wrote.
 
         Raises:
-            UserError: a field is missing, unknown or not of its form.
+            UserError: a field is missing, unknown or malformed.
         """
         known, given = {f.name for f in fields(cls)}, set(data)
         if known != given:
@@ -130,7 +130,7 @@ class EvalResult:
 
     @classmethod
     def load(cls, path: Path) -> EvalResult:
-        """Read a file `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             UserError: the file is missing or is not such a result.
@@ -140,5 +140,5 @@ class EvalResult:
         except FileNotFoundError:
             raise UserError(f"There is no evaluation result at {path}.") from None
         except json.JSONDecodeError as error:
-            raise UserError(f"{path} is not JSON: {error}.") from None
+            raise UserError(f"{path} is not valid JSON: {error}.") from None
         return cls.from_json(data, str(path))

@@ -10,11 +10,11 @@ from eval.dataset import MINI_MMLU
 from pipelines.host.files import write_text
 
 FOLDER = Path(__file__).parent
-"""Where the task files lie."""
+"""Folder of the task files."""
 
 
 def task_files(data: Path = MINI_MMLU) -> dict[str, dict[str, Any]]:
-    """Return the content of every task file by name, in the structure of lm-eval's `mmlu`."""
+    """Return the content of every task file by name, structured like lm-eval's `mmlu`."""
     categories: dict[str, str] = json.loads((data / "subjects.json").read_text(encoding="utf-8"))
     groups = sorted(set(categories.values()))
     files = {"_mini_mmlu.yaml": _group("mini_mmlu", [f"mini_mmlu_{group}" for group in groups])}

@@ -1,4 +1,4 @@
-"""lm-eval's tasks with their questions in memory; the only place that builds them."""
+"""Build lm-eval's tasks with their questions in memory; no other module builds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_tasks(spec: EvalSpec) -> dict[str, Any]:
     """Return lm-eval's `TaskDict` of the task: its groups and one task per subject, ready to run.
 
     Prompts, metric and aggregation are those of the task files (lm-eval's own for `mmlu`). The questions
-    come through our reader, so that a Hub snapshot and a jsonl tree give the same, checked rows.
+    are read by our own reader, so that a Hub snapshot and a jsonl tree give the same, checked rows.
 
     Raises:
         UserError: the questions are missing or malformed, or `dev` has too few examples.
@@ -34,7 +34,7 @@ def load_tasks(spec: EvalSpec) -> dict[str, Any]:
 
 
 def _task_index(task: str) -> Mapping[str, Any]:
-    """lm-eval's index of one folder; indexing all its tasks would take seconds."""
+    """Return lm-eval's index of one folder, because indexing all its tasks would take seconds."""
     import lm_eval.tasks
 
     theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
@@ -45,7 +45,7 @@ def _task_index(task: str) -> Mapping[str, Any]:
 
 def _check_examples(data: Mapping[str, Splits], num_fewshot: int) -> None:
     faults = [
-        Fault(f"eval.num_fewshot={num_fewshot}, but 'dev' of {subject} holds {len(splits['dev'])} examples.")
+        Fault(f"eval.num_fewshot={num_fewshot}, but 'dev' of {subject} has {len(splits['dev'])} examples.")
         for subject, splits in data.items()
         if len(splits["dev"]) < num_fewshot
     ]
@@ -54,7 +54,7 @@ def _check_examples(data: Mapping[str, Splits], num_fewshot: int) -> None:
 
 
 def _group(cfg: Config, index: Mapping[str, Config], data: Mapping[str, Splits], num_fewshot: int) -> Any:
-    """Build a group with its members: groups by name, tasks by the tag they carry."""
+    """Build a group with its members: subgroups are found by name, tasks by their tag."""
     from lm_eval.api.group import Group
 
     group = Group.from_config(cfg)

@@ -1,1 +1,1 @@
-"""The TensorRT-LLM checkpoint: read, merge ranks, unpack. Needs numpy and ml_dtypes only, imported on use."""
+"""TensorRT-LLM checkpoints: read, merge ranks, unpack. Needs only numpy and ml_dtypes, which are imported on use."""

@@ -18,7 +18,7 @@ from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 DTYPES = ("float16", "bfloat16", "float32")
 
 DEFAULT_EXCLUDED = ("lm_head", "router", "vocab_embedding", "position_embedding", "block_embedding")
-"""What TensorRT-LLM leaves in 16 bit when `exclude_modules` is absent."""
+"""Modules that TensorRT-LLM leaves in 16 bit when `exclude_modules` is absent."""
 
 _KV_FORMATS = {None: KvFormat.AUTO, "FP8": KvFormat.FP8, "INT8": KvFormat.INT8}
 
@@ -28,16 +28,16 @@ class Quantization:
     """The `quantization` block; names and defaults are TensorRT-LLM's.
 
     Attributes:
-        quant_algo: e.g. "FP8", "W4A16_AWQ"; None is 16 bit.
+        quant_algo: e.g. "FP8", "W4A16_AWQ"; None means 16 bit.
         kv_cache_quant_algo: "FP8", "INT8" or None.
         group_size: input channels per weight scale (AWQ 128, NVFP4 16).
         smoothquant_val: SmoothQuant alpha.
         clamp_val: [min, max] for FP8 rowwise, or None.
         use_meta_recipe: FP8 rowwise as Meta publishes it.
         has_zero_point: weights have zero points (GPTQ).
-        pre_quant_scale: activations are multiplied before quantization (AWQ).
+        pre_quant_scale: activations are scaled before quantization (AWQ).
         exclude_modules: patterns of modules left in 16 bit, or None for TensorRT-LLM's default.
-        mamba_ssm_cache_dtype: unused here; kept because TensorRT-LLM knows it.
+        mamba_ssm_cache_dtype: unused here; kept because TensorRT-LLM accepts it.
     """
 
     quant_algo: str | None = None
@@ -53,7 +53,7 @@ class Quantization:
 
     @classmethod
     def parse(cls, block: Mapping[str, Any], source: str) -> Quantization:
-        """Read the block strictly: TensorRT-LLM refuses unknown keys too.
+        """Parse the block strictly: TensorRT-LLM rejects unknown keys too.
 
         Raises:
             UserError: a key or the KV-cache format is unknown.
@@ -63,15 +63,15 @@ class Quantization:
             if key not in known:
                 raise UserError(
                     f"{source} has the unknown key '{key}' in its quantization block.",
-                    allowed=f"TensorRT-LLM knows {', '.join(sorted(known))}.",
+                    allowed=f"Keys known to TensorRT-LLM: {', '.join(sorted(known))}.",
                     todo=did_you_mean(key, known),
                 )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in block.items()}
         parsed = cls(**values)
         if parsed.kv_cache_quant_algo not in _KV_FORMATS:
             raise UserError(
-                f"{source} has kv_cache_quant_algo='{parsed.kv_cache_quant_algo}', which is not known here.",
-                allowed="Known: FP8, INT8, null.",
+                f"{source} has kv_cache_quant_algo='{parsed.kv_cache_quant_algo}', which is not supported.",
+                allowed="Supported: FP8, INT8, null.",
             )
         return parsed
 
@@ -127,12 +127,12 @@ class CheckpointConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks, one safetensors file each: tp * pp."""
+        """Number of ranks, one safetensors file each: tp * pp."""
         return self.tp_size * self.pp_size
 
     @property
     def qformat(self) -> QFormat:
-        """Our name of the weight format.
+        """Our name for the weight format.
 
         Raises:
             UserError: `quant_algo` is not one of `pipelines.domain.formats`.
@@ -140,14 +140,14 @@ class CheckpointConfig:
         algo = self.quantization.quant_algo
         if algo not in BY_QUANT_ALGO:
             raise UserError(
-                f"The checkpoint has quant_algo='{algo}', which is not known here.",
-                allowed=f"Known: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
+                f"The checkpoint has quant_algo='{algo}', which is not supported.",
+                allowed=f"Supported: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
             )
         return BY_QUANT_ALGO[algo]
 
     @property
     def kv_format(self) -> KvFormat:
-        """Our name of the KV-cache format."""
+        """Our name for the KV-cache format."""
         return _KV_FORMATS[self.quantization.kv_cache_quant_algo]
 
     @classmethod
@@ -161,17 +161,17 @@ class CheckpointConfig:
         if not path.is_file():
             raise UserError(
                 f"{folder} has no config.json; it is not a TensorRT-LLM checkpoint folder.",
-                allowed="A checkpoint folder holds config.json and rank0.safetensors, rank1.safetensors, ...",
+                allowed="A checkpoint folder contains config.json and rank0.safetensors, rank1.safetensors, ...",
             )
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise UserError(f"{path} is not JSON: {error}.", todo="Export the checkpoint again.") from None
+            raise UserError(f"{path} is not valid JSON: {error}.", todo="Export the checkpoint again.") from None
         return cls.parse(raw, str(path))
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], source: str = "config.json") -> CheckpointConfig:
-        """Read a parsed config.json; also accepts `pretrained_config` of an engine folder.
+        """Convert a parsed config.json; also accepts `pretrained_config` of an engine folder.
 
         Raises:
             UserError: a field is missing, of the wrong type, or contradicts another.
@@ -192,7 +192,7 @@ class CheckpointConfig:
             max_position_embeddings=read.integer("max_position_embeddings"),
             norm_epsilon=read.number("norm_epsilon", 1e-5),
             hidden_act=read.text("hidden_act", "gelu"),
-            # no default: ModelOpt under Transformers 5 loses the value, and a wrong one only shows as bad text
+            # no default: ModelOpt loses the value under Transformers 5, and a wrong one only shows up as bad text
             rotary_base=read.number("rotary_base"),
             rotary_scaling=read.block("rotary_scaling") or None,
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
@@ -205,7 +205,7 @@ class CheckpointConfig:
 
 
 def _check(config: CheckpointConfig, source: str) -> None:
-    """Refuse values that contradict each other or that nothing downstream can work with."""
+    """Reject values that contradict each other or that no later step can handle."""
     if config.dtype not in DTYPES:
         raise UserError(f"{source} has dtype='{config.dtype}'.", allowed=f"Allowed: {', '.join(DTYPES)}.")
     if config.num_attention_heads % config.num_key_value_heads:
@@ -230,7 +230,7 @@ def _check(config: CheckpointConfig, source: str) -> None:
 
 
 class _Reader:
-    """Typed access to a parsed JSON object; every refusal names the file, the key and the value."""
+    """Typed access to a parsed JSON object; every error names the file, the key and the value."""
 
     def __init__(self, raw: Mapping[str, Any], source: str) -> None:
         self._raw, self._source = raw, source
@@ -254,7 +254,7 @@ class _Reader:
         return value
 
     def block(self, key: str) -> Mapping[str, Any]:
-        """Return an object; an absent or null one is empty."""
+        """Return a JSON object; empty if it is absent or null."""
         value = self._raw.get(key) or {}
         if not isinstance(value, Mapping):
             raise self._wrong(key, value, "an object")

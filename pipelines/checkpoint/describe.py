@@ -1,4 +1,4 @@
-"""What is in a checkpoint: formats, sizes, and what was left in 16 bit. Reads headers only."""
+"""Describe a checkpoint: formats, sizes, and which linears are left in 16 bit. Reads headers only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINEAR_WEIGHTS = (
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return JSON-able facts about a checkpoint folder.
+    """Return JSON-serializable facts about a checkpoint folder.
 
     Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
     num_hidden_layers, tp_size, pp_size, files ({name: bytes}), total_bytes (of the rank files), bytes_by_dtype,
@@ -70,7 +70,7 @@ def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def _linear_params(config: CheckpointConfig) -> int:
-    """Return the weights of all layers' linears."""
+    """Return the number of weights in the linears of all layers."""
     q, kv = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
     per_layer = (q + 2 * kv) * config.hidden_size + q * config.hidden_size
     return config.num_hidden_layers * (per_layer + 3 * config.hidden_size * config.intermediate_size)
@@ -83,13 +83,13 @@ def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _collapse(name: str) -> str:
-    """Write a weight without its layer number: transformer.layers.3.mlp.fc.weight -> layers.*.mlp.fc."""
+    """Return a weight's name without its layer number: transformer.layers.3.mlp.fc.weight -> layers.*.mlp.fc."""
     parts = ["*" if part.isdigit() else part for part in name.removesuffix(".weight").split(".")]
     return ".".join(parts).removeprefix("transformer.")
 
 
 def _part(name: str) -> str:
-    """Return what a stored tensor is for."""
+    """Return which part of the model a stored tensor belongs to."""
     module, _, leaf = name.rpartition(".")
     if module in ("lm_head", "transformer.vocab_embedding"):
         return "embedding and head"
@@ -101,7 +101,7 @@ def _part(name: str) -> str:
 
 
 def render(facts: dict[str, Any]) -> str:
-    """Return the facts of `describe` as plain lines."""
+    """Return the facts of `describe` as lines of plain text."""
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
     group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
     split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"

@@ -1,9 +1,9 @@
-"""A TensorRT-LLM checkpoint folder as one set of full-model tensors, whatever tp_size and pp_size it was split for.
+"""Read a TensorRT-LLM checkpoint folder as full-model tensors, whatever tp_size and pp_size it was split for.
 
-Rank files: rank = pp_rank * tp_size + tp_rank. Tensor parallel splits qkv, fc, gate, lm_head and the embedding on
-the output dimension, dense and proj on the input dimension; scales follow; scalars repeat. Each rank's qkv is
-q | k | v of its own heads, and with fewer KV heads than ranks a KV head repeats on neighbouring ranks. Pipeline
-parallel gives each stage its own layers, numbered from 0.
+Rank files: rank = pp_rank * tp_size + tp_rank. Tensor parallelism splits qkv, fc, gate, lm_head and the embedding
+along the output dimension, dense and proj along the input dimension; scales are split like their weights, and
+scalars are repeated. Each rank's qkv is q | k | v of its own heads; with fewer KV heads than ranks, a KV head is
+repeated on neighbouring ranks. Pipeline parallelism gives each stage its own layers, numbered from 0.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
 
 OUTPUT_SPLIT = ("mlp.fc", "mlp.gate", "lm_head", "transformer.vocab_embedding")
-"""Modules whose output dimension is shared out between tensor-parallel ranks (qkv too, by heads)."""
+"""Modules whose output dimension is split across tensor-parallel ranks (qkv too, by heads)."""
 INPUT_SPLIT = ("attention.dense", "mlp.proj")
-"""Modules whose input dimension is shared out."""
+"""Modules whose input dimension is split across tensor-parallel ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Type and size of one full-model tensor, known without reading data.
+    """Type and shape of one full-model tensor, known without reading data.
 
     Attributes:
         dtype: safetensors spelling, e.g. "BF16", "F8_E4M3", "I8".
@@ -45,10 +45,10 @@ class TensorSpec:
 
 
 class Checkpoint:
-    """An opened checkpoint: headers are read, tensors are mapped and merged when asked for."""
+    """An open checkpoint: headers are read at once, tensors are mapped and merged on request."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, ranks: list[TensorFile]) -> None:
-        """Use `Checkpoint.open`."""
+        """Use `Checkpoint.open` instead."""
         self.folder = folder
         self.config = config
         self._ranks = ranks
@@ -59,7 +59,7 @@ class Checkpoint:
         """Read config.json and the header of every rank file.
 
         Raises:
-            UserError: a file is missing or damaged, or ranks hold different tensors.
+            UserError: a file is missing or damaged, or ranks contain different tensors.
         """
         config = CheckpointConfig.load(folder)
         ranks = [TensorFile(folder / f"rank{rank}.safetensors") for rank in range(config.world_size)]
@@ -76,7 +76,7 @@ class Checkpoint:
         return sum(path.stat().st_size for path in self.files)
 
     def rank_headers(self) -> list[TensorFile]:
-        """The rank files as they are, for checks that must see the split."""
+        """The rank files without merging, for checks that must see the split."""
         return list(self._ranks)
 
     def __contains__(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class Checkpoint:
         return TensorSpec(infos[0].dtype, tuple(shape))
 
     def tensor(self, name: str) -> Array:
-        """Return a full-model tensor; a view on the file when it was not split, else a merged copy.
+        """Return a full-model tensor: a view of the file if it was not split, otherwise a merged copy.
 
         Raises:
             UserError: the checkpoint has no such tensor, or ranks disagree about a shared scale.
@@ -124,12 +124,12 @@ class Checkpoint:
     def _place(self, name: str) -> tuple[list[TensorFile], str]:
         if name not in self._places:
             raise UserError(
-                f"{self.folder} has no tensor '{name}'.", todo="Export the checkpoint again; a part of it is missing."
+                f"{self.folder} has no tensor '{name}'.", todo="Export the checkpoint again; part of it is missing."
             )
         return self._places[name]
 
     def _find_tensors(self) -> dict[str, tuple[list[TensorFile], str]]:
-        """Map full-model name -> (rank files that hold parts of it, its name inside them)."""
+        """Map full-model name -> (rank files that contain parts of the tensor, its name in them)."""
         tp_size, places, layers_before = self.config.tp_size, {}, 0
         for stage in range(self.config.pp_size):
             files = self._ranks[stage * tp_size : (stage + 1) * tp_size]
@@ -143,7 +143,7 @@ class Checkpoint:
             layers_before += layers
         if layers_before != self.config.num_hidden_layers:
             raise UserError(
-                f"{self.folder} holds {layers_before} layers; its config.json says {self.config.num_hidden_layers}.",
+                f"{self.folder} has {layers_before} layers; its config.json says {self.config.num_hidden_layers}.",
                 todo="Export the checkpoint again.",
             )
         return places
@@ -153,7 +153,7 @@ class Checkpoint:
             different = sorted(set(files[0]) ^ set(file))
             if different:
                 raise UserError(
-                    f"{file.path} and {files[0].path.name} hold different tensors: '{different[0]}' is only in one"
+                    f"{file.path} and {files[0].path.name} contain different tensors: '{different[0]}' is only in one"
                     f" of them ({len(different)} differ).",
                     todo="Export the checkpoint again; rank files of different exports are mixed.",
                 )
@@ -169,29 +169,29 @@ class Checkpoint:
                 )
 
     def _padded_rows(self, name: str, rows: int) -> int:
-        """Rows of zeros that the exporter appended so that the vocabulary divides by tp_size."""
+        """Number of zero rows that the exporter appended to make the vocabulary divisible by tp_size."""
         is_vocab = name.startswith(("transformer.vocab_embedding.", "lm_head."))
         return max(rows - self.config.vocab_size, 0) if is_vocab else 0
 
     @property
     def _kv_repeat(self) -> int:
-        """Ranks that hold the same KV head."""
+        """Number of ranks that hold the same KV head."""
         return max(self.config.tp_size // self.config.num_key_value_heads, 1)
 
     def _qkv_rows(self, rank_rows: int) -> tuple[int, int]:
-        """Rows of q and of k (= v) in one rank; packed INT4 has two output channels per row."""
+        """Number of rows of q and of k (= v) in one rank; packed INT4 has two output channels per row."""
         q_heads = self.config.num_attention_heads // self.config.tp_size
         kv_heads = max(self.config.num_key_value_heads // self.config.tp_size, 1)
         head_rows, rest = divmod(rank_rows, q_heads + 2 * kv_heads)
         if rest:
             raise UserError(
-                f"{self.folder}: a qkv tensor has {rank_rows} rows per rank, which {q_heads} query and"
-                f" 2 x {kv_heads} KV heads do not divide."
+                f"{self.folder}: a qkv tensor has {rank_rows} rows per rank, which cannot be divided evenly among"
+                f" {q_heads} query and 2 x {kv_heads} KV heads."
             )
         return q_heads * head_rows, kv_heads * head_rows
 
     def _repeated_rows(self, name: str, rank_rows: int) -> int:
-        """Rows of k and v that are stored more than once over all ranks."""
+        """Number of rows of k and v that are repeated, over all ranks."""
         if ".attention.qkv." not in name:
             return 0
         _, kv_rows = self._qkv_rows(rank_rows)
@@ -207,11 +207,11 @@ class Checkpoint:
 
 
 def split_axis(name: str, shape: tuple[int, ...]) -> int | None:
-    """Return the dimension on which tensor parallelism splits a tensor, or None when every rank holds all of it.
+    """Return the dimension along which tensor parallelism splits a tensor, or None if every rank holds all of it.
 
     Args:
         name: tensor name; the layer number does not matter.
-        shape: shape of the tensor or of a rank's part; tells a per-tensor scale from a per-channel one.
+        shape: shape of the tensor or of a rank's part; distinguishes per-tensor from per-channel scales.
     """
     module, _, leaf = name.rpartition(".")
     if shape in ((), (1,)):

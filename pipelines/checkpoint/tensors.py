@@ -1,4 +1,4 @@
-"""safetensors files as numpy views on a memory map, every dtype a checkpoint uses.
+"""Read safetensors files as numpy views of a memory map, in every dtype that a checkpoint uses.
 
 Format (https://github.com/huggingface/safetensors#format): 8 bytes little-endian header length N, N bytes of
 JSON {name: {dtype, shape, data_offsets: [begin, end)}}, then the tensors back to back.
@@ -35,7 +35,7 @@ _ML_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies in its file.
+    """Type, shape and position of one tensor in its file.
 
     Attributes:
         dtype: safetensors spelling: "F32", "F16", "BF16", "F8_E4M3", "I8", "U8", ...
@@ -51,7 +51,7 @@ class TensorInfo:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """Return the numpy (or ml_dtypes) type of a safetensors dtype such as "BF16"."""
+    """Return the numpy (or ml_dtypes) type for a safetensors dtype such as "BF16"."""
     import numpy as np
 
     if dtype in _ML_NAMES:
@@ -62,10 +62,10 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Read names, dtypes, shapes and places of all tensors; no tensor data is touched.
+    """Read names, dtypes, shapes and positions of all tensors, but no tensor data.
 
     Raises:
-        UserError: the file is missing, cut off, or not a safetensors file.
+        UserError: the file is missing, truncated, or not a safetensors file.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist.", todo="Export the checkpoint again.")
@@ -74,12 +74,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise _corrupt(path, f"a header of {length} bytes is announced, the file has {size} bytes")
+            raise _corrupt(path, f"it declares a header of {length} bytes, the file has {size} bytes")
         raw = file.read(length)
     try:
         header = json.loads(raw)
     except ValueError as error:
-        raise _corrupt(path, f"the header is not JSON ({error})") from None
+        raise _corrupt(path, f"the header is not valid JSON ({error})") from None
     if not isinstance(header, dict):
         raise _corrupt(path, f"the header is a {type(header).__name__}, not an object")
     header.pop("__metadata__", None)
@@ -87,7 +87,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorInfo:
-    """Check one header entry against its own shape and against the file."""
+    """Parse one header entry, checking its byte range against its shape and the size of the file."""
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
@@ -95,23 +95,23 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: 
         raise _corrupt(path, f"the header entry of '{name}' is {entry!r}") from None
     if dtype not in ITEM_BYTES:
         raise UserError(
-            f"{path} holds '{name}' with dtype {dtype}, which is not known here.",
-            allowed=f"Known: {', '.join(ITEM_BYTES)}.",
+            f"{path} contains '{name}' with dtype {dtype}, which is not supported.",
+            allowed=f"Supported: {', '.join(ITEM_BYTES)}.",
         )
     expected = math.prod(shape) * ITEM_BYTES[dtype]
     if begin < 0 or min(shape, default=0) < 0 or end - begin != expected:
-        raise _corrupt(path, f"'{name}' {dtype}{list(shape)} needs {expected} bytes, its entry gives {end - begin}")
+        raise _corrupt(path, f"'{name}' {dtype}{list(shape)} needs {expected} bytes, but its entry has {end - begin}")
     if data_start + end > file_size:
-        raise _corrupt(path, f"'{name}' ends at byte {data_start + end}, the file has {file_size} bytes")
+        raise _corrupt(path, f"'{name}' ends at byte {data_start + end}, but the file has {file_size} bytes")
     return TensorInfo(dtype, shape, data_start + begin, expected)
 
 
 def _corrupt(path: Path, found: str) -> UserError:
-    return UserError(f"{path} is damaged or cut off: {found}.", todo="Copy or export the file again.")
+    return UserError(f"{path} is damaged or truncated: {found}.", todo="Copy or export the file again.")
 
 
 class TensorFile(Mapping[str, "np.ndarray[Any, Any]"]):
-    """One safetensors file; indexing gives read-only numpy views on the memory map, never copies."""
+    """One safetensors file; indexing returns read-only numpy views of the memory map, never copies."""
 
     def __init__(self, path: Path) -> None:
         """Read the header.

@@ -1,8 +1,9 @@
-"""The unified Hugging Face checkpoint: is it what TensorRT-LLM's PyTorch backend reads, and what is in it.
+"""Verify and describe a unified Hugging Face checkpoint, which TensorRT-LLM's PyTorch backend reads.
 
-The layout of ModelOpt's `export_hf_checkpoint`: a Hugging Face folder whose linears carry scales beside their weights,
-and hf_quant_config.json. Names, dtypes and shapes as ModelOpt 0.37.0 and 0.47.0 export them (measured); which scales
-linears share because they are fused when loaded: TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`.
+The layout is that of ModelOpt's `export_hf_checkpoint`: a Hugging Face folder whose linears have scales next to their
+weights, plus hf_quant_config.json. Names, dtypes and shapes are as exported by ModelOpt 0.37.0 and 0.47.0 (measured).
+Source for the scales that linears share because they are fused when loaded: TensorRT-LLM
+`tensorrt_llm/_torch/modules/linear.py`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ QUANT_CONFIG = "hf_quant_config.json"
 _AGAIN = "Export the checkpoint again."
 _16BIT = ("BF16", "F16")
 _ONE = Expected("F32", ())
-_PRE_QUANT = "pre_quant_scale"  # where it is absent it has been folded into the norm or the linear before
+_PRE_QUANT = "pre_quant_scale"  # absent where it was folded into the preceding norm or linear
 _FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 
 _LinearRule = Callable[[int, int, int, str], Tensors]
-"""(outputs, inputs, inputs per scale, dtype of what stays 16 bit) -> the tensors of one linear."""
+"""(outputs, inputs, inputs per scale, dtype of 16-bit tensors) -> the tensors of one linear."""
 
 
 def _float(out: int, width: int, _group: int, dtype: str) -> Tensors:
@@ -70,11 +71,11 @@ _WEIGHTS: dict[WeightKind, _LinearRule] = {
     FP4_WEIGHTS: _fp4,
 }
 ALGORITHMS = tuple(form.quant_algo for form in FORMATS.values() if form.llm_api)
-"""`quant_algo` of the formats that the PyTorch backend takes of ModelOpt."""
+"""`quant_algo` of the ModelOpt formats that the PyTorch backend accepts."""
 
 
 def verify_unified(folder: Path) -> list[Fault]:
-    """Read a unified checkpoint back and return everything that is wrong with it; an empty list is a good one."""
+    """Read a unified checkpoint back and return everything that is wrong with it; an empty list means it is valid."""
     try:
         config, shape, block = _load(folder)
         files = _files(folder)
@@ -83,7 +84,7 @@ def verify_unified(folder: Path) -> list[Fault]:
     algo = block.get("quant_algo")
     if algo not in ALGORITHMS:
         known = ", ".join(str(name) for name in ALGORITHMS)
-        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend takes {known}.")]
+        return [Fault(f"{folder / QUANT_CONFIG} has quant_algo='{algo}'.", f"The PyTorch backend accepts {known}.")]
     found = {name: info for file in files for name, info in file.header.items()}
     faults = _tensor_faults(folder, expected_tensors(config, shape, block, _dtype(found)), found)
     for file in files:
@@ -97,7 +98,7 @@ def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorIn
         if not name.endswith(_PRE_QUANT):
             faults.append(Fault(f"{folder} lacks the tensor '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
     for name in sorted(found.keys() - expected.keys()):
-        faults.append(Fault(f"{folder} holds the tensor '{name}', which does not belong there.", todo=_AGAIN))
+        faults.append(Fault(f"{folder} contains the unexpected tensor '{name}'.", todo=_AGAIN))
     for name in sorted(expected.keys() & found.keys()):
         info = Expected(found[name].dtype, found[name].shape)
         if info != expected[name]:
@@ -106,12 +107,12 @@ def _tensor_faults(folder: Path, expected: Tensors, found: Mapping[str, TensorIn
 
 
 def _load(folder: Path) -> tuple[dict[str, Any], ModelShape, dict[str, Any]]:
-    """config.json, the shape in it, and the quantization block of hf_quant_config.json; empty for 16 bit."""
+    """Return config.json, its model shape, and the quantization block of hf_quant_config.json (empty for 16 bit)."""
     config = _json(folder / "config.json")
     path = folder / QUANT_CONFIG
     block = _json(path).get("quantization") if path.is_file() else {}
     if not isinstance(block, dict):
-        raise UserError(f"{path} has no mapping 'quantization'.", todo=_AGAIN)
+        raise UserError(f"{path} has no JSON object 'quantization'.", todo=_AGAIN)
     return config, ModelShape.from_hf_config(config, str(folder / "config.json")), block
 
 
@@ -123,25 +124,25 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.", todo=_AGAIN) from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path} holds a {type(raw).__name__}.", allowed="It must be a mapping.", todo=_AGAIN)
+        raise UserError(f"{path} contains a {type(raw).__name__}.", allowed="It must be a JSON object.", todo=_AGAIN)
     return raw
 
 
 def _files(folder: Path) -> list[TensorFile]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(f"'{folder}' has no *.safetensors.", todo=_AGAIN)
+        raise UserError(f"'{folder}' has no *.safetensors file.", todo=_AGAIN)
     return [TensorFile(path) for path in files]
 
 
 def _dtype(found: Mapping[str, TensorInfo]) -> str:
-    """Type of what stays 16 bit: that of the embedding."""
+    """Return the dtype of the 16-bit tensors, which is that of the embedding."""
     embedding = found.get("model.embed_tokens.weight")
     return embedding.dtype if embedding is not None and embedding.dtype in _16BIT else _16BIT[0]
 
 
 def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """[out, in] of each linear of one layer, by Hugging Face's name."""
+    """Return [out, in] of each linear of one layer, by its Hugging Face name."""
     q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return {
@@ -156,13 +157,13 @@ def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mapping[str, Any], dtype: str) -> Tensors:
-    """Every tensor of the checkpoint; those called pre_quant_scale may be absent.
+    """Return every tensor that the checkpoint should contain; those named pre_quant_scale may be absent.
 
     Args:
         config: config.json.
-        shape: sizes from it.
+        shape: the model's sizes, from config.json.
         block: `quantization` of hf_quant_config.json.
-        dtype: of what stays 16 bit, safetensors spelling.
+        dtype: type of the 16-bit tensors, in safetensors spelling.
     """
     hidden = Expected(dtype, (shape.hidden_size,))
     table = Expected(dtype, (shape.vocab_size, shape.hidden_size))
@@ -192,7 +193,7 @@ def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tenso
 
 
 def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]:
-    """q, k, v and gate, up become one linear each, with one global scale and one input scale."""
+    """Check that linears fused when loaded (q, k, v and gate, up) share one global scale and one input scale."""
     values = {
         name: float(file[name])
         for file in files
@@ -209,21 +210,21 @@ def _fused_faults(shape: ModelShape, files: list[TensorFile]) -> Iterator[Fault]
 
 
 def same_vocabulary(target: Path, draft: Path) -> list[Fault]:
-    """Whether the tokens of a draft model are those of its target; both are sound checkpoints."""
+    """Check that a draft model has as many tokens as its target; both must be valid checkpoints."""
     ours, theirs = (_load(folder)[1].vocab_size for folder in (target, draft))
     if ours == theirs:
         return []
     return [
         Fault(
-            f"The draft model has {theirs} tokens, the model {ours}.",
-            "A guess is checked token by token, so both need one vocabulary.",
-            "Take a draft model of the same family.",
+            f"The draft model's vocabulary has {theirs} tokens, the model's has {ours}.",
+            "Drafts are verified token by token, so both models need the same vocabulary.",
+            "Use a draft model of the same family.",
         )
     ]
 
 
 def describe_unified(folder: Path) -> dict[str, Any]:
-    """Return JSON-able facts about a sound unified checkpoint.
+    """Return JSON-serializable facts about a valid unified checkpoint.
 
     Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
     num_hidden_layers, files ({name: bytes}), total_bytes (of the weight files), bytes_by_dtype, bits_per_weight (of the

@@ -1,7 +1,7 @@
-"""Is this checkpoint what trtllm-build expects: files, configuration, and every tensor of every rank.
+"""Verify that a checkpoint is what trtllm-build expects: files, configuration, and every tensor of every rank.
 
 Rules: TensorRT-LLM 1.2 `modeling_utils.py`, `quantization/mode.py`, `docs/source/legacy/architecture/checkpoint.md`;
-dtypes and shapes of quantized tensors as ModelOpt 0.37.0 and 0.47.0 export them (measured, both the same).
+dtypes and shapes of quantized tensors are those that ModelOpt 0.37.0 and 0.47.0 export (measured, identical in both).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _ACTIVATIONS: dict[Activation, Tensors] = {
 
 
 def _rule(form: FormatSpec) -> _LinearRule:
-    """The tensors of one linear in this format."""
+    """Return the rule for the tensors of one linear in this format."""
 
     def tensors(of: _Linear) -> Tensors:
         found = _WEIGHTS[form.weights](of) | _ACTIVATIONS[form.activation]
@@ -127,20 +127,20 @@ def _rule(form: FormatSpec) -> _LinearRule:
 
 LINEAR_RULES: dict[str | None, _LinearRule] = {
     **{form.quant_algo: _rule(form) for form in FORMATS.values()},
-    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,  # TensorRT-LLM's own script writes it; no format here makes it
+    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,  # TensorRT-LLM's own script writes it; none of our formats does
 }
 """quant_algo -> the tensors of one linear."""
 
 
 def verify(folder: Path) -> list[Fault]:
-    """Read a checkpoint back and return everything that is wrong with it; an empty list is a good one."""
+    """Read a checkpoint back and return everything that is wrong with it; an empty list means it is valid."""
     try:
         config = CheckpointConfig.load(folder)
     except UserError as error:
         return list(error.faults)
     faults = [*_config_faults(config), *_file_faults(folder, config)]
     if faults:
-        return faults  # without a sound frame, every tensor would be "wrong"
+        return faults  # with wrong files or configuration, every tensor would be reported as wrong
     ranks = []
     for rank in range(config.world_size):
         try:
@@ -157,16 +157,16 @@ def verify(folder: Path) -> list[Fault]:
 
 
 def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
-    """What TensorRT-LLM would refuse or misread in config.json, beyond what reading it has checked."""
+    """Yield what TensorRT-LLM would reject or misread in config.json, beyond what parsing it has checked."""
     block = config.quantization
     if config.architecture not in FAMILIES:
         yield Fault(
-            f"config.json has architecture='{config.architecture}', which is not known here.",
-            f"Known: {', '.join(FAMILIES)}.",
+            f"config.json has architecture='{config.architecture}', which is not supported.",
+            f"Supported: {', '.join(FAMILIES)}.",
         )
     if block.quant_algo not in LINEAR_RULES:
         known = ", ".join(str(algo) for algo in LINEAR_RULES)
-        yield Fault(f"config.json has quant_algo='{block.quant_algo}', which is not known here.", f"Known: {known}.")
+        yield Fault(f"config.json has quant_algo='{block.quant_algo}', which is not supported.", f"Supported: {known}.")
     if config.num_hidden_layers % config.pp_size:
         yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
     if config.intermediate_size % config.tp_size:
@@ -178,11 +178,11 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
         yield Fault(
             f"quantization of {block.quant_algo} has has_zero_point={block.has_zero_point},"
             f" pre_quant_scale={block.pre_quant_scale}.",
-            "AWQ has no zero points and does have pre-quantization scales.",
+            "AWQ must have pre-quantization scales and no zero points.",
         )
     group = form.weights.group_size(block.group_size)
     if group not in (0, block.group_size):
-        yield Fault(f"quantization of {block.quant_algo} has group_size={block.group_size}.", f"It is always {group}.")
+        yield Fault(f"quantization of {block.quant_algo} has group_size={block.group_size}.", f"It must be {group}.")
 
 
 def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
@@ -191,10 +191,10 @@ def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
     for name in sorted(wanted - there):
         yield Fault(f"{folder / name} is missing; config.json says world_size={config.world_size}.", todo=_AGAIN)
     for name in sorted(there - wanted):
-        yield Fault(f"{folder / name} is left over; config.json says world_size={config.world_size}.", todo=_AGAIN)
+        yield Fault(f"{folder / name} is unexpected; config.json says world_size={config.world_size}.", todo=_AGAIN)
     if config.quantization.quant_algo != "MIXED_PRECISION" and (folder / "quant_cfg.json").exists():
         yield Fault(
-            f"{folder / 'quant_cfg.json'} belongs to MIXED_PRECISION only; quant_algo is"
+            f"{folder / 'quant_cfg.json'} is only valid for MIXED_PRECISION; quant_algo is"
             f" {config.quantization.quant_algo}.",
             todo="Remove the file.",
         )
@@ -204,7 +204,7 @@ def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expecte
     """Compare names, dtypes and shapes with the rules.
 
     Args:
-        config: sound configuration of the checkpoint.
+        config: valid configuration of the checkpoint.
         ranks: tensors of each rank file, in rank order.
     """
     faults = []
@@ -213,7 +213,7 @@ def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expecte
         for name in sorted(expected.keys() - found.keys()):
             faults.append(Fault(f"{file} lacks '{name}'.", f"Expected: {expected[name]}.", _AGAIN))
         for name in sorted(found.keys() - expected.keys()):
-            faults.append(Fault(f"{file} holds '{name}', which does not belong there.", todo=_AGAIN))
+            faults.append(Fault(f"{file} contains the unexpected tensor '{name}'.", todo=_AGAIN))
         for name in sorted(expected.keys() & found.keys()):
             if found[name] != expected[name]:
                 faults.append(Fault(f"{file}: '{name}' is {found[name]}.", f"Expected: {expected[name]}.", _AGAIN))
@@ -221,9 +221,12 @@ def check_tensors(config: CheckpointConfig, ranks: Sequence[Mapping[str, Expecte
 
 
 def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
-    """Return every tensor of one rank file. rank = pp_rank * tp_size + tp_rank; layers count from 0 in each stage."""
+    """Return every tensor that one rank file should contain.
+
+    rank = pp_rank * tp_size + tp_rank; layers are numbered from 0 in each stage.
+    """
     stage, dtype = rank // config.tp_size, _DTYPE_CODES[config.dtype]
-    vocab_rows = -(-config.vocab_size // config.tp_size)  # padded up when it does not divide
+    vocab_rows = -(-config.vocab_size // config.tp_size)  # rounded up, because exports pad the vocabulary
     tensors: Tensors = {}
     if stage == 0:
         rows = vocab_rows if config.raw.get("use_parallel_embedding") else config.vocab_size
@@ -240,7 +243,7 @@ def expected_tensors(config: CheckpointConfig, rank: int) -> Tensors:
 
 
 def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
-    """Return a layer's tensors on one rank, named from the layer on; `path` is the layer in the whole model."""
+    """Return a layer's tensors on one rank, by name within the layer; `path` is the layer in the whole model."""
     hidden, tp_size, dtype = config.hidden_size, config.tp_size, _DTYPE_CODES[config.dtype]
     q_rows = config.num_attention_heads // tp_size * config.head_size
     kv_rows = max(config.num_key_value_heads // tp_size, 1) * config.head_size
@@ -271,15 +274,17 @@ def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, wi
 
 
 def value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:
-    """Wrong values: NaN and infinity anywhere; scales that are not positive; KV scales that do not belong together."""
+    """Yield wrong values: NaN or infinity anywhere, scales that are not positive, and inconsistent KV scales."""
     for name, info in tensors.header.items():
         if info.dtype in _NOT_FINITE and _any_not_finite(tensors[name], info.dtype):
-            yield Fault(f"{file}: '{name}' holds NaN or infinity.", todo=_AGAIN)
+            yield Fault(f"{file}: '{name}' contains NaN or infinity.", todo=_AGAIN)
         elif _is_scale(name):
-            # an NVFP4 block of zeros has the scale 0; every other scale divides something
+            # an NVFP4 block of zeros has the scale 0; every other scale is a divisor
             smallest, blocks = float(tensors[name].astype("float32").min()), info.dtype == "F8_E4M3"
             if smallest < 0 or (smallest == 0 and not blocks):
-                yield Fault(f"{file}: the scale '{name}' has the value {smallest:g}.", "Scales are positive.", _AGAIN)
+                yield Fault(
+                    f"{file}: the scale '{name}' has the value {smallest:g}.", "Scales must be positive.", _AGAIN
+                )
         if name.endswith(".kv_cache_scaling_factor"):
             yield from _kv_faults(file, tensors, name.rpartition(".")[0])
 
@@ -296,15 +301,15 @@ def _kv_faults(file: str, tensors: TensorFile, module: str) -> Iterator[Fault]:
         if both != max(key, value):
             yield Fault(
                 f"{file}: '{names[0]}' is {both:g}, the scales of K and V are {key:g} and {value:g}.",
-                "It is the larger of the two.",
+                "It must be the larger of the two.",
                 _AGAIN,
             )
 
 
 _NOT_FINITE = {"BF16": ("u2", 0x7F80), "F16": ("u2", 0x7C00), "F32": ("u4", 0x7F800000), "F8_E4M3": ("u1", 0x7F)}
-"""dtype -> (unsigned type of the same size, bits that are all set exactly in NaN and infinity)."""
+"""dtype -> (unsigned type of the same size, bits that are all set only in NaN and infinity)."""
 
-_CHUNK = 1 << 24  # elements looked at in one go: temporaries stay below 100 MiB
+_CHUNK = 1 << 24  # elements checked at a time, which keeps temporaries below 100 MiB
 
 
 def _any_not_finite(array: np.ndarray[Any, Any], dtype: str) -> bool:

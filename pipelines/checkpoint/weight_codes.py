@@ -1,4 +1,4 @@
-"""The integer codes of quantized weights: unpack and check those of a checkpoint, make those of weight-only formats.
+"""Integer codes of quantized weights: unpack and check those of a checkpoint, compute those of weight-only formats.
 
 Shape legend: O output channels, I input channels. What each format stores: `reference/trtllm_facts.md` 3.5.
 """
@@ -26,7 +26,7 @@ def unpack_int4(packed: Array) -> Array:
 
     raw = packed.view(np.uint8)
     codes = np.stack([raw & 0x0F, raw >> 4], axis=1).reshape(2 * raw.shape[0], raw.shape[1])
-    signed: Array = (codes ^ 8).astype(np.int8) - np.int8(8)  # (c ^ 8) - 8 extends the sign of 4 bits
+    signed: Array = (codes ^ 8).astype(np.int8) - np.int8(8)  # (c ^ 8) - 8 sign-extends 4 bits
     return signed
 
 
@@ -34,7 +34,7 @@ def quantize_weight_only(weight: Array, bits: int) -> tuple[Array, Array]:
     """Quantize float weights [O, I] as trtllm-build does for W8A16 and W4A16.
 
     TensorRT-LLM `cutlass_preprocessors.cpp`, `symmetric_quantize`: per output channel, scale = amax / 2^(bits-1),
-    codes rounded half away from zero and clipped to [-2^(bits-1), 2^(bits-1) - 1]. The codes are made with the
+    codes rounded half away from zero and clipped to [-2^(bits-1), 2^(bits-1) - 1]. The codes are computed with the
     float32 scale; the stored scale is rounded to the weights' dtype.
 
     Returns:
@@ -51,10 +51,10 @@ def quantize_weight_only(weight: Array, bits: int) -> tuple[Array, Array]:
 
 
 def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
-    """Refuse a quantized linear whose stored weight is not what its format says.
+    """Reject a quantized linear whose weight is not stored in its format's dtype.
 
     Raises:
-        UserError: naming the tensor, the dtype found and the one expected.
+        UserError: names the tensor, the dtype found and the one expected.
     """
     name = f"{module}.weight"
     found, expected = checkpoint.spec(name).dtype, FORMATS[checkpoint.config.qformat].weights.stored

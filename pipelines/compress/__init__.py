@@ -1,7 +1,7 @@
 """Compression: post-training quantization to a TensorRT-LLM checkpoint, and 2:4 sparsity.
 
-The only door to ModelOpt. Importing this package is cheap: torch, transformers and ModelOpt are
-imported by the work itself.
+All access to ModelOpt goes through this package. Importing it is cheap: torch, transformers and ModelOpt are
+imported only when the work starts.
 """
 
 from pipelines.compress.api import fake_quantized_model, quantize, sparsify

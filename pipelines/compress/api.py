@@ -1,4 +1,4 @@
-"""What the rest of the project calls. Everything heavy is imported inside, so importing this costs nothing."""
+"""Public functions of the package. They import heavy libraries when called, so importing this module is cheap."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def quantize(
 ) -> Facts:
     """Calibrate a Hugging Face model and write a TensorRT-LLM checkpoint.
 
-    The same inputs give the same bytes. `out_dir` is created and gets config.json and one
-    rank{r}.safetensors per rank (r = pp_rank * tp_size + tp_rank); after an error it may hold a part of it.
+    The same inputs produce the same bytes. `out_dir` is created and receives config.json and one
+    rank{r}.safetensors per rank (r = pp_rank * tp_size + tp_rank); after an error it may contain only some of them.
 
     Args:
         model_dir: plain Hugging Face folder: config.json, tokenizer, *.safetensors.
         out_dir: where to write; nothing outside it is touched.
         spec: format of weights, activations and KV cache.
-        texts: calibration texts, read only as far as needed, and not at all by formats without calibration.
-        calibration: how many, how long.
-        tp_size: tensor-parallel ranks of the engine to come.
-        pp_size: pipeline stages of the engine to come.
-        dtype: type of what stays unquantized; "auto" is the model's own, bfloat16 for a float32 model.
-        device: "cpu", "cuda", or "auto": CUDA when there is one. The two round differently.
+        texts: calibration texts; only as many as needed are read, and none for formats without calibration.
+        calibration: how many texts to use and how to cut them.
+        tp_size: tensor-parallel ranks of the engine that will be built.
+        pp_size: pipeline stages of the engine that will be built.
+        dtype: type of the unquantized tensors; "auto" is the model's own, or bfloat16 for a float32 model.
+        device: "cpu", "cuda", or "auto" (CUDA if available). CPU and CUDA round differently.
         layout: "hugging_face" writes ModelOpt's unified Hugging Face checkpoint instead, which is not split over ranks
             and has no tokenizer.
         progress: shows calibration batch by batch.
 
     Returns:
-        JSON-able facts: see `pipelines.checkpoint.describe` (`unified` for Hugging Face's layout), and keys
-        `calibration`, `source_bytes`, `tool`.
+        JSON-serializable facts: those of `pipelines.checkpoint.describe` (`unified` for Hugging Face's layout), and
+        the keys `calibration`, `source_bytes`, `tool`.
 
     Raises:
-        UserError: the model, the format or the split cannot work, the texts are empty, or a value is
-            not finite (the layer is named).
+        UserError: the model, the format or the split is not supported, the texts are empty, or a value is
+            not finite (the message names the layer).
     """
     from pipelines.compress.quantizing import run_quantize
 
@@ -85,11 +85,11 @@ def fake_quantized_model(
 ) -> torch.nn.Module:
     """Return the torch model that computes what the checkpoint of `quantize` computes, simulated by ModelOpt.
 
-    q/k/v and gate/up share their scales as they do in a checkpoint. For int8_wo and int4_wo, which the
-    engine build quantizes, the model is the 16-bit one.
+    q/k/v and gate/up share their scales as they do in a checkpoint. For int8_wo and int4_wo, whose weights are
+    only quantized when the engine is built, this is the 16-bit model.
 
     Raises:
-        UserError: as `quantize`.
+        UserError: as for `quantize`.
     """
     from pipelines.compress.quantizing import run_simulate
 
@@ -110,20 +110,20 @@ def sparsify(
 ) -> Facts:
     """Make a Hugging Face model 2:4 sparse along the input dimension of every layer's linears.
 
-    Embeddings, norms and the output head stay dense. The zeros are counted again in the written files.
+    Embeddings, norms and the output head stay dense. After writing, the zeros are counted again in the files.
 
     Args:
         model_dir: plain Hugging Face folder.
-        out_dir: gets a complete Hugging Face folder; small files are hard-linked where possible.
+        out_dir: receives a complete Hugging Face folder; small files are hard-linked where possible.
         spec: the method.
         texts: calibration texts; the method "magnitude" does not read them.
-        calibration: how many, how long.
+        calibration: how many texts to use and how to cut them.
         device: "cpu", "cuda" or "auto".
         progress: shows calibration and layers.
 
     Returns:
-        JSON-able facts: linears made sparse, weights and zeros in them as counted in the written files,
-        bytes, and for sparsegpt the error left in the outputs of each kind of linear.
+        JSON-serializable facts: the number of pruned linears, their weights and zeros as counted in the written
+        files, bytes, and for sparsegpt the remaining output error of each kind of linear.
 
     Raises:
         UserError: an input dimension is not a multiple of 4, the texts are empty, a value is not finite.

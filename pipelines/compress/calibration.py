@@ -1,4 +1,4 @@
-"""Texts -> batches of token ids -> the forward passes that ModelOpt calibrates with.
+"""Turn calibration texts into batches of token ids, and those into the forward passes ModelOpt calibrates with.
 
 Shapes: B sequences, T tokens.
 """
@@ -25,9 +25,9 @@ class CalibrationSet:
     """Batches of token ids, int64 [B, T], without padding.
 
     Attributes:
-        batches: in the order of use.
-        sequences: how many there are in all batches.
-        tokens: how many there are in all batches.
+        batches: in the order in which they are used.
+        sequences: number of sequences in all batches.
+        tokens: number of tokens in all batches.
     """
 
     batches: tuple[torch.Tensor, ...]
@@ -38,10 +38,10 @@ class CalibrationSet:
 def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, size: int) -> CalibrationSet:
     """Cut the first `size` texts into sequences of at most `seq_len` tokens and batch those of equal length.
 
-    Padding would count as activations in every statistic, so only sequences of the same length share a batch.
+    Padding would be counted in every activation statistic, so only sequences of the same length share a batch.
 
     Raises:
-        UserError: there is no text in `texts`.
+        UserError: `texts` contains no text.
     """
     kept = (text for text in texts if text.strip())
     sequences = [
@@ -50,7 +50,7 @@ def make_batches(texts: Iterable[str], tokenizer: Any, spec: CalibrationSpec, si
         if (ids := tokenizer(text, truncation=True, max_length=spec.seq_len)["input_ids"])
     ]
     if not sequences:
-        raise UserError("The calibration data holds no text.", todo="Give at least one non-empty text.")
+        raise UserError("The calibration data contains no text.", todo="Give at least one non-empty text.")
     batches = tuple(torch.tensor(group, dtype=torch.int64) for group in _groups(sequences, spec.batch_size))
     return CalibrationSet(batches, len(sequences), sum(batch.numel() for batch in batches))
 
@@ -67,15 +67,15 @@ def _groups(sequences: Sequence[list[int]], batch_size: int) -> Iterator[list[li
 def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> Forward:
     """Return the function ModelOpt calls to run the model over all batches.
 
-    AWQ calls it twice; every pass is shown by itself.
+    AWQ calls it twice; progress shows each pass separately.
 
     Args:
-        data: what to run.
+        data: the batches to run.
         progress: advances by one per batch.
-        device: where the model is.
+        device: the device that the model is on.
 
     Raises:
-        UserError: from the returned function, when an output is not a finite number; names the first layer.
+        UserError: raised by the returned function if an output is not finite; names the first such layer.
     """
     passes = itertools.count(1)
 
@@ -90,10 +90,12 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> For
 
 
 def _run(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    """Run one batch, the output head on the last position only: B x T x V logits are by far the largest tensor.
+    """Run one batch, with logits only for the last position.
+
+    Logits for all positions, B x T x V, would be by far the largest tensor.
 
     Raises:
-        UserError: an activation is NaN or infinite; names the first layer.
+        UserError: an activation is NaN or infinite; names the first such layer.
     """
     try:
         logits = model(input_ids=batch, logits_to_keep=1).logits
@@ -106,7 +108,7 @@ def _run(model: torch.nn.Module, batch: torch.Tensor) -> None:
 
 
 def _first_broken_layer(model: torch.nn.Module, batch: torch.Tensor) -> str | None:
-    """Run the batch again and return the first module that takes or gives NaN or infinity."""
+    """Run the batch again and return the first module whose input or output contains NaN or infinity."""
     broken: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
@@ -138,8 +140,8 @@ def layer_of(name: str) -> str:
 
 
 def broken_at(layer: str) -> UserError:
-    """Return the error for NaN or infinity that was first seen at `layer`."""
+    """Return the error to raise when NaN or infinity first appeared in `layer`."""
     return UserError(
-        f"Calibration met NaN or infinity at the layer '{layer}'.",
+        f"Calibration found NaN or infinity in the layer '{layer}'.",
         todo="Use dtype=bfloat16 (float16 overflows in Gemma), or check the model's weights.",
     )

@@ -1,8 +1,8 @@
-"""Matrix products of 16-bit tensors in float32, where the processor has no 16-bit arithmetic.
+"""Compute matrix products of 16-bit tensors in float32 where the processor has no 16-bit arithmetic.
 
 Without AMX or AVX512_BF16 a bfloat16 product on a CPU runs at a quarter of float32's speed (24 against 106 GFLOP/s on
-one core of an AVX-512 machine). Both add up in float32, so the result is the same up to the order of the sums. Weights
-are widened one linear at a time; the model itself stays in 16 bit.
+one core of an AVX-512 machine). Both accumulate in float32, so the results differ only by the order of summation.
+Weights are widened one linear at a time; the model itself stays in 16 bit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @contextmanager
 def f32_products() -> Iterator[None]:
-    """Inside this context `torch.nn.functional.linear` widens 16-bit CPU tensors and narrows the result again.
+    """Within this context, `torch.nn.functional.linear` multiplies 16-bit CPU tensors in float32.
 
-    Does nothing where the processor multiplies bfloat16 itself. Replaces the function for the whole process: not for
-    threads beside each other.
+    The result is narrowed to the input's type again. Does nothing where the processor multiplies bfloat16 natively.
+    The function is replaced for the whole process, so this must not be used in concurrent threads.
     """
     if native_bf16():
         yield

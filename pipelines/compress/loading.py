@@ -1,4 +1,4 @@
-"""A Hugging Face folder -> torch model and tokenizer; local files, safetensors, no foreign code."""
+"""Load a Hugging Face folder as torch model and tokenizer: local files and safetensors only, no remote code."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _EXPORTED = ("bfloat16", "float16")
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's type of "bfloat16", "float16" or "float32"."""
+    """Return the torch type named "bfloat16", "float16" or "float32"."""
     return _TORCH_DTYPES[name]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model on disk, looked at but not loaded.
+    """A model on disk, inspected but not loaded.
 
     Attributes:
         folder: plain Hugging Face folder.
         config: its parsed config.json.
-        shape: sizes from it.
+        shape: the model's sizes, from config.json.
         weight_files: its safetensors files, sorted.
     """
 
@@ -60,16 +60,16 @@ def look_at(folder: Path) -> ModelFolder:
     if not config_path.is_file():
         raise UserError(
             f"{folder} has no config.json; it is not a Hugging Face model folder.",
-            allowed="A model folder holds config.json, tokenizer files and *.safetensors.",
+            allowed="A model folder contains config.json, tokenizer files and *.safetensors.",
         )
     try:
         config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{config_path} is not JSON: {error}.", todo="Download the model again.") from None
+        raise UserError(f"{config_path} is not valid JSON: {error}.", todo="Download the model again.") from None
     files = tuple(sorted(folder.glob("*.safetensors")))
     if not files:
         raise UserError(
-            f"{folder} holds no *.safetensors file.",
+            f"{folder} contains no *.safetensors file.",
             allowed="Weights are read from safetensors only; pickled .bin and .pt files are not opened.",
             todo="Convert the model with save_pretrained(..., safe_serialization=True).",
         )
@@ -79,7 +79,7 @@ def look_at(folder: Path) -> ModelFolder:
 
 
 def pick_dtype(source: ModelFolder, wanted: Dtype) -> str:
-    """Return "bfloat16" or "float16": the one asked for, or the model's own.
+    """Return "bfloat16" or "float16": the requested one, or the model's own.
 
     A float32 model becomes bfloat16: its range is that of float32, while float16 overflows in Gemma.
     """
@@ -90,7 +90,7 @@ def pick_dtype(source: ModelFolder, wanted: Dtype) -> str:
 
 
 def own_dtype(source: ModelFolder) -> str:
-    """Return the type the model's weights are kept in; float32 where its configuration does not say."""
+    """Return the type of the model's weights; float32 if its configuration does not specify one."""
     own = source.config.get("dtype") or source.config.get("torch_dtype")
     return own if own in _TORCH_DTYPES else "float32"
 
@@ -99,7 +99,7 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
     """Load the weights in `dtype` straight from the safetensors files, ready for inference.
 
     Raises:
-        UserError: a weight is missing, or not a finite number.
+        UserError: a weight is missing or not finite.
     """
     with _plain_torch():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -126,11 +126,11 @@ def load_model(source: ModelFolder, dtype: str, device: str) -> torch.nn.Module:
 def load_tokenizer(source: ModelFolder) -> Any:
     """Load the folder's tokenizer.
 
-    tokenizer.json says everything by itself; read directly it gives the same ids under every version of
-    Transformers, while `AutoTokenizer` of 4.x refuses the class names that 5.x writes.
+    tokenizer.json is self-contained: read directly, it gives the same ids under every version of
+    Transformers, whereas `AutoTokenizer` of 4.x rejects the class names that 5.x writes.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: the folder has no tokenizer, or it cannot be read.
     """
     complete = source.folder / "tokenizer.json"
     try:
@@ -145,25 +145,25 @@ def load_tokenizer(source: ModelFolder) -> Any:
 
 
 def check_finite(model: torch.nn.Module, folder: Path) -> None:
-    """Refuse a model with a NaN or an infinity in a weight, naming the tensor.
+    """Reject a model with NaN or infinity in a weight.
 
     Raises:
-        UserError: such a weight was found.
+        UserError: such a weight was found; the message names it.
     """
     for name, weight in model.named_parameters():
-        # NaN and infinity both show in the extremes, which cost no copy of the tensor
+        # NaN and infinity both show up in the minimum or maximum, which need no copy of the tensor
         if not all(torch.isfinite(extreme) for extreme in torch.aminmax(weight.detach())):
             raise UserError(
-                f"The weight '{name}' of {folder} holds NaN or infinity.",
+                f"The weight '{name}' of {folder} contains NaN or infinity.",
                 todo="Download or train the model again; such a model cannot be calibrated.",
             )
 
 
 def _hf_config(source: ModelFolder) -> Any:
-    """Return Transformers' configuration, with RoPE understood whichever version wrote the file.
+    """Return Transformers' configuration, with RoPE read correctly whichever version wrote the file.
 
-    Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` and would fall back
-    to theta 10,000 without a word.
+    Transformers 5 writes `rope_parameters`; 4.x only reads `rope_theta` and `rope_scaling` and would silently
+    fall back to theta 10,000.
     """
     config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
     new_style = source.config.get("rope_parameters")
@@ -175,7 +175,7 @@ def _hf_config(source: ModelFolder) -> Any:
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Keep a caller's default dtype out of the loading."""
+    """Set torch's default dtype to float32, so that the caller's setting does not affect loading."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -1,4 +1,4 @@
-"""The only module that imports ModelOpt. Import it on use: it pulls in torch."""
+"""The only module that imports ModelOpt. Import it only where it is used, because it pulls in torch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Forward = Callable[[torch.nn.Module], None]
 
 
 def check_format(qformat: QFormat, device: str) -> None:
-    """Refuse what this ModelOpt cannot do on this device, before anything is calibrated.
+    """Reject a format that this ModelOpt does not support on this device, before anything is calibrated.
 
     Raises:
-        UserError: there is no CUDA device, and this ModelOpt has no CPU path for the format (NVFP4 in 0.37).
+        UserError: the device is a CPU, and this ModelOpt has no CPU path for the format (NVFP4 in 0.37).
     """
     oldest = FORMATS[qformat].modelopt_on_cpu
     if device == "cpu" and _version_tuple() < oldest:
         raise UserError(
-            f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; there is none here.",
-            allowed=f"On a CPU, {qformat} works from nvidia-modelopt {oldest[0]}.{oldest[1]}.0 on.",
+            f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; the device is '{device}'.",
+            allowed=f"On a CPU, {qformat} needs nvidia-modelopt {oldest[0]}.{oldest[1]}.0 or newer.",
             todo="Install a newer nvidia-modelopt, or choose another qformat (fp8, int4_awq, ...).",
         )
 
@@ -48,7 +48,7 @@ def _version_tuple() -> tuple[int, ...]:
 
 
 def preset(name: str) -> Config:
-    """Return ModelOpt's configuration of this name; the caller copies before changing it."""
+    """Return ModelOpt's configuration of this name; the caller must copy it before changing it."""
     config: Config = getattr(mtq, name)
     return config
 
@@ -69,9 +69,9 @@ def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
 def export(
     model: torch.nn.Module, family: Family, dtype: torch.dtype, out_dir: Path, *, tp_size: int, pp_size: int
 ) -> None:
-    """Write config.json and rank{r}.safetensors, r = pp_rank * tp_size + tp_rank, as ModelOpt leaves them.
+    """Write config.json and rank{r}.safetensors, r = pp_rank * tp_size + tp_rank, exactly as ModelOpt exports them.
 
-    The vocabulary keeps its size; config.json may name a larger one.
+    The vocabulary is not padded, but config.json may state a larger size.
     """
     with _vocabulary_unpadded(model):
         export_tensorrt_llm_checkpoint(
@@ -92,8 +92,8 @@ def export_unified(model: torch.nn.Module, dtype: torch.dtype, out_dir: Path) ->
 def merge_fused_scales(model: torch.nn.Module, family: Family, dtype: torch.dtype) -> None:
     """Give q/k/v and gate/up the common scales that an export gives them; changes `model` in place.
 
-    An export fuses those linears and lets them share scales. A model that was calibrated but never exported
-    still has one scale each, and would not compute what the checkpoint computes.
+    An export fuses those linears and makes them share scales. In a model that was calibrated but never exported,
+    each still has its own scale, so the model would not compute what the checkpoint computes.
     """
     with _vocabulary_unpadded(model):
         ranks = torch_to_tensorrt_llm_checkpoint(
@@ -104,7 +104,7 @@ def merge_fused_scales(model: torch.nn.Module, family: Family, dtype: torch.dtyp
 
 
 def _decoder(family: Family) -> str:
-    """ModelOpt's name of the decoder.
+    """Return ModelOpt's name for the decoder.
 
     Raises:
         UserError: ModelOpt does not export this family.
@@ -118,9 +118,9 @@ def _decoder(family: Family) -> str:
 def _vocabulary_unpadded(model: Any) -> Iterator[None]:
     """Keep the AWQ export from padding the vocabulary to a multiple of 64.
 
-    Only a head quantized with AWQ needs that, and ours never is. The padding breaks with a tied head
+    Only an output head quantized with AWQ needs the padding, and ours never is. Padding fails with a tied head
     (AttributeError), and its zero rows win every greedy step in which all real logits are negative.
-    The exporter decides by the size in the configuration, so that size is rounded up meanwhile.
+    The exporter decides by the size in the configuration, so that size is temporarily rounded up.
     """
     size = model.config.vocab_size
     model.config.vocab_size = -(-size // 64) * 64
@@ -131,10 +131,10 @@ def _vocabulary_unpadded(model: Any) -> Iterator[None]:
 
 
 def prune_by_magnitude(model: torch.nn.Module, patterns: Iterable[str]) -> None:
-    """Zero the two smallest of four neighbouring inputs in the linears whose names match; in place, for good.
+    """Zero the two smallest of every four neighbouring inputs in the linears whose names match; in place, permanently.
 
     Args:
-        model: keeps no trace of ModelOpt afterwards.
+        model: the model to prune; it keeps no ModelOpt state afterwards.
         patterns: module names as `fnmatch` patterns; every other linear is left alone.
     """
     rules: dict[str, Any] = {"*": None} | {pattern: {} for pattern in patterns}

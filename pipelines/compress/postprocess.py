@@ -1,7 +1,7 @@
-"""Corrections to what ModelOpt exports, so that trtllm-build takes it: config.json only, tensors stay as they are.
+"""Correct config.json of a ModelOpt export so that trtllm-build accepts it; the tensors are not changed.
 
-Source: TensorRT-LLM 1.2 `quantize_by_modelopt.py` makes the same corrections after its own export; what it does
-not do is said at the place.
+Source: TensorRT-LLM 1.2 `quantize_by_modelopt.py` makes the same corrections after its own export; corrections
+that it does not make have a comment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
     Args:
         folder: what `modelopt_door.export` wrote.
         hf_config: config.json of the source model.
-        spec: what was asked for.
+        spec: the requested quantization.
 
     Returns:
         The corrected configuration.
@@ -40,12 +40,12 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
 
 
 def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
-    """Return ModelOpt's configuration with all corrections made."""
+    """Return ModelOpt's configuration with all corrections applied."""
     config = dict(exported)
     config |= {
         "architecture": hf_config["architectures"][0],
         "model_type": hf_config["model_type"],
-        # The exporter's float16 rounds what two engines are compared by; float32 is TensorRT-LLM's own default.
+        # The exporter's float16 would round the logits that engines are compared by; TensorRT-LLM defaults to float32.
         "logits_dtype": "float32",
         # The vocabulary is not padded here (see `modelopt_door.export`), so it is the model's own.
         "vocab_size": hf_config["vocab_size"],
@@ -65,7 +65,7 @@ def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_scaling(hf_config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the RoPE scaling of a Hugging Face configuration, old style or new; None when nothing is scaled."""
+    """Return the RoPE scaling of a Hugging Face configuration, old style or new; None if RoPE is not scaled."""
     block = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
     if block.get("rope_type", block.get("type", "default")) == "default":
         return None
@@ -84,7 +84,7 @@ def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantization(exported: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
-    """Return the block with known keys only; TensorRT-LLM's dataclass refuses any other."""
+    """Return the block with known keys only, because TensorRT-LLM's dataclass rejects any other."""
     block = {key: value for key, value in exported.items() if key in _KNOWN_QUANTIZATION_KEYS}
     if FORMATS[spec.qformat].weights.at_build:
         block["quant_algo"] = FORMATS[spec.qformat].quant_algo

@@ -1,4 +1,4 @@
-"""Quantization from folder to folder: load, calibrate, check, export, correct."""
+"""Quantize a model folder into a checkpoint folder: load, calibrate, check, export, correct."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.domain.progress import Progress
 
 @dataclass(slots=True)
 class _Simulated:
-    """A model that simulates its format, and how it came to that."""
+    """A model that simulates its format, and how it was calibrated."""
 
     model: torch.nn.Module
     source: ModelFolder
@@ -102,7 +102,7 @@ def run_simulate(
 
         done = _simulate(source, spec, texts, calibration, dtype, device, quiet.progress(progress))
         modelopt_door.merge_fused_scales(done.model, source.shape.family, torch_dtype(done.dtype))
-    return done.model.requires_grad_(False)  # calibration puts new parameters in place of some weights
+    return done.model.requires_grad_(False)  # again: calibration replaces some weights with new parameters
 
 
 def _simulate(
@@ -114,7 +114,7 @@ def _simulate(
     device: str,
     progress: Progress,
 ) -> _Simulated:
-    """Load the model, insert quantizers and calibrate them; formats without any stay as they are."""
+    """Load the model, insert quantizers and calibrate them; a format without quantizers leaves it unchanged."""
     from pipelines.compress import modelopt_door
 
     seed_everything(calibration.seed)
@@ -138,13 +138,13 @@ def _simulate(
 
 
 def _check_calibrated(model: torch.nn.Module) -> None:
-    """Refuse scales that are not positive finite numbers, naming the layer.
+    """Reject scales that are not positive and finite.
 
     A group or channel of weights that is all zero (2:4 sparse models have some) has no scale of its own; it gets
-    the largest of its layer, which is exact, because zero stays zero under any scale.
+    the largest scale of its layer, which is exact, because zero stays zero under any scale.
 
     Raises:
-        UserError: a scale is not finite, or a whole layer's weights or inputs are zero.
+        UserError: a scale is not finite, or a whole layer's weights or inputs are zero; names the layer.
     """
     from pipelines.compress import modelopt_door
 
@@ -157,22 +157,22 @@ def _check_calibrated(model: torch.nn.Module) -> None:
         if not (amax > 0).any():
             raise UserError(
                 f"The {'weights' if 'weight' in name else 'inputs'} of the layer '{layer_of(name)}' are all zero.",
-                todo="Nothing can be scaled there; check the model's weights.",
+                todo="No scale can be computed for them; check the model's weights.",
             )
         quantizer.amax = torch.where(amax > 0, amax, amax.max())
 
 
 def pick_device(wanted: str) -> str:
-    """Return "cuda" or "cpu"; "auto" takes CUDA when there is one.
+    """Return "cuda" or "cpu"; "auto" selects CUDA if it is available.
 
     Raises:
-        UserError: CUDA was asked for and is not there, or the word is not known.
+        UserError: CUDA was requested but is not available, or the name is unknown.
     """
     has_cuda = torch.cuda.is_available()
     if wanted not in ("auto", "cpu", "cuda"):
         raise UserError(f"device='{wanted}' is not known.", allowed="Choose one of auto, cpu, cuda.")
     if wanted == "cuda" and not has_cuda:
-        raise UserError("device='cuda' was asked for; there is no CUDA device here.", todo="Set device=cpu.")
+        raise UserError("device='cuda' is not available: this machine has no CUDA device.", todo="Set device=cpu.")
     return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 

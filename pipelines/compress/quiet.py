@@ -1,8 +1,8 @@
-"""Keeps the chatter of ModelOpt and Transformers out of the terminal: it goes to `logging` instead.
+"""Redirect the console output of ModelOpt and Transformers to `logging`.
 
-Both print, warn and draw progress bars of their own, which would tear ours apart. What our own progress
-writes must still reach the screen, also from its refresh thread, so the streams are muted for one thread
-only and opened again around every call into the progress display.
+Both print, warn and draw progress bars of their own, which would garble ours. The output of our own progress
+display must still reach the screen, also from its refresh thread, so the streams are muted for one thread
+only and unmuted around every call into the progress display.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("pipelines.compress.tools")
 
 
 class _MutedStream(io.TextIOBase):
-    """Writes of one thread go to the log, everybody else's to the real stream."""
+    """A stream that sends one thread's output to the log, and that of all other threads to the real stream."""
 
     def __init__(self, real: TextIO) -> None:
         self._real = real
@@ -33,7 +33,7 @@ class _MutedStream(io.TextIOBase):
         if self._owner != threading.get_ident():
             return self._real.write(text)
         *lines, self._line = (self._line + text).replace("\r", "\n").split("\n")
-        owner, self._owner = self._owner, None  # a log handler may write to this very stream
+        owner, self._owner = self._owner, None  # a log handler may write to this same stream
         try:
             for line in filter(str.strip, lines):
                 log.debug("%s", line.rstrip())
@@ -45,13 +45,13 @@ class _MutedStream(io.TextIOBase):
         self._real.flush()
 
     def open_up(self) -> None:
-        """Let the owner's writes through, too."""
+        """Let the owner thread's output through as well."""
         self._owner = None
 
     def mute(self) -> None:
         self._owner = threading.get_ident()
 
-    # What a terminal library asks before it draws; the base class would answer for itself.
+    # Terminal libraries query these before they draw; the base class would not answer for the real stream.
     def isatty(self) -> bool:
         return self._real.isatty()
 
@@ -64,14 +64,14 @@ class _MutedStream(io.TextIOBase):
 
 
 class Muted:
-    """The mute that is in force; hand its `progress` to work done under it."""
+    """The active mute; code that runs under it must use the display returned by its `progress`."""
 
     def __init__(self, streams: list[_MutedStream]) -> None:
         self._streams = streams
 
     @contextmanager
     def aloud(self) -> Iterator[None]:
-        """Let this thread's output through for a moment."""
+        """Let this thread's output through within the context."""
         for stream in self._streams:
             stream.open_up()
         try:
@@ -81,7 +81,7 @@ class Muted:
                 stream.mute()
 
     def progress(self, progress: Progress) -> Progress:
-        """Return the same progress display, heard in spite of the mute."""
+        """Return the same progress display, visible despite the mute."""
         return _AloudProgress(progress, self)
 
 
@@ -117,12 +117,12 @@ class _AloudProgress:
 
 @contextmanager
 def muted() -> Iterator[Muted]:
-    """Send this thread's stdout and stderr to the log, and with them warnings."""
+    """Send this thread's stdout and stderr, including warnings, to the log."""
     out, err = _MutedStream(sys.stdout), _MutedStream(sys.stderr)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        # a logging handler made meanwhile keeps the stream; it must not stay mute
+        # a logging handler created in the meantime keeps the stream, so the stream must not stay muted
         stack.callback(out.open_up)
         stack.callback(err.open_up)
         yield Muted([out, err])
@@ -130,7 +130,7 @@ def muted() -> Iterator[Muted]:
 
 @contextmanager
 def transformers_to_log() -> Iterator[None]:
-    """Let Transformers log through `logging` like everyone else, instead of writing to stderr itself."""
+    """Make Transformers log through the handlers of `logging` instead of writing to stderr itself."""
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_default_handler()

@@ -1,8 +1,8 @@
-"""Which ModelOpt configuration each of our formats is; the one place that knows ModelOpt's two config styles.
+"""Map each of our formats to a ModelOpt configuration; the only module that knows ModelOpt's two config styles.
 
 ModelOpt 0.37 keeps `quant_cfg` as a dict {pattern: attributes}, in which "enable" is one of the attributes;
 from 0.4x on it is a list of {quantizer_name, cfg, enable} where later entries win. Both are plain data, so this
-module needs no ModelOpt: the presets are handed in.
+module does not need ModelOpt: the presets are passed in.
 
 Sources: TensorRT-LLM 1.2 `quantize_by_modelopt.py` (preset per qformat, Gemma exceptions); exports measured with
 ModelOpt 0.37.0 and 0.47.0 (INT8 KV cache needs the bmm quantizers, see `_KV_CACHE`).
@@ -21,10 +21,10 @@ from pipelines.domain.formats import FORMATS, KvFormat
 Config = dict[str, Any]
 
 _ANY_PRESET = "FP8_DEFAULT_CFG"
-"""Only the style of its configuration matters."""
+"""Any preset will do: only the style of its configuration is used."""
 
 # Exports read the KV scales from the bmm quantizers. The older "*output_quantizer" patterns calibrate
-# something else, and the checkpoint then has no KV format at all, without a word.
+# something else, and the checkpoint then silently has no KV format at all.
 _KV_PATTERN = "*[kv]_bmm_quantizer"
 _KV_CACHE: dict[KvFormat, Config] = {
     KvFormat.FP8: {"num_bits": (4, 3), "axis": None},
@@ -38,9 +38,9 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     """Return the configuration for `mtq.quantize`, or None when nothing is simulated (16 bit throughout).
 
     Args:
-        spec: what the user wants.
-        family: of the model; some have defaults of their own.
-        preset: gives ModelOpt's configuration of a name from `pipelines.domain.formats.FORMATS`.
+        spec: the requested quantization.
+        family: the model's family; some families have their own defaults.
+        preset: returns ModelOpt's configuration for a name from `pipelines.domain.formats.FORMATS`.
     """
     form = FORMATS[spec.qformat]
     if form.preset is None and spec.kv_cache is KvFormat.AUTO:
@@ -55,7 +55,7 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
 
 
 def _all_off(preset: Callable[[str], Config]) -> Config:
-    """Start from a preset with weights and inputs switched off, for a quantized KV cache alone."""
+    """Return a preset with all quantizers disabled, the base for quantizing only the KV cache."""
     config = copy.deepcopy(preset(_ANY_PRESET))
     if isinstance(config["quant_cfg"], dict):
         config["quant_cfg"] = {"default": {"enable": False}}
@@ -65,7 +65,7 @@ def _all_off(preset: Callable[[str], Config]) -> Config:
 
 
 def _set(config: Config, pattern: str, attributes: Config) -> None:
-    """Switch the quantizers of a name pattern on with these attributes; the last word wins in both styles."""
+    """Enable the quantizers that match a name pattern with these attributes; later entries win in both styles."""
     entries = config["quant_cfg"]
     if isinstance(entries, dict):
         entries[pattern] = {**attributes, "enable": True}
@@ -84,7 +84,7 @@ def _set_group_size(config: Config, group_size: int) -> None:
 
 
 def _algorithm(spec: QuantSpec, family: Family, default: Any) -> Any:
-    """Return ModelOpt's calibration algorithm, with the parameters given or those that the family needs."""
+    """Return ModelOpt's calibration algorithm, with the given parameters or those that the family needs."""
     form = FORMATS[spec.qformat]
     given = spec.smoothquant_alpha if form.tuning == "smoothquant" else spec.awq_alpha_step
     value = family.tuning_default(form) if given is None else given

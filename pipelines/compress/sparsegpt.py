@@ -1,11 +1,11 @@
-"""SparseGPT for 2:4: choose the zeros by what they cost in the outputs, and let the other weights make up for them.
+"""SparseGPT for 2:4 sparsity: zero the weights that change the outputs least, and let the others compensate.
 
 Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot" (2023), section 3.
-ModelOpt's `sparsegpt` mode (0.37 and 0.47) keeps only the mask of it and drops the weight update, and holds the
-Hessians of all layers at once (20 GiB for Gemma 2B, whose MLP is 16,384 wide). Here one decoder layer is worked on
+ModelOpt's `sparsegpt` mode (0.37 and 0.47) uses only the method's mask and drops the weight update, and it holds the
+Hessians of all layers at once (20 GiB for Gemma 2B, whose MLP is 16,384 wide). This module prunes one decoder layer
 at a time, each on the outputs of the layers pruned before it.
 
-Shapes: n tokens, o output and i input channels; a tensor's name ends in its shape.
+Shapes: n tokens, o output and i input channels; a tensor's name ends with its shape.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from pipelines.compress.calibration import CalibrationSet, broken_at
 from pipelines.domain.progress import Progress
 
-_BLOCK = 128  # columns whose updates are applied to the rest of the matrix at once; a multiple of 4
-_DAMPING = 0.01  # share of the mean diagonal added to it, as in the paper
+_BLOCK = 128  # columns per block, whose updates are applied to the rest of the matrix at once; a multiple of 4
+_DAMPING = 0.01  # fraction of the mean diagonal that is added to the diagonal, as in the paper
 
 _SHARED_INPUT = {
     "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -28,15 +28,15 @@ _SHARED_INPUT = {
     "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
 }
-"""Linear whose input is watched -> all linears that get the same input, and so share a Hessian."""
+"""Linear whose input is watched -> all linears that receive the same input and therefore share a Hessian."""
 
 LINEARS = tuple(name for names in _SHARED_INPUT.values() for name in names)
-"""Every linear of a decoder layer of Llama and Gemma, by its Hugging Face name."""
+"""Hugging Face names of all linears in a decoder layer of Llama and Gemma."""
 
 
 @dataclass(slots=True)
 class _LayerInputs:
-    """What one decoder layer is called with, batch by batch."""
+    """Arguments that one decoder layer is called with, one entry per batch."""
 
     hidden: list[torch.Tensor]
     others: list[dict[str, Any]]
@@ -48,14 +48,14 @@ class _FirstLayerReachedError(Exception):
 
 @torch.no_grad()
 def prune_model(model: Any, data: CalibrationSet, progress: Progress, device: str) -> dict[str, float]:
-    """Prune every linear of every layer in place, first layer first.
+    """Prune every linear in place, from the first layer to the last.
 
     Returns:
-        Per linear (without layer number) the squared error of its outputs on the calibration data, relative to
-        the outputs squared, averaged over layers.
+        For each linear (name without layer number), the squared error of its outputs on the calibration data,
+        relative to the squared outputs, averaged over layers.
 
     Raises:
-        UserError: a layer's inputs hold NaN or infinity.
+        UserError: a layer's inputs contain NaN or infinity.
     """
     layers = model.model.layers
     inputs = _first_inputs(model, data, device)
@@ -105,7 +105,7 @@ def _outputs(layer: torch.nn.Module, inputs: _LayerInputs) -> Iterator[torch.Ten
 
 
 def _hessians(layer: torch.nn.Module, inputs: _LayerInputs, layer_name: str) -> dict[str, torch.Tensor]:
-    """Return X^T X, float32 [I, I], of the inputs of each watched linear."""
+    """Return X^T X, float32 [I, I], for the inputs X of each watched linear."""
     sums: dict[str, torch.Tensor] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -138,9 +138,9 @@ def inverse_factor(hessian_ii: torch.Tensor) -> torch.Tensor:
     """
     damped = hessian_ii.clone()
     diagonal = damped.diagonal()
-    diagonal[diagonal == 0] = 1.0  # an input that is always zero: its weight costs nothing
+    diagonal[diagonal == 0] = 1.0  # an input that is always zero: pruning its weights costs nothing
     diagonal += _DAMPING * diagonal.mean()
-    # one matrix at a time: Gemma 2B's largest has 16,384 x 16,384 floats, 1 GiB
+    # keep one matrix at a time: Gemma 2B's largest has 16,384 x 16,384 floats, 1 GiB
     matrix: torch.Tensor = torch.linalg.cholesky(damped)
     del damped, diagonal
     matrix = torch.cholesky_inverse(matrix)
@@ -149,7 +149,7 @@ def inverse_factor(hessian_ii: torch.Tensor) -> torch.Tensor:
 
 
 def prune_2_4(weight_oi: torch.Tensor, factor_ii: torch.Tensor) -> torch.Tensor:
-    """Return the weights with two of every four neighbouring inputs zero and the others updated, same dtype.
+    """Return the weights with two of every four neighbouring inputs zeroed and the others updated, in the same dtype.
 
     Args:
         weight_oi: a linear's weight; I is a multiple of 4.
@@ -175,7 +175,7 @@ def prune_2_4(weight_oi: torch.Tensor, factor_ii: torch.Tensor) -> torch.Tensor:
 
 
 def _relative_error(before_oi: torch.Tensor, after_oi: torch.Tensor, hessian_ii: torch.Tensor) -> float:
-    """Return |X (W - W')^T|^2 / |X W^T|^2, from the Hessian alone."""
+    """Return |X (W - W')^T|^2 / |X W^T|^2, computed from the Hessian alone."""
 
     def energy(weight_oi: torch.Tensor) -> float:
         return float(((weight_oi @ hessian_ii) * weight_oi).sum())

@@ -1,4 +1,4 @@
-"""2:4 sparsity from folder to folder: prune, write the shards again, count the zeros in what was written."""
+"""Make a model folder 2:4 sparse: prune, rewrite the shards, and count the zeros in the written files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _prune_by_magnitude(model: torch.nn.Module, progress: Progress) -> None:
 
 
 def _link_small_files(model_dir: Path, out_dir: Path) -> None:
-    """Give the new folder everything that is not weights: by hard link, or by copy on another file system."""
+    """Hard-link everything but the weights into the new folder, or copy it to another file system."""
     for path in sorted(model_dir.iterdir()):
         if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES:
             target = out_dir / path.name
@@ -79,7 +79,7 @@ def _link_small_files(model_dir: Path, out_dir: Path) -> None:
 
 
 def _rewrite(old: Path, new: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a shard with the pruned weights in place of the old ones; all other tensors keep their bytes."""
+    """Write a shard with the pruned weights in place of the old ones; all other tensors stay byte-identical."""
     with safe_open(old, framework="pt") as shard:
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
         metadata = shard.metadata()
@@ -89,10 +89,10 @@ def _rewrite(old: Path, new: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
-    """Prove on the written files that every group of four neighbouring inputs has at least two zeros.
+    """Count zeros and check in the written files that every four neighbouring inputs have at least two.
 
     Raises:
-        RuntimeError: a group has not, or a linear is missing; that is a fault of this program.
+        RuntimeError: a group has fewer, or a linear is missing; either is a bug in this program.
     """
     weights = zeros = found = 0
     for path in files:
@@ -104,7 +104,7 @@ def _count_zeros(files: list[Path], names: set[str]) -> dict[str, Any]:
                     raise RuntimeError(f"'{name}' in {path} was written with a group of four that is not 2:4 sparse")
                 weights, zeros, found = weights + tensor_oi.numel(), zeros + int(zeros_in_group.sum()), found + 1
     if found != len(names):
-        raise RuntimeError(f"{len(names)} linears were pruned, {found} are in the written files")
+        raise RuntimeError(f"{len(names)} linears were pruned, but {found} are in the written files")
     return {
         "linears": found,
         "weights": weights,

@@ -1,4 +1,4 @@
-"""What to compress to: frozen records, checked when they are made."""
+"""Compression settings as frozen records, validated when they are created."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 
 Dtype = Literal["auto", "bfloat16", "float16"]
-"""Element type of everything that is not quantized; `auto` is the model's own 16-bit type."""
+"""Element type of unquantized tensors; `auto` is the model's own 16-bit type."""
 
 Layout = Literal["tensorrt_llm", "hugging_face"]
-"""What is written: a TensorRT-LLM checkpoint for trtllm-build, or a Hugging Face folder for its PyTorch backend."""
+"""Output layout: a TensorRT-LLM checkpoint for trtllm-build, or a Hugging Face folder for its PyTorch backend."""
 
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
 AWQ_CALIB_CAP = 32
-"""AWQ searches a scale per channel and gains nothing from more; TensorRT-LLM's quantize.py caps it too."""
+"""Most texts AWQ calibrates with: its scale search per channel gains nothing from more; quantize.py caps it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """One quantization.
+    """Settings of one quantization.
 
     Attributes:
         qformat: format of the linears of every layer.
         kv_cache: element type of the KV cache.
-        group_size: input channels per scale, where the format leaves the choice (NVFP4 always has 16).
-        smoothquant_alpha: share of the outliers moved from activations to weights, 0..1, for int8_sq;
-            None is ModelOpt's 1.0, and 0.5 for Gemma as in TensorRT-LLM's quantize.py.
-        awq_alpha_step: step of AWQ's search over 0..1; None is ModelOpt's 0.1, and 1.0 for Gemma with
+        group_size: input channels per scale, if the format leaves a choice (NVFP4 always has 16).
+        smoothquant_alpha: fraction of the outliers moved from activations to weights, 0..1, for int8_sq;
+            None means ModelOpt's 1.0, or 0.5 for Gemma as in TensorRT-LLM's quantize.py.
+        awq_alpha_step: step of AWQ's search over 0..1; None means ModelOpt's 0.1, or 1.0 for Gemma with
             w4a8_awq as in quantize.py.
     """
 
@@ -41,10 +41,10 @@ class QuantSpec:
     awq_alpha_step: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a value that would be ignored or make no sense.
+        """Reject values that would be ignored or make no sense.
 
         Raises:
-            UserError: all such values at once.
+            UserError: lists all such values at once.
         """
         if faults := _quant_faults(self):
             raise UserError.of(faults)
@@ -54,13 +54,13 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
     faults = []
     alpha, step, tuning = spec.smoothquant_alpha, spec.awq_alpha_step, FORMATS[spec.qformat].tuning
     if spec.group_size < 1:
-        faults.append(Fault(f"group_size={spec.group_size} is not a group.", "Usual: 128, or 64."))
+        faults.append(Fault(f"group_size={spec.group_size} is too small.", "At least 1; usually 128 or 64."))
     if alpha is not None and tuning != "smoothquant":
-        faults.append(Fault(f"smoothquant_alpha={alpha} has no meaning for {spec.qformat}.", todo="Leave it out."))
+        faults.append(Fault(f"smoothquant_alpha={alpha} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif alpha is not None and not 0 <= alpha <= 1:
         faults.append(Fault(f"smoothquant_alpha={alpha} is out of range.", "Allowed: 0 to 1."))
     if step is not None and tuning != "awq":
-        faults.append(Fault(f"awq_alpha_step={step} has no meaning for {spec.qformat}.", todo="Leave it out."))
+        faults.append(Fault(f"awq_alpha_step={step} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))
     return faults
@@ -68,13 +68,13 @@ def _quant_faults(spec: QuantSpec) -> list[Fault]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSpec:
-    """How the data for calibration is cut.
+    """How many calibration texts to use, and how to cut them into batches.
 
     Attributes:
         size: texts to use; AWQ formats use at most 32 of them (`AWQ_CALIB_CAP`).
         seq_len: longest sequence, in tokens; longer texts are cut.
-        batch_size: sequences per forward pass; changes speed and memory, not what is measured.
-        seed: for every random choice below.
+        batch_size: sequences per forward pass; affects speed and memory, not what is measured.
+        seed: seed of every random number generator that calibration may use.
     """
 
     size: int = 512
@@ -83,10 +83,10 @@ class CalibrationSpec:
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        """Refuse sizes below one.
+        """Reject sizes below one.
 
         Raises:
-            UserError: all such sizes at once.
+            UserError: lists all such sizes at once.
         """
         sizes = {"size": self.size, "seq_len": self.seq_len, "batch_size": self.batch_size}
         faults = [Fault(f"calibration.{k}={v} is too small.", "At least 1.") for k, v in sizes.items() if v < 1]
@@ -104,16 +104,16 @@ class SparsitySpec:
 
     Attributes:
         method: "magnitude" keeps the two largest of four and needs no data; "sparsegpt" weighs them by
-            how much the layer's inputs make of them (second order), and needs calibration texts.
+            how strongly the layer's inputs amplify them (second order), and needs calibration texts.
     """
 
     method: SparsityMethod
 
     def __post_init__(self) -> None:
-        """Refuse an unknown method.
+        """Reject an unknown method.
 
         Raises:
-            UserError: the method is not known.
+            UserError: the method is unknown.
         """
         if self.method not in get_args(SparsityMethod):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Texts for calibration, read lazily from local files."""
+"""Read calibration texts lazily from local files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def load_texts(
 ) -> Iterator[str]:
     """Yield up to `size` non-empty texts from a file or a folder, in a fixed order.
 
-    A .txt file is one text per paragraph (paragraphs end at an empty line); .jsonl, .json, .csv and .parquet
-    give one text per row. A folder gives its files in order of their paths, also a Hugging Face data set
-    snapshot (data/train-00000-of-00002.parquet, ...), of which `split` picks the files.
+    A .txt file has one text per paragraph (paragraphs end at an empty line); .jsonl, .json, .csv and .parquet
+    have one text per row. The files of a folder are read in the order of their paths. The folder may be a snapshot
+    of a Hugging Face data set (data/train-00000-of-00002.parquet, ...), from which `split` selects the files.
 
     Args:
         source: file or folder.
-        size: texts at most; None is all.
+        size: maximum number of texts; None means all.
         split: e.g. "train": only files whose name or folder starts with it.
-        column: the field that holds the text.
+        column: the field that contains the text.
 
     Raises:
-        UserError: nothing is there, no file fits, the column is missing (those that exist are named), or
-            there is no text. Raised before the first text.
+        UserError: the path does not exist, no file matches, the column is missing (the message lists those that
+            exist), or there is no text. Raised before the first text.
     """
     texts = itertools.islice(_all_texts(Path(source), split, column), size)
     first = next(texts, None)
     if first is None:
-        raise UserError(f"{source} holds no text in the column '{column}'.", todo="Give a file with some text.")
+        raise UserError(f"{source} contains no text in the column '{column}'.", todo="Give a file with text.")
     return itertools.chain([first], texts)
 
 
@@ -51,22 +51,22 @@ def _files(source: Path, split: str | None) -> list[Path]:
     known = ", ".join(_READERS)
     if source.is_file():
         if source.suffix not in _READERS:
-            raise UserError(f"{source} is of an unknown kind '{source.suffix}'.", allowed=f"Known: {known}.")
+            raise UserError(f"{source} has the unknown file type '{source.suffix}'.", allowed=f"Known: {known}.")
         return [source]
     if not source.is_dir():
         raise UserError(f"Calibration data {source} does not exist.", todo="Give a local file or folder.")
     found = sorted(path for path in source.rglob("*") if path.suffix in _READERS and _is_data(path, source))
     if not found:
-        raise UserError(f"{source} holds no data file.", allowed=f"Known: {known}.")
+        raise UserError(f"{source} contains no data file.", allowed=f"Known: {known}.")
     chosen = [path for path in found if split is None or _in_split(path.relative_to(source), split)]
     if not chosen:
         names = ", ".join(str(path.relative_to(source)) for path in found[:5])
-        raise UserError(f"{source} has no file of the split '{split}'.", allowed=f"There are: {names}.")
+        raise UserError(f"{source} has no file of the split '{split}'.", allowed=f"It contains {names}.")
     return chosen
 
 
 def _is_data(path: Path, root: Path) -> bool:
-    """Leave out hidden files and what describes a data set instead of being one."""
+    """Return whether a file contains data; hidden files and descriptions of a data set do not."""
     inside = path.relative_to(root)
     return not any(part.startswith(".") for part in inside.parts) and path.name not in {
         "dataset_infos.json",
@@ -106,7 +106,9 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
     with _open(path) as file:
         rows = _parse(file.read(), str(path))
     if not isinstance(rows, list):
-        raise UserError(f"{path} holds {type(rows).__name__}, not a list.", allowed="A list of rows or of strings.")
+        raise UserError(
+            f"{path} contains a {type(rows).__name__}, not a list.", allowed="Allowed: a list of rows or strings."
+        )
     for number, row in enumerate(rows, start=1):
         yield row if isinstance(row, str) else _text_of(row, column, f"{path}, row {number}")
 
@@ -126,7 +128,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
     try:
         file = pq.ParquetFile(path)
     except ArrowInvalid as error:
-        raise UserError(f"{path} is not a parquet file: {error}.", todo="Download it again.") from None
+        raise UserError(f"{path} is not a valid parquet file: {error}.", todo="Download it again.") from None
     with file:
         _check_column(column, file.schema_arrow.names, str(path))
         for batch in file.iter_batches(batch_size=256, columns=[column]):
@@ -151,12 +153,14 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where}: not JSON ({error}).", todo="One JSON object per line, for .jsonl.") from None
+        raise UserError(
+            f"{where}: not valid JSON ({error}).", todo="A .jsonl file needs one JSON object per line."
+        ) from None
 
 
 def _text_of(row: Any, column: str, where: str) -> str:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a row must be an object, not {type(row).__name__}.")
+        raise UserError(f"{where}: a row must be a JSON object, not {type(row).__name__}.")
     _check_column(column, row, where)
     return _as_text(row[column], column, where)
 
@@ -165,7 +169,7 @@ def _as_text(value: Any, column: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{where}: the column '{column}' holds {type(value).__name__}, not text.")
+        raise UserError(f"{where}: the column '{column}' contains {type(value).__name__}, not text.")
     return value
 
 
@@ -174,5 +178,5 @@ def _check_column(column: str, names: Iterable[str], where: str) -> None:
         raise UserError(
             f"{where}: there is no column '{column}'.",
             allowed=f"Columns: {', '.join(names) or 'none'}.",
-            todo="Name the one that holds the text.",
+            todo="Name the column that contains the text.",
         )

@@ -1,8 +1,8 @@
-"""Corrections to a unified Hugging Face export, so that every reader computes what was quantized: config.json only.
+"""Correct config.json of a unified Hugging Face export so that every reader computes what was quantized.
 
 ModelOpt saves through Transformers, and Transformers 5 writes RoPE as `rope_parameters` only. Transformers 4.57, which
-TensorRT-LLM 1.2 pins, does not read that and would fall back to theta 10,000 without a word; so both styles are
-written, and everything else is the source model's own config.json.
+TensorRT-LLM 1.2 pins, does not read that and would silently fall back to theta 10,000. Both styles are therefore
+written, and everything else comes from the source model's own config.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> N
     Args:
         folder: what `modelopt_door.export_unified` wrote.
         hf_config: config.json of the source model.
-        dtype: of what stays unquantized, "bfloat16" or "float16".
+        dtype: type of the unquantized tensors, "bfloat16" or "float16".
     """
     path = folder / "config.json"
     exported = json.loads(path.read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def correct_unified(folder: Path, hf_config: Mapping[str, Any], dtype: str) -> N
 
 
 def unified_config(hf_config: Mapping[str, Any], dtype: str, quantization: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The source model's configuration with the quantization, the type, and RoPE in both styles."""
+    """Return the source model's configuration with the quantization, the dtype, and RoPE in both styles."""
     scaling = rope_scaling(hf_config)
     new_style = hf_config.get("rope_parameters") or {}
     base = float(new_style.get("rope_theta") or hf_config.get("rope_theta") or DEFAULT_ROTARY_BASE)

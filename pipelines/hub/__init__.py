@@ -1,4 +1,4 @@
-"""The only door to the Hugging Face Hub: a repository at one commit in, a folder of verified files out."""
+"""All access to the Hugging Face Hub: turn a repository at one commit into a folder of verified files."""
 
 from pipelines.hub.download import download_dataset, download_model
 from pipelines.hub.source import HubSnapshot, HubSource

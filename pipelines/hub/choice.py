@@ -32,10 +32,10 @@ RUNNABLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py", ".h5", ".m
 
 
 def check_model(listing: HubListing) -> None:
-    """Refuse a repository that cannot be a usable model, before anything is fetched.
+    """Reject a repository that cannot be a usable model, before anything is fetched.
 
     Raises:
-        UserError: no config.json, no safetensors weights, or no tokenizer; everything missing is named at once.
+        UserError: no config.json, no safetensors weights, or no tokenizer; lists everything that is missing.
     """
     names, faults = listing.files, []
     if CONFIG not in names:
@@ -71,8 +71,8 @@ def model_files(listing: HubListing, index: Mapping[str, Any] | None) -> list[st
     """List the files that make up the model.
 
     Args:
-        listing: of the repository.
-        index: content of model.safetensors.index.json, when the repository has one; it names the shards.
+        listing: files of the repository.
+        index: content of model.safetensors.index.json, if the repository has one; it names the shards.
 
     Raises:
         UserError: shards named by the index are missing.
@@ -121,7 +121,10 @@ def _shards(listing: HubListing, index: Mapping[str, Any]) -> list[str]:
         raise UserError(f"{INDEX} of {listing.place} has no weight_map, so it names no shards.")
     shards = sorted({str(name) for name in weight_map.values()})
     if not all(name.endswith(".safetensors") for name in shards):
-        raise UserError(f"{INDEX} of {listing.place} names {shards[0]}.", allowed="Only safetensors are read.")
+        raise UserError(
+            f"{INDEX} of {listing.place} names {shards[0]}.",
+            allowed="Only safetensors are read.",
+        )
     return shards
 
 

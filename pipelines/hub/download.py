@@ -80,7 +80,9 @@ def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise UserError(f"{name} of {listing.place} is not valid JSON: {error}.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{name} of {listing.place} holds a {type(content).__name__}.", allowed="A JSON object.")
+        raise UserError(
+            f"{name} of {listing.place} contains a {type(content).__name__}.", allowed="It must be a JSON object."
+        )
     return content
 
 
@@ -95,10 +97,10 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
 
 
 def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:
-    """Refuse before the first byte is fetched if the files will not fit.
+    """Fail before the first byte is fetched if the files will not fit.
 
     Raises:
-        UserError: the disk of the cache is too small, or that of the folder where it cannot link into the cache.
+        UserError: the cache's disk is too small, or the folder's disk is, if the folder cannot link into the cache.
     """
     cache = _existing(Path(constants.HF_HUB_CACHE))
     needs = {cache: missing_bytes(listing, files)}

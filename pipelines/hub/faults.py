@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from pipelines.domain.errors import UserError
 from pipelines.hub.source import HubSource
 
-# The client uses httpx (1.x) or requests (0.36); the base classes of its own error tell which.
+# The client uses httpx (1.x) or requests (0.36); the base classes of its own error reveal which.
 TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(
     base for base in HfHubHTTPError.__mro__[1:] if base.__module__ != "builtins" and issubclass(base, Exception)
 )
@@ -48,17 +48,17 @@ def explained(source: HubSource) -> Iterator[None]:
 
 
 def check_token() -> None:
-    """Refuse a token that cannot be sent, because the client's error would quote it.
+    """Reject a token that cannot be sent, because the client's error would quote it.
 
     Raises:
-        UserError: the token holds anything but printable ASCII.
+        UserError: the token contains anything but printable ASCII.
     """
     token = get_token()
     if token and not (token.isascii() and token.isprintable()):
         raise UserError(
-            f"The access token ({_token_origin()}) contains a character that no token has.",
+            f"The access token ({_token_origin()}) contains a character that is not allowed in tokens.",
             allowed="Letters, digits and '_', starting with 'hf_'.",
-            todo="Copy it again.",
+            todo="Copy the token again.",
         )
 
 
@@ -82,7 +82,7 @@ def short(error: BaseException) -> str:
 def http_status(error: BaseException) -> int | None:
     """Return the HTTP status behind an error, or None if there was no response.
 
-    The error's class does not tell: some versions of the client raise their HTTP library's own error after retries.
+    The error's class is not enough: some versions of the client raise their HTTP library's own error after retries.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None

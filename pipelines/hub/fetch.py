@@ -56,8 +56,8 @@ def fetch(listing: HubListing, files: Sequence[HubFile], progress: Progress) -> 
     """Fetch files into the cache, each verified against the Hub's hash.
 
     Args:
-        listing: of their repository.
-        files: to fetch; all must be in `listing`.
+        listing: files of the repository.
+        files: the files to fetch; all must be in `listing`.
         progress: shows bytes, including those already in the cache.
 
     Returns:
@@ -106,11 +106,11 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
             job.advance(file.size)
             return path
         _discard(job, file, path)
-    received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # else the client downloads
+    received = file.large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE  # otherwise the client downloads it
     if received:
         _receive(job, file)
     source, commit = job.listing.source, job.listing.commit
-    # Names what was received in the cache; fetches what was not.
+    # Gives a received blob its name in the cache; downloads the file if it was not received.
     path = Path(hf_hub_download(source.repo_id, file.name, repo_type=source.repo_type, revision=commit))
     if not received:
         if not _is_right(file, path):
@@ -120,7 +120,7 @@ def _fetch_one(job: _Job, file: HubFile) -> Path:
 
 
 def _discard(job: _Job, file: HubFile, path: Path) -> None:
-    """Remove a damaged file from the cache so that it is fetched again; offline, refuse."""
+    """Remove a damaged file from the cache so that it is fetched again; when offline, raise an error."""
     if job.listing.offline:
         raise _wrong_hash(job.listing, file, path)
     job.progress.note(f"{file.name} in the cache is damaged; fetching it again.")
@@ -216,7 +216,7 @@ def _wrong_hash(listing: HubListing, file: HubFile, path: Path) -> UserError:
         todo = f"It was removed: run again to fetch it. If this repeats, {shown_endpoint()} serves different bytes."
     return UserError(
         f"{file.name} of {listing.place} has {algorithm} {found}.",
-        allowed=f"The Hub says {file.etag}." if file.etag else "The Hub's hash is not known here.",
+        allowed=f"The Hub lists {file.etag}." if file.etag else "The Hub's hash is unknown.",
         todo=todo,
     )
 

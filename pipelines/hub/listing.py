@@ -43,7 +43,7 @@ def _hub_file(source: HubSource, sibling: Any) -> HubFile:
     name = str(sibling.rfilename)
     size, etag = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if size is None or etag is None:
-        return HubFile(name, 0, "", large=False)  # hidden without read access; the first fetch says so
+        return HubFile(name, 0, "", large=False)  # hidden without read access; the first fetch reports that
     # Name and hash become parts of local paths, so neither is trusted.
     path, pattern = PurePosixPath(name), SHA256 if sibling.lfs else SHA1
     if path.is_absolute() or ".." in path.parts or not pattern.fullmatch(etag):

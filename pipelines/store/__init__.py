@@ -1,1 +1,1 @@
-"""Artifacts on disk, found by what they were made from."""
+"""Artifacts on disk, looked up by the inputs they were made from."""

@@ -23,11 +23,11 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
 
     Args:
         folder: with adapter_config.json and adapter_model.safetensors.
-        hashes: to hash each file once.
-        key: setting that named the folder, for messages.
+        hashes: cache, so that each file is hashed only once.
+        key: setting that names the folder, for messages.
 
     Raises:
-        UserError: it is not such a folder, or its weights are pickled; the message says what is missing.
+        UserError: the folder was not written by peft, or its weights are pickled; the message says what is missing.
     """
     source = files_source(folder, hashes, key)
     config = _config(source.path, key)

@@ -1,7 +1,7 @@
-"""Keep measurements that were interrupted: a finished level survives a crash and `kill -9`.
+"""Keep interrupted measurements: a finished level survives a crash and `kill -9`.
 
-While a stage measures, its draft holds `.pending.json`, the manifest as far as it is known. A run that fails turns the
-draft into an artifact marked incomplete; a killed run leaves the draft behind, and the next run turns it into one.
+While a stage measures, its draft contains `.pending.json`, the manifest as far as it is known. A run that fails turns
+the draft into an artifact marked incomplete; a killed run leaves the draft behind, and the next run converts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PENDING = ".pending.json"
 
 @contextmanager
 def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
-    """Measure into `draft`; on failure, what was measured becomes an artifact marked incomplete."""
+    """Measure into `draft`; on failure, the finished levels become an artifact marked incomplete."""
     write_json(draft / PENDING, manifest)
     try:
         yield
@@ -34,7 +34,7 @@ def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store) -> list[Artifact]:
-    """Keep what killed runs had measured; runs that are still going are left alone."""
+    """Keep what killed runs had measured, without touching runs still in progress."""
     found = []
     for pending in (store.root / ".drafts").glob(f"*/{PENDING}"):
         with store.try_lock(pending.parent.name) as free:

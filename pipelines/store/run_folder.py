@@ -22,7 +22,7 @@ from pipelines.settings.root import Settings
 def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Iterator[Path]:
     """Make `<runs>/<time>-<name>-<pid>/` with the resolved configuration and a log.
 
-    A crash goes into the log with its traceback, and the path of the log is shown.
+    A crash is logged with its traceback, and the path of the log is printed.
     """
     import yaml
 
@@ -55,7 +55,7 @@ def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Itera
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """Create a folder of our own, however many runs start at the same time."""
+    """Create a folder that no other run uses, however many runs start at the same time."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in itertools.count():
         folder = parent / f"{stamp}-{name}-{os.getpid()}{f'-{number}' if number else ''}"

@@ -34,8 +34,8 @@ class InputSource:
     """One input folder or file.
 
     Attributes:
-        path: of the folder or file.
-        digest: of its content.
+        path: path of the folder or file.
+        digest: digest of its content.
     """
 
     path: Path
@@ -63,7 +63,7 @@ def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEn
     """Inspect an engine folder.
 
     Raises:
-        UserError: it does not exist, or has no readable config.json of an engine.
+        UserError: the folder does not exist, or has no readable config.json of an engine.
     """
     source = files_source(folder, hashes, "engine.path")
     config = source.path / "config.json"
@@ -84,8 +84,8 @@ def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEn
 def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
     if quant_algo not in BY_QUANT_ALGO:
         raise UserError(
-            f"{config} has quant_algo='{quant_algo}', which is not known here.",
-            allowed=f"Known: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
+            f"{config} has quant_algo='{quant_algo}', which is not supported.",
+            allowed=f"Supported: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
         )
     return BY_QUANT_ALGO[quant_algo].value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
 
@@ -97,15 +97,15 @@ def model_source(
 
     Args:
         folder: with config.json, safetensors and a tokenizer.
-        hashes: to hash each file once.
-        key: setting that named the folder, for messages.
-        weights: whether the weights are needed; when only the tokenizer is, they may be missing.
+        hashes: cache, so that each file is hashed only once.
+        key: setting that names the folder, for messages.
+        weights: whether the weights are needed; if only the tokenizer is, they may be missing.
 
     Returns:
         the source and the model's shape.
 
     Raises:
-        UserError: it is not such a folder, or a file cannot be read; the message says what is missing.
+        UserError: the folder is not a model, or a file cannot be read; the message says what is missing.
     """
     config = model_config(folder, key)
     if weights:
@@ -153,7 +153,7 @@ def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
     """Inspect a file, or all files of a folder except hidden ones.
 
     Raises:
-        UserError: the path does not exist, is empty, or holds a file that cannot be read.
+        UserError: the path does not exist, is empty, or contains a file that cannot be read.
     """
     path = path.expanduser().absolute()
     if path.is_file():
@@ -167,15 +167,15 @@ def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
 
 
 def _is_meant(path: Path) -> bool:
-    """Whether a name in a folder stands for a file: also a link whose file is gone, which is not to be passed over."""
+    """Return whether a path is a file or a dangling link, which must be reported instead of skipped."""
     return path.is_file() or not path.exists()
 
 
 def _digest(root: Path, files: list[Path], hashes: HashCache, key: str) -> str:
-    """Digest of a folder's files by their names within it; of a single file, whose own name changes nothing.
+    """Return the digest of a folder's files and their relative names, or of a single file regardless of its name.
 
     Raises:
-        UserError: naming the file that cannot be read: a link that leads nowhere, or one that just vanished.
+        UserError: names the file that cannot be read: a dangling link, or a file that just vanished.
     """
     digests = {}
     for file in files:
@@ -185,6 +185,6 @@ def _digest(root: Path, files: list[Path], hashes: HashCache, key: str) -> str:
             where = f" -> '{file.readlink()}'" if file.is_symlink() else ""
             raise UserError(
                 f"{key}='{root}': {file.name}{where} cannot be read ({error.strerror}).",
-                todo="Put the file there, or take the name away.",
+                todo="Restore the file, or remove this entry from the folder.",
             ) from None
     return content_digest(digests)

@@ -1,8 +1,8 @@
-"""The store: one folder per artifact, found again by what it was made from.
+"""The store: one folder per artifact, looked up by the inputs it was made from.
 
-An artifact is `<store>/<stage>/<label>-<key>/` with a `manifest.json`. The key covers everything that decides
-its bytes; the label is for people. A folder is made aside as a draft and renamed once, manifest inside, so a
-folder in its place is always whole, whatever stopped the run that made it.
+An artifact is `<store>/<stage>/<label>-<key>/` with a `manifest.json`. The key covers everything that determines
+its bytes; the label is for people. An artifact is written as a draft elsewhere and moved to its place by a single
+rename, with the manifest inside, so a folder in its place is always complete, whatever stopped the run that made it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Json = dict[str, Any]
 
 
 def canonical(value: object) -> str:
-    """The one JSON text of a value; refuses what has none (NaN, paths, sets)."""
+    """Return the canonical JSON text of a value; fails for values without one (NaN, paths, sets)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def fingerprint(value: object) -> str:
-    """SHA-256 of the canonical JSON, 64 hex digits."""
+    """Return the SHA-256 of the canonical JSON, 64 hex digits."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def content_digest(files: Mapping[str, str]) -> str:
-    """One digest of a folder from its relative names and their SHA-256."""
+    """Return one digest for a folder, from its files' relative names and SHA-256."""
     return fingerprint(sorted(files.items()))
 
 
 class HashCache:
-    """Remembers the SHA-256 of files that have not changed since (same size, mtime and inode)."""
+    """Cache of SHA-256 hashes of files, valid while a file's size, mtime and inode stay the same."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,10 +55,10 @@ class HashCache:
             try:
                 self._known = json.loads(path.read_text())
             except ValueError:
-                self._known = {}  # a cache: losing it costs time only
+                self._known = {}  # losing the cache only costs time
 
     def sha256(self, path: Path) -> str:
-        """SHA-256 of a file, 64 hex digits; reads it only when its stat is new."""
+        """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         known = self._known.get(str(path))
@@ -68,7 +68,7 @@ class HashCache:
         return str(known[3])
 
     def save(self) -> None:
-        """Keep what was learned; a store that cannot be written is no fault here."""
+        """Write new hashes to disk; a store that cannot be written is not an error here."""
         if self._dirty and self._path.parent.is_dir() and os.access(self._path.parent, os.W_OK):
             write_json(self._path, self._known)
             self._dirty = False
@@ -80,7 +80,7 @@ class Artifact:
 
     Attributes:
         path: the folder.
-        manifest: what it was made from, by what, when, and what was learned.
+        manifest: what it was made from, by what and when, and the facts found.
     """
 
     path: Path
@@ -88,12 +88,12 @@ class Artifact:
 
     @property
     def digest(self) -> str:
-        """Digest of its content; what the stages after it are keyed on."""
+        """Digest of its content, which goes into the keys of later stages."""
         return str(self.manifest["digest"])
 
     @property
     def facts(self) -> Json:
-        """What the stage found out."""
+        """Facts that the stage reported."""
         return dict(self.manifest["facts"])
 
 
@@ -105,10 +105,10 @@ class Store:
         self.hashes = HashCache(self.root / ".hashes.json")
 
     def find(self, stage: str, key: str) -> Artifact | None:
-        """The finished artifact of a key, or None.
+        """Return the finished artifact of a key, or None.
 
         Raises:
-            UserError: it is there but one of its files is not what the manifest says.
+            UserError: the artifact exists, but one of its files differs from the manifest.
         """
         for folder in _folders(self.root / stage):
             if folder.name.endswith(f"-{key[:KEY_LENGTH]}"):
@@ -119,7 +119,7 @@ class Store:
         return None
 
     def history(self, stage: str) -> list[Json]:
-        """Manifests of all artifacts of a stage, newest first."""
+        """Return the manifests of all artifacts of a stage, newest first."""
         found = [_read_manifest(folder) for folder in _folders(self.root / stage)]
         return sorted((m for m in found if m), key=lambda m: str(m["created"]), reverse=True)
 
@@ -131,19 +131,19 @@ class Store:
             except OSError:
                 raise _changed(folder, name, "is missing") from None
             if stat.st_size != entry["size"]:
-                raise _changed(folder, name, f"has {stat.st_size} bytes, was made with {entry['size']}")
+                raise _changed(folder, name, f"has {stat.st_size} bytes instead of {entry['size']}")
             if stat.st_mtime_ns != entry["mtime_ns"]:
                 found = self.hashes.sha256(path)
                 if found != entry["sha256"]:
-                    raise _changed(folder, name, f"has SHA-256 {found[:12]}, was made with {entry['sha256'][:12]}")
+                    raise _changed(folder, name, f"has SHA-256 {found[:12]} instead of {entry['sha256'][:12]}")
 
     @contextmanager
     def lock(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold the only right to make the artifact of a key; freed by the system if this process dies.
+        """Hold the exclusive right to make the artifact of a key; the system releases it if this process dies.
 
         Args:
-            key: of the artifact.
-            on_wait: called once when another run holds it.
+            key: key of the artifact.
+            on_wait: called once if another run holds the lock.
         """
         from filelock import Timeout
 
@@ -160,7 +160,7 @@ class Store:
 
     @contextmanager
     def try_lock(self, key: str) -> Iterator[bool]:
-        """Hold the right to a key where nobody has it; yields whether it was free."""
+        """Take the lock of a key without waiting; yields whether it was free."""
         from filelock import Timeout
 
         lock = self._lock(key)
@@ -183,10 +183,10 @@ class Store:
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
-        """An empty folder to work in; gone afterwards unless committed. Call under the key's lock.
+        """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
 
-        Each host has its own: where a shared file system keeps locks to one host, two hosts may make the same artifact
-        at once, and must not write into one folder.
+        Each host has its own folder: if the locks of a shared file system only work within one host, two hosts may
+        make the same artifact at once, and must not write into the same folder.
         """
         folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
@@ -200,7 +200,7 @@ class Store:
         """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
 
         Returns:
-            the artifact; the one of another host, where that was faster (see `draft`).
+            the artifact, or that of another host if it finished first (see `draft`).
         """
         files: dict[str, Json] = {}
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):

@@ -223,7 +223,7 @@ def test_a_cut_file_is_named(models, tmp_path, texts) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-1000])
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged or cut off"):
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged or truncated"):
         quantize(tmp_path, tmp_path / "out", spec_of(QFormat.NONE), texts, CALIBRATION)
 
 

@@ -142,7 +142,7 @@ def test_a_cut_off_checkpoint_is_refused(workshop: Workshop, tmp_path: Path) -> 
     checkpoint = Path(shutil.copytree(workshop.checkpoint("llama", QFormat.FP8), tmp_path / "checkpoint"))
     file = checkpoint / "rank0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"rank0\.safetensors is damaged or cut off"):
+    with pytest.raises(UserError, match=r"rank0\.safetensors is damaged or truncated"):
         OpenVinoEngine().build(checkpoint, LIMITS, tmp_path / "engine", SilentProgress())
 
 

@@ -107,7 +107,7 @@ def test_generation_equals_stock_hf(pair: tuple[Any, Any]) -> None:
 
 def test_unknown_generation_setting_is_named(pair: tuple[Any, Any]) -> None:
     """A setting the engine has no word for is refused, not dropped."""
-    with pytest.raises(UserError, match="generate_until with num_beams"):
+    with pytest.raises(UserError, match="generate_until does not support num_beams"):
         pair[0].generate_until(requests("generate_until", [("x", {"until": [], "num_beams": 4})]))
 
 

@@ -46,7 +46,7 @@ def test_missing_split_is_named(tree, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"choices": ["a", "b", "c"]}, r"row 2: choices=\['a', 'b', 'c'\] are not 4 texts"),
+        ({"choices": ["a", "b", "c"]}, r"row 2: choices=\['a', 'b', 'c'\] is not a list of 4 strings"),
         ({"choices": ["a", "b", "c", 4]}, r"row 2: choices=\['a', 'b', 'c', 4\]"),
         ({"answer": 4}, r"row 2: answer=4 is not one of 0\.\.3"),
         ({"answer": "B"}, "row 2: answer='B'"),
@@ -84,11 +84,11 @@ def test_unreadable_file_is_named(tree, tmp_path: Path, name: str) -> None:
 def test_empty_file_is_named(tree, tmp_path: Path) -> None:
     """No questions is a fault, not an accuracy of nothing."""
     (tree(tmp_path, ["law"]) / "law" / "test.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"law/test.jsonl holds no questions"):
+    with pytest.raises(UserError, match=r"law/test.jsonl contains no questions"):
         read_subjects(tmp_path, ["law"])
 
 
 def test_too_few_examples_are_named() -> None:
     """Six examples cannot be shown when `dev` has five."""
-    with pytest.raises(UserError, match="num_fewshot=6, but 'dev' of veldan_law holds 5"):
+    with pytest.raises(UserError, match="num_fewshot=6, but 'dev' of veldan_law has 5"):
         load_tasks(EvalSpec("mini_mmlu", 512, num_fewshot=6))

@@ -92,5 +92,5 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 def test_broken_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="is not valid JSON"):
         CheckpointConfig.load(tmp_path)

@@ -89,7 +89,7 @@ def test_pipeline_stages_are_renumbered(write_checkpoint: Write) -> None:
 
 
 def test_missing_layers_are_counted(write_checkpoint: Write) -> None:
-    with pytest.raises(UserError, match=r"holds 1 layers; its config\.json says 3"):
+    with pytest.raises(UserError, match=r"has 1 layers; its config\.json says 3"):
         Checkpoint.open(write_checkpoint([{QKV: rows(*range(12))}], num_hidden_layers=3))
 
 

@@ -61,7 +61,7 @@ def test_a_file_cut_off_inside_a_tensor_is_refused(tmp_path: Path) -> None:
     header = {"w": entry("F32", [4], 0, 16)}
     path = write_raw(tmp_path / "t.safetensors", header, bytes(15))
     end = path.stat().st_size + 1
-    with pytest.raises(UserError, match=rf"'w' ends at byte {end}, the file has {end - 1} bytes"):
+    with pytest.raises(UserError, match=rf"'w' ends at byte {end}, but the file has {end - 1} bytes"):
         read_header(path)
 
 
@@ -69,13 +69,13 @@ def test_a_file_cut_off_inside_a_tensor_is_refused(tmp_path: Path) -> None:
 def test_a_file_cut_off_inside_the_header_is_refused(tmp_path: Path, size: int) -> None:
     path = write_raw(tmp_path / "t.safetensors", {"w": entry("F32", [4], 0, 16)}, bytes(16))
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UserError, match=rf"damaged or cut off.*the file has {size} bytes"):
+    with pytest.raises(UserError, match=rf"damaged or truncated.*the file has {size} bytes"):
         read_header(path)
 
 
 def test_a_header_that_is_not_json_is_refused(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "t.safetensors", b"not json", b"")
-    with pytest.raises(UserError, match=r"t\.safetensors is damaged.*not JSON"):
+    with pytest.raises(UserError, match=r"t\.safetensors is damaged.*not valid JSON"):
         read_header(path)
 
 
@@ -87,11 +87,11 @@ def test_a_header_that_is_a_list_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (entry("F32", [4], 0, 12), r"'w' F32\[4\] needs 16 bytes, its entry gives 12"),
+        (entry("F32", [4], 0, 12), r"'w' F32\[4\] needs 16 bytes, but its entry has 12"),
         (entry("F32", [-4], 16, 0), r"'w' F32\[-4\] needs -16 bytes"),
         (entry("F32", [4], -16, 0), r"'w' F32\[4\] needs 16 bytes"),
         ({"dtype": "F32"}, r"the header entry of 'w' is \{'dtype': 'F32'\}"),
-        (entry("F3", [4], 0, 16), "'w' with dtype F3, which is not known"),
+        (entry("F3", [4], 0, 16), "'w' with dtype F3, which is not supported"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, wrong: Any, message: str) -> None:

@@ -102,7 +102,11 @@ def test_a_sound_checkpoint_has_no_faults(algo, mapping, tmp_path) -> None:
     [
         ("FP8", {f"{FC}.weight": None}, f"lacks '{FC}.weight'.*F8_E4M3\\[128, 64\\]"),
         ("FP8", {f"{FC}.weights_scaling_factor": None}, f"lacks '{FC}.weights_scaling_factor'"),
-        ("FP8", {f"{FC}.prequant_scaling_factor": np.ones(64, np.float32)}, "prequant_scaling_factor', which does not"),
+        (
+            "FP8",
+            {f"{FC}.prequant_scaling_factor": np.ones(64, np.float32)},
+            f"unexpected tensor '{FC}.prequant_scaling_factor'",
+        ),
         ("FP8", {f"{FC}.weight": np.ones((128, 64), np.int8)}, f"'{FC}.weight' is I8\\[128, 64\\]"),
         ("FP8", {f"{FC}.weight": np.ones((64, 128)).astype(DTYPES["F8_E4M3"])}, r"is F8_E4M3\[64, 128\].*\[128, 64\]"),
         (
@@ -111,12 +115,12 @@ def test_a_sound_checkpoint_has_no_faults(algo, mapping, tmp_path) -> None:
             f"'{FC}.weights_scaling_factor' has the.* 0",
         ),
         ("FP8", {f"{FC}.weights_scaling_factor": -np.ones(1, np.float32)}, "has the value -1"),
-        ("FP8", {f"{FC}.activation_scaling_factor": np.full(1, np.nan, np.float32)}, f"'{FC}.act.* holds NaN"),
-        ("FP8", {f"{FC}.weight": np.full((128, 64), np.nan).astype(DTYPES["F8_E4M3"])}, f"'{FC}.weight' holds NaN"),
+        ("FP8", {f"{FC}.activation_scaling_factor": np.full(1, np.nan, np.float32)}, f"'{FC}.act.* contains NaN"),
+        ("FP8", {f"{FC}.weight": np.full((128, 64), np.nan).astype(DTYPES["F8_E4M3"])}, f"'{FC}.weight' contains NaN"),
         (
             "FP8",
             {"transformer.ln_f.weight": np.full(64, np.inf).astype(DTYPES["BF16"])},
-            "ln_f.weight' holds NaN or inf",
+            "ln_f.weight' contains NaN or inf",
         ),
         ("FP8", {"lm_head.weight": None}, "lacks 'lm_head.weight'"),
         (
@@ -140,7 +144,7 @@ def test_a_renamed_tensor_is_missing_and_left_over(tmp_path) -> None:
     tensors = load_file(path)
     change(tmp_path, **{f"{FC}.weight": None, f"{FC}.weights": tensors[f"{FC}.weight"]})
     assert f"lacks '{FC}.weight'" in faults_of(tmp_path)
-    assert f"holds '{FC}.weights', which does not belong there" in faults_of(tmp_path)
+    assert f"contains the unexpected tensor '{FC}.weights'" in faults_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +174,12 @@ def test_missing_left_over_and_cut_files_are_named(tmp_path) -> None:
     (tmp_path / "rank1.safetensors").rename(tmp_path / "rank7.safetensors")
     (tmp_path / "quant_cfg.json").write_text("{}")
     text = faults_of(tmp_path)
-    for part in ("rank1.safetensors is missing", "rank7.safetensors is left over", "quant_cfg.json belongs to"):
+    for part in ("rank1.safetensors is missing", "rank7.safetensors is unexpected", "quant_cfg.json is only valid for"):
         assert part in text
     for name in ("rank7.safetensors", "quant_cfg.json"):
         (tmp_path / name).unlink()
     (tmp_path / "rank1.safetensors").write_bytes((tmp_path / "rank0.safetensors").read_bytes()[:-9])
-    assert "rank1.safetensors is damaged or cut off" in faults_of(tmp_path)
+    assert "rank1.safetensors is damaged or truncated" in faults_of(tmp_path)
 
 
 def test_no_checkpoint_at_all_is_one_fault(tmp_path) -> None:

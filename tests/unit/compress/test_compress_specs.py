@@ -16,9 +16,9 @@ from pipelines.domain.formats import FORMATS, QFormat
     ("arguments", "message"),
     [
         ({"qformat": QFormat.FP8, "group_size": 0}, "group_size=0"),
-        ({"qformat": QFormat.FP8, "smoothquant_alpha": 0.5}, "smoothquant_alpha=0.5 has no meaning for fp8"),
+        ({"qformat": QFormat.FP8, "smoothquant_alpha": 0.5}, "smoothquant_alpha=0.5 does not apply to fp8"),
         ({"qformat": QFormat.INT8_SQ, "smoothquant_alpha": 1.5}, "smoothquant_alpha=1.5 is out of range"),
-        ({"qformat": QFormat.FP8, "awq_alpha_step": 0.1}, "awq_alpha_step=0.1 has no meaning for fp8"),
+        ({"qformat": QFormat.FP8, "awq_alpha_step": 0.1}, "awq_alpha_step=0.1 does not apply to fp8"),
         ({"qformat": QFormat.INT4_AWQ, "awq_alpha_step": 0.0}, "awq_alpha_step=0.0 is out of range"),
     ],
 )

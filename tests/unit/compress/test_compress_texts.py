@@ -63,18 +63,18 @@ def test_reading_is_lazy(tmp_path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": broken\n')
     assert list(load_texts(path, size=2)) == ["one", "two"]
-    with pytest.raises(UserError, match=r"data\.jsonl, line 3: not JSON"):
+    with pytest.raises(UserError, match=r"data\.jsonl, line 3: not valid JSON"):
         list(load_texts(path))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("data.jsonl", '{"text": ""}\n\n', "holds no text in the column 'text'"),
-        ("data.jsonl", '{"text": 5}\n', "column 'text' holds int"),
-        ("data.jsonl", "[1]\n", "a row must be an object, not list"),
-        ("data.json", '{"text": "a"}', "holds dict, not a list"),
-        ("data.xml", "<a/>", "unknown kind '.xml'"),
+        ("data.jsonl", '{"text": ""}\n\n', "contains no text in the column 'text'"),
+        ("data.jsonl", '{"text": 5}\n', "column 'text' contains int"),
+        ("data.jsonl", "[1]\n", "a row must be a JSON object, not list"),
+        ("data.json", '{"text": "a"}', "contains a dict, not a list"),
+        ("data.xml", "<a/>", "unknown file type '.xml'"),
     ],
 )
 def test_bad_content_is_named(name, content, message, tmp_path) -> None:
@@ -86,12 +86,12 @@ def test_bad_content_is_named(name, content, message, tmp_path) -> None:
 def test_nothing_there_is_named(tmp_path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist"):
         load_texts(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds no data file"):
+    with pytest.raises(UserError, match="contains no data file"):
         load_texts(tmp_path)
 
 
 def test_a_broken_parquet_file_is_named(tmp_path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "data.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(UserError, match=r"data\.parquet is not a parquet file"):
+    with pytest.raises(UserError, match=r"data\.parquet is not a valid parquet file"):
         load_texts(tmp_path / "data.parquet")

@@ -89,7 +89,7 @@ def test_a_draft_starts_empty_after_a_kill(store):
     ("change", "message"),
     [
         (lambda path: path.write_text("weightz"), r"was changed after it was made: sub/a\.bin has SHA-256"),
-        (lambda path: path.write_text("longer weights"), r"sub/a\.bin has 14 bytes, was made with 7"),
+        (lambda path: path.write_text("longer weights"), r"sub/a\.bin has 14 bytes instead of 7"),
         (lambda path: path.unlink(), r"sub/a\.bin is missing"),
     ],
 )

@@ -57,7 +57,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_broken_file_is_named(tmp_path: Path) -> None:
     """A half-written file is the user's to see."""
     (tmp_path / "half.json").write_text('{"model": ')
-    with pytest.raises(UserError, match=r"half\.json is not JSON"):
+    with pytest.raises(UserError, match=r"half\.json is not valid JSON"):
         EvalResult.load(tmp_path / "half.json")
 
 

@@ -26,7 +26,7 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_mmlu_without_questions_is_told() -> None:
     """MMLU's questions are not packaged: the run must bring them."""
-    with pytest.raises(UserError, match="'mmlu' needs its questions: dataset_path is None"):
+    with pytest.raises(UserError, match="'mmlu' needs a folder of questions, but dataset_path is None"):
         EvalSpec("mmlu", max_length=512)
 
 

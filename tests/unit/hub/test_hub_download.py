@@ -249,7 +249,7 @@ def test_missing_shards_are_named(hub: HubServer, tmp_path: Path, client: Client
     ("name", "text", "message"),
     [
         ("config.json", "{", "config.json of tiny/llama at main is not valid JSON"),
-        ("config.json", "[]", "config.json of tiny/llama at main holds a list"),
+        ("config.json", "[]", "config.json of tiny/llama at main contains a list"),
         ("model.safetensors.index.json", "{}", "has no weight_map"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "a.bin"}}', "names a.bin. Only safetensors are read"),
     ],

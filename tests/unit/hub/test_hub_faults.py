@@ -76,7 +76,7 @@ def test_a_token_that_cannot_be_sent(client: Client, monkeypatch: pytest.MonkeyP
     """Pasted with something invisible; the HTTP library would quote it."""
     monkeypatch.setenv("HF_TOKEN", "hf_pasted\x1b[0m")
 
-    assert "pasted" not in refusal(client, r"The access token \(HF_TOKEN\) contains a character that no token has")
+    assert "pasted" not in refusal(client, r"The access token \(HF_TOKEN\) contains a character that is not allowed")
 
 
 def test_a_missing_repository(client: Client) -> None:
@@ -194,7 +194,7 @@ def test_a_file_with_other_bytes(hub: HubServer, repo: Path, client: Client, nam
     served = hub.add("tiny/llama", repo).files[name]
     hub.fault("tiny/llama", name, corrupt=True)
 
-    text = refusal(client, f"{name} of tiny/llama at main has {algorithm} [0-9a-f]+. The Hub says {served.etag}")
+    text = refusal(client, f"{name} of tiny/llama at main has {algorithm} [0-9a-f]+. The Hub lists {served.etag}")
 
     assert "run again to fetch it" in text
     hub.fault("tiny/llama", name)
@@ -314,7 +314,7 @@ def test_a_mirror_without_hashes_is_refused(
     described = hub.add("tiny/llama", repo).describe(readable=False)
     monkeypatch.setattr(Repo, "describe", lambda *_, **__: described)
 
-    refusal(client, "config.json of tiny/llama at main has .* The Hub.s hash is not known here")
+    refusal(client, "config.json of tiny/llama at main has .* The Hub.s hash is unknown")
 
 
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_a_cache_without_hashes_is_refused(
     cached.write_bytes(content)
     go_offline(hub, monkeypatch)
 
-    with pytest.raises(UserError, match=r"config.json .* The Hub.s hash is not known here"):
+    with pytest.raises(UserError, match=r"config.json .* The Hub.s hash is unknown"):
         client.download()
 
 
