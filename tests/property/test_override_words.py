@@ -23,9 +23,9 @@ PIECES = [
 VALUES = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=5).map("".join)
 WORDS = st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~", " "]), st.sampled_from(KEYS), VALUES)
 THEIRS = re.compile(
-    r"antlr|mismatched input|extraneous|no viable|LexerNoViable|token recognition|ConfigKeyError|in struct|Hydra|OmegaConf|omegaconf"
-    r"|Traceback|Error\b|pydantic|validation error|input_value|<class|NoneType", re.IGNORECASE,
-)  # fmt: skip
+    r"antlr|ANTLR|mismatched input|extraneous|no viable|LexerNoViable|token recognition|ConfigKeyError|in struct|Hydra"
+    r"|OmegaConf|omegaconf|Traceback|Error\b|pydantic|validation error|input_value|<class|NoneType"
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
