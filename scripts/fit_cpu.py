@@ -183,7 +183,7 @@ def medians(rows: Sequence[FittedLevel]) -> dict[str, float]:
 
 
 def repeatability(rows: Sequence[Sequence[FittedLevel]]) -> dict[str, float]:
-    """Return the median difference between rounds over all loads, in percent; a model cannot do better."""
+    """Return the median difference between two rounds over all loads, in percent; a model cannot do better."""
     found = {}
     for name in METRICS:
         values = []
@@ -212,7 +212,7 @@ def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command:
         "| | " + " | ".join(TITLES[name] for name in METRICS) + " |",
         "|" + "---|" * (len(METRICS) + 1),
         "| median error of the prediction, % | " + " | ".join(f"{found[name]:.1f}" for name in METRICS) + " |",
-        "| median difference between measurement rounds, % | "
+        "| difference between two rounds of the measurement, %, median | "
         + " | ".join(f"{apart[name]:.1f}" for name in METRICS)
         + " |",
         "",
