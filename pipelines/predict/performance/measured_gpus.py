@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.registry import runs_on_cpu
+from pipelines.predict.performance.gpus import rows
 from pipelines.predict.performance.measured import Measured, Served
 from pipelines.settings.root import Settings
 
@@ -55,10 +56,11 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
     """Complete a benchmark with what the settings say of its GPUs.
 
     Raises:
-        UserError: neither says how many there were, or they contradict each other.
+        UserError: neither says how many there were, or they contradict each other, also in the kind of GPU.
     """
     if runs_on_cpu(measured.engine):
         return measured
+    _same_gpu(measured, settings)
     seen, said = measured.served, told(settings)
     if seen.gpus is None and said.gpus is None:
         raise UserError(
@@ -79,6 +81,19 @@ def with_gpus(measured: Measured, settings: Settings) -> Measured:
                 todo="Leave out the setting, or give the file of that deployment.",
             )
     return replace(measured, served=replace(seen, tp=seen.tp or said.tp, pp=seen.pp or said.pp))
+
+
+def _same_gpu(measured: Measured, settings: Settings) -> None:
+    """Refuse a named GPU if the result comes from another one of conf/hardware."""
+    wanted, seen = settings.hardware, (measured.gpu or "").replace("-", " ")
+    if wanted.name == "auto":
+        return
+    theirs = [row.name for row in rows() if seen in {name.replace("-", " ") for name in row.nvidia_smi}]
+    if theirs and wanted.name not in theirs:
+        raise UserError(
+            f"hardware={wanted.name}, but {measured.sources[0]} was measured on {measured.gpu}.",
+            todo=f"Set hardware={theirs[0]}, or give a result of {wanted.name}.",
+        )
 
 
 def ranks(measured: Measured) -> tuple[int, int]:

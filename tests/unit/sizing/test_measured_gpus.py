@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_what_the_result_says_is_not_overridden():
     assert with_gpus(measured, load([])).served.gpus == 1
     with pytest.raises(UserError, match=r"GPUs is 8 by the ranks in the settings, but 1 by its world_info"):
         with_gpus(measured, told_of("sizing.tp=8"))
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA A100-SXM4-80GB", "NVIDIA-A100-SXM4-80GB"])
+def test_a_result_of_another_gpu_is_not_taken_for_the_named_one(gpu):
+    """Its servers, its power and the start of a fit would be those of the wrong GPU."""
+    measured = replace(read_measured([FILES / "trtllm_bench.json"]), gpu=gpu)
+    assert with_gpus(measured, load(["hardware=a100_sxm_80gb"])) == measured
+    with pytest.raises(
+        UserError, match=rf"hardware=h100_sxm, but .* was measured on {gpu}. Set hardware=a100_sxm_80gb"
+    ):
+        with_gpus(measured, load(["hardware=h100_sxm"]))
 
 
 def test_telemetry_counts_the_gpus_that_worked(tmp_path):
