@@ -79,7 +79,8 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
     """Return all lines of the printed answer."""
     measured, demand, p = found.measured, found.demand, f"P{found.percentile:g}"
     where = measured.gpu or measured.engine or "a server"
-    title = f"{measured.model} {measured.precision or ''} on {where}, measured with {measured.tool}"
+    what = f"{measured.model} {measured.precision}" if measured.precision else measured.model
+    title = f"{what} on {where}, measured with {measured.tool}"
     lines = [
         pair("measured", title),
         pair("GPUs", gpus_text(measured.served, cpu=runs_on_cpu(measured.engine))),
