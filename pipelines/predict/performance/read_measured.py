@@ -41,6 +41,8 @@ READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
     (is_vllm, vllm),
 )
 """How a tool's file is recognised, and what reads it; the first that fits."""
+ELSEWHERE = "unknown"
+"""Engine of a result of this project, if the server was not ours."""
 LLM_D = "benchmark_report_v0.2*,_*.yaml"
 NAMES = (
     *(RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json", "benchmarks.json", "benchmarks.yaml"),
@@ -168,19 +170,28 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     if not levels:
         raise UserError(f"{source} has no finished level.", todo="Measure again: make benchmark")
     gpus = result.machine.get("gpus") or [{}]
+    elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
     return Measured(
         tool="trtllm-pipelines",
         levels=tuple(measured for _, measured in found if measured is not None),
         model=result.model,
         precision=result.precision,
         engine=result.engine,
-        gpu=None if runs_on_cpu(result.engine) else gpus[0].get("name"),
-        served=Served(result.world_size, result.tp_size, result.world_size // result.tp_size, "its engine"),
+        gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
+        served=_our_gpus(result, elsewhere),
         limits=_our_limits(levels),
         sources=(source,),
         notes=_our_notes(levels),
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
     )
+
+
+def _our_gpus(result: BenchmarkResult, elsewhere: bool) -> Served:
+    """Return the ranks; 1 of a server elsewhere may also mean that nobody stated benchmark.tp_size."""
+    if elsewhere and result.world_size == 1:
+        return Served()
+    source = "its benchmark.tp_size" if elsewhere else "its engine"
+    return Served(result.world_size, result.tp_size, result.world_size // result.tp_size, source)
 
 
 def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:

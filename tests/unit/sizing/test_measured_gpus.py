@@ -145,6 +145,16 @@ def test_a_fit_needs_the_ranks_and_simulates_one_instance():
         ranks(with_gpus(measured, told_of("sizing.measured_gpus=8", "sizing.tp=4")))
 
 
+def test_a_server_that_is_not_ours_has_the_gpus_that_were_stated(tmp_path):
+    """`make benchmark benchmark.endpoint=...` knows no ranks unless benchmark.tp_size states them."""
+    result = replace(benchmark("fp8")[0], engine="unknown")
+    path = tmp_path / "benchmark.json"
+    for ranks_, gpus in ((1, None), (4, 4)):
+        path.write_text(json.dumps(replace(result, tp_size=ranks_, world_size=ranks_).to_json()))
+        found = read_measured([path])
+        assert (found.served.gpus, found.gpu) == (gpus, None)
+
+
 def test_a_cpu_server_has_no_gpus(tmp_path, capsys):
     """Also beside a named GPU: eight CPU servers do not fit into one."""
     (tmp_path / "benchmark.json").write_text(json.dumps(benchmark("fp8")[0].to_json()))
