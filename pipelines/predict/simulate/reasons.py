@@ -80,22 +80,27 @@ def _closed(outcome: PolicyOutcome) -> str:
     return f"of {sum(outcome.batches.values()):,} batches {parts}"
 
 
-def above_capacity(outcome: PolicyOutcome, unit: str) -> list[str]:
-    """Say that an open loop exceeds what the engine can serve, or that a closed loop has far more users than fit."""
+def overload(outcome: PolicyOutcome) -> float:
+    """Return how many times an open loop exceeds the capacity, or the users of a closed loop what runs; else 0."""
     if outcome.capacity is not None and outcome.offered is not None:
-        _, per, scale = words(unit)
-        return [
-            f"the load is {_times(outcome.offered / outcome.capacity)} the capacity: of "
-            f"{number(outcome.offered * scale)} requests per {per} it can serve {number(outcome.capacity * scale)}. "
-            "The queue grows for as long as the load lasts, so TTFT and E2E depend on the length of the run."
-        ]
-    if outcome.concurrency is not None and outcome.concurrency > MANY_USERS * max(outcome.busy_max, 1):
-        times = outcome.concurrency / max(outcome.busy_max, 1)
-        return [
-            f"{outcome.concurrency:,} users are {_times(times)} the {outcome.busy_max:,} requests that run together: "
-            "more of them add waiting, not throughput."
-        ]
-    return []
+        return outcome.offered / outcome.capacity
+    users = (outcome.concurrency or 0) / max(outcome.busy_max, 1)
+    return users if users > MANY_USERS else 0.0
+
+
+def overload_in_words(outcome: PolicyOutcome, unit: str) -> str:
+    """Describe an overload, and what it means for the figures."""
+    if outcome.capacity is None or outcome.offered is None:
+        return (
+            f"{outcome.concurrency or 0:,} users are {_times(overload(outcome))} the {outcome.busy_max:,} requests "
+            "that run together: more of them add waiting, not throughput."
+        )
+    _, per, scale = words(unit)
+    return (
+        f"the load is {_times(overload(outcome))} the capacity: of {number(outcome.offered * scale)} requests per "
+        f"{per} it can serve {number(outcome.capacity * scale)}. The queue grows for as long as the load lasts, so "
+        "TTFT and E2E depend on the length of the run."
+    )
 
 
 def _times(ratio: float) -> str:

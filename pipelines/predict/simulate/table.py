@@ -10,7 +10,7 @@ from pipelines.domain.metrics import BY_NAME
 from pipelines.host.text import table, wrapped
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
-from pipelines.predict.simulate.reasons import SHORT, above_capacity, limits_in_words, waited_for, words
+from pipelines.predict.simulate.reasons import SHORT, limits_in_words, overload, overload_in_words, waited_for, words
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
@@ -55,7 +55,7 @@ def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
         ("queue at the end", lambda o: f"{o.queue_end:,}"),
         ("pauses", lambda o: f"{o.preemptions:,}"),
     ]
-    rows.append(("waited for, mostly", lambda o: SHORT[waited_for(o)]))
+    rows.append(("requests waited for", lambda o: SHORT[waited_for(o)]))
     if any(outcome.kv_share is not None for outcome in outcomes):
         rows.append(("KV cache in use, most", lambda o: NONE if o.kv_share is None else f"{100 * o.kv_share:.0f} %"))
     head = ["", *(NAMES[outcome.policy] for outcome in outcomes)]
@@ -124,10 +124,16 @@ def _short(outcome: PolicyOutcome) -> str:
 def _notes(outcomes: Sequence[PolicyOutcome], unit: str, *, several: bool) -> list[str]:
     """Return remarks that qualify the numbers."""
     lines: list[str] = []
-    for outcome in outcomes:
-        where = f"{NAMES[outcome.policy]}{f' at {outcome.load}' if several else ''}: "
-        for text in [*([] if several else [limits_in_words(outcome)]), *above_capacity(outcome, unit)]:
-            lines += _wrap(where + text)
+    for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.policy == policy]
+        above = sorted(filter(overload, own), key=overload)
+        if not several:
+            lines += _wrap(f"{NAMES[policy]}: {limits_in_words(own[0])}")
+        if above:
+            where = f"{NAMES[policy]}{f' at {above[-1].load}' if several else ''}"
+            smaller = len(above) - 1
+            others = f" The same holds for {smaller} smaller load{'s' * (smaller > 1)}." if smaller else ""
+            lines += _wrap(f"{where}: {overload_in_words(above[-1], unit)}{others}")
     if any(outcome.queue_end for outcome in outcomes):
         lines += _wrap(
             "The run ended before all requests did: latencies cover only requests that got that far. A faster policy "

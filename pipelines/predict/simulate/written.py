@@ -67,6 +67,9 @@ def _summary(
 DEFINITIONS = {
     "times": "in `unit`; rates are per one of it",
     "window": "from the first request to the last response, or from the end of the warm-up to the last request",
+    "waiting": "share of the run in which requests waited, by what kept the first of them from a slot",
+    "batches": "static batching: number of batches, by what closed them; empty if nobody else waited",
+    "capacity": "requests served per unit of time without a pause, if an open loop (`offered`) exceeds it",
     **CONVENTIONS,
 }
 

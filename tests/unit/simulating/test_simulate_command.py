@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_without_words_static_batching_falls_behind_a_load_that_in_flight_batchi
     assert "0.22 requests/tick (poisson)" in out
     assert "static: the load is 1.2 times the capacity: of 220 requests per 1,000 ticks it can serve 178." in out
     assert "in-flight: the load" not in out
+
+
+def test_the_guide_shows_what_the_first_command_prints(tmp_path, capsys):
+    simulated(tmp_path)
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert textwrap.indent(table, "    ") in GUIDE
 
 
 @pytest.mark.parametrize(
@@ -273,9 +280,10 @@ def test_a_load_far_above_capacity_says_so(tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "static: the load is 1,547 times the capacity: of 364,000 requests per 1,000 ticks it can serve 235." in out
     assert "TTFT and E2E depend on the length of the run" in out
-    simulated(tmp_path, *words, "benchmark.request_rate=[0.01,2]", "simulator.policy=inflight")
+    simulated(tmp_path, *words, "benchmark.request_rate=[0.01,0.5,2]", "simulator.policy=inflight")
     out = " ".join(capsys.readouterr().out.split())
     assert "in-flight at 2 requests/tick (poisson): the load is 8.5 times the capacity" in out
+    assert "length of the run. The same holds for 1 smaller load." in out
     assert "0.01 requests/tick (poisson): the load" not in out
 
 
