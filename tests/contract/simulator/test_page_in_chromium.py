@@ -184,6 +184,14 @@ def test_the_controls_show_how_the_requests_of_the_run_arrive(tmp_path):
     assert said_by(page(LIGHT, DARK, controls, mixed(12, 40, 0.22)), tmp_path, script) == ["random", "22", False]
 
 
+def test_a_run_beyond_the_ranges_of_the_controls_is_shown(tmp_path):
+    """The folded form would hide the fault, and the page would be empty."""
+    controls = {"requests": 40, "arrival": "random", "rate": 1e5, "until": 2e5, "isl": 20000, "prefill": 500}
+    script = LOOK + 'byId("end").click(); answer([byId("fault").textContent, read("done"), fields.rate.value]);'
+    found = said_by(page(LIGHT, DARK, controls, mixed(13, 40, 1000.0)), tmp_path, script)
+    assert found == ["", ["40", "40"], "100000"]
+
+
 def test_queues_of_both_sides_have_the_same_scale(tmp_path):
     """The same policy twice would look the same; a policy with a shorter queue must look shorter."""
     script = (

@@ -227,12 +227,16 @@ function paintAxis({pen, colour, from, x, width}, base, ticks) {
   }
 }
 
-/** Put the values the page was made with into the controls. */
+/** Put the values the page was made with into the controls, and widen their ranges to hold them. */
 function setUp() {
   for (const side of SIDES) {
     fields[side].replaceChildren(...Object.entries(POLICIES).map(([value, text]) => new Option(text, value)));
   }
-  for (const [name, value] of Object.entries(INITIAL.controls)) fields[name].value = value;
+  for (const [name, value] of Object.entries(INITIAL.controls)) {
+    const field = fields[name];
+    field.value = value;
+    if (field.type === "number") [field.min, field.max] = [Math.min(field.min, value), Math.max(field.max, value)];
+  }
   form.addEventListener("submit", event => event.preventDefault());
   form.addEventListener("input", event => {
     if (DRAWN.includes(event.target.name)) state.given = null;
