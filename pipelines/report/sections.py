@@ -24,7 +24,7 @@ from pipelines.domain.benchmark import Slo
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
-from pipelines.report.compare import Comparison, comparison, in_words, usable
+from pipelines.report.compare import Comparison, comparison, finished, in_words
 from pipelines.report.data import BenchmarkRun, ReportData, Workload
 from pipelines.report.tables import (
     accuracy_table,
@@ -85,10 +85,12 @@ def _accuracy_card(data: ReportData) -> Card:
         result = evaluated[0].accuracy.result
         detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
-    kept = [item.variant for item, row in rows if row["verdict"] != "loses accuracy"]
-    lost = [f"{item.variant} loses {row['loss_percent']:.2f} %" for item, row in rows if item.variant not in kept]
+    kept = [item.variant for item, row in rows if row["verdict"] in ("no measurable loss", "gains")]
+    lost = [f"{i.variant} loses {row['loss_percent']:.2f} %" for i, row in rows if row["verdict"] == "loses accuracy"]
+    open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == "not decided")
     first = rows[0][1]
-    detail = "; ".join([*lost, f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"])
+    asked = f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"
+    detail = "; ".join([*lost, *([f"{open_} not decided"] if open_ else []), asked])
     return Card("No measurable loss", f"{len(kept)} of {len(rows)}", "formats", detail, "measured")
 
 
@@ -96,16 +98,19 @@ def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
     """Show best throughput and lightest-load latency for the workload under which most formats were measured."""
     main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
     rows = [row for row in main.rows if row.run and row.peak]
+    if not rows and any(row.run for row in main.rows):
+        return [Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
     if not rows:
         return [Card("Throughput", "not measured", "", "make benchmark", "")]
-    chosen = next((row for row in rows if row.variant == main.chosen), None)
-    best = chosen or max(rows, key=lambda row: row.score or 0.0)
+    refused = {rejection.variant for rejection in main.rejected}
+    eligible = [row for row in rows if row.variant == main.chosen or row.variant not in refused]
+    best = max(eligible or rows, key=lambda row: row.score or 0.0)
     level = best.at_slo or best.peak
     assert best.run is not None, "rows without a run were left out"
     assert level is not None, "rows without a level were left out"
-    light = usable(best.run)[0]
-    limit = f", within the SLO {_slo(best.run.result.slo)}" if best.at_slo else ""
-    limit += ", client-limited" if level.client.bottleneck else ""
+    light = next(level for level in best.run.result.levels if level.counts)
+    slo = best.run.result.slo
+    limit = f", {'within' if best.at_slo else 'outside'} the SLO {_slo(slo)}" if has_limits(slo) else ""
     return [
         Card(
             "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
@@ -190,7 +195,7 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     """Return distributions and a timeline of one run, and the server's and the client's own counters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
-    levels = usable(run)
+    levels = finished(run)
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))

@@ -114,7 +114,7 @@ def _marks(level: Level) -> list[str]:
     if not level.complete:
         marks.append(f"cut short ({level.reason or 'no reason recorded'})")
     if level.client.bottleneck:
-        marks.append(f"client-limited ({level.client.reason}); a lower bound")
+        marks.append(f"client-limited ({level.client.reason}), so its throughput is a lower bound")
     return marks
 
 
@@ -199,7 +199,6 @@ def comparison_table(compared: Comparison) -> Table:
         columns=columns,
         rows=rows,
         strong=names.index(compared.chosen) if compared.chosen else None,
-        notes=_peak_notes(compared.rows),
     )
 
 
@@ -207,12 +206,6 @@ def _at_load(figures: Sequence[MetricStatistic], load: str) -> tuple[str, ...]:
     """Return the headings of figures, with the load after the first."""
     first, *others = figures
     return (first.column, load, *(figure.title for figure in others))
-
-
-def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
-    marked = [row.variant for row in rows if row.peak and _marks(row.peak)]
-    note = "* Client-limited or cut short, so a lower bound; the reason is given with the load below."
-    return (note,) if marked else ()
 
 
 def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
@@ -227,7 +220,7 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         cells += [NONE] * (len(AT_PEAK) + 1)
     else:
         first, *others = _cells(row.peak.summary, AT_PEAK)
-        cells += [first + (" *" if _marks(row.peak) else ""), load_label(row.peak), *others]
+        cells += [first, load_label(row.peak), *others]
     if with_slo and row.at_slo is None:
         cells += [NONE] * (len(AT_SLO) + 1)
     elif with_slo and row.at_slo is not None:
