@@ -33,24 +33,44 @@ def levels_table(run: BenchmarkRun) -> Table:
     title = _load_title(run.result.levels)
     for level in run.result.levels:
         marks = _marks(level)
-        cells = (*_level_cells(level, run.result), *_modelled_cells(level, run))
-        rows.append((load_label(level) + (" *" if marks else ""), *cells))
+        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result)))
         notes += [f"* {level.load}: {mark}." for mark in marks]
-    if run.modelled is not None:
-        notes.append(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.")
     result = run.result
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     return Table(
         caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
         origin="measured",
-        columns=(
-            *_level_columns(title, result),
-            *(groups("modelled", [figure.narrow for figure in MODELLED]) if run.modelled is not None else ()),
-        ),
+        columns=_level_columns(title, result),
         rows=tuple(rows),
         notes=tuple(notes),
     )
+
+
+def modelled_table(run: BenchmarkRun) -> Table | None:
+    """Return the performance model's prediction beside what was measured; None without a model."""
+    if run.modelled is None:
+        return None
+    rows = []
+    for level in run.result.levels:
+        found = run.modelled.levels.get(level.requests_file)
+        measured = _cells(level.summary, MODELLED)
+        modelled = (NONE,) * len(MODELLED) if found is None else _cells(found, MODELLED)
+        rows.append((load_label(level), *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
+    return Table(
+        caption=f"{run.result.precision}, modelled beside measured: {six([run])}; engine {run.result.engine}",
+        origin="",
+        columns=(
+            Column(_load_title(run.result.levels), right=LEFT),
+            *(column for figure in MODELLED for column in groups(_titled(figure), ("measured", "modelled"))),
+        ),
+        rows=tuple(rows),
+        notes=(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.",),
+    )
+
+
+def _titled(figure: MetricStatistic) -> str:
+    return figure.title if figure.statistic else figure.metric.title
 
 
 def _load_title(levels: Sequence[Level]) -> str:
@@ -87,16 +107,6 @@ def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
         *(number(None if value is None else value / gpus) for value, gpus in values),
         *_cells(summary, LATENCIES),
     )
-
-
-def _modelled_cells(level: Level, run: BenchmarkRun) -> tuple[str, ...]:
-    """Return the predictions for this load; no cells without a model."""
-    if run.modelled is None:
-        return ()
-    found = run.modelled.levels.get(level.requests_file)
-    if found is None:
-        return (NONE,) * len(MODELLED)
-    return _cells(found, MODELLED)
 
 
 def _cells(summary: Summary, figures: Iterable[MetricStatistic]) -> tuple[str, ...]:
