@@ -15,7 +15,7 @@ from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
-from pipelines.predict.sizing.words import cost_texts, count, fleet_text, pair, wrap
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair, whole, wrap
 from pipelines.settings.root import Settings
 
 
@@ -82,7 +82,7 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
     lines += ["", pair("fleet", fleet_text(found.fleet))]
     if not gpus_known:
         lines.append(pair("", "each instance counts as one server; set hardware=... for the GPUs per server"))
-    lines += [pair("cost", text) for text in (cost_texts(price) if price else ["no prices given (sizing.prices.*)"])]
+    lines += [pair("cost", text) for text in ((*cost_texts(price), whole(found.fleet)) if price else (NO_PRICES,))]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
 
