@@ -134,7 +134,7 @@ def _changes(result: Result) -> list[Block]:
         Column("GPUs"),
         Column("GPUs, change"),
         Column("servers"),
-        Column("", right=LEFT),
+        Column("note", right=LEFT),
     )
     now, rows = result.answer.chosen.fleet.gpus, []
     for change in result.changes:

@@ -1,6 +1,7 @@
 """Comparing formats: the choice and its reasons."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,8 @@ from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
 from pipelines.report.compare_text import comparison_text
 from pipelines.report.sections import document
+from pipelines.run.console import outcome_table
+from pipelines.stages.benchmark import best_rate
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
@@ -171,3 +174,15 @@ def test_tiles_show_no_marked_load(tmp_path):
 def test_a_benchmark_without_a_load_that_counts_has_no_headline(tmp_path):
     store = full_store(tmp_path, ("none", "fp8"), concurrencies=(16,), bottleneck=16)
     assert [card.value for card in document(collect(store)).cards][2:] == ["no load counts"]
+
+
+@pytest.mark.parametrize(
+    ("concurrencies", "said"), [((1, 4, 16), "3 loads, best 1,393 output tokens/s"), ((16,), "1 load, none counts")]
+)
+def test_the_number_of_a_run_is_of_a_load_that_counts(concurrencies, said):
+    """Printed at the end of `make benchmark`."""
+    levels = benchmark("fp8", concurrencies, bottleneck=16)[0].levels
+    facts = {"levels": len(levels), "complete": True, "best_output_tokens_per_s": best_rate(levels)}
+    node = SimpleNamespace(id="benchmark", stage=SimpleNamespace(name="benchmark"))
+    outcome = SimpleNamespace(node=node, state="made", seconds=1.0, artifact=SimpleNamespace(facts=facts))
+    assert said in outcome_table([outcome])
