@@ -82,13 +82,14 @@ def check(
 
 def _few_requests(sizes: EngineSizes, memory: DeviceMemory, tokens: int, formats: list[QFormat]) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch."""
-    found = concurrency(sizes, memory, tokens)
-    if found.requests >= FEW_REQUESTS or found.binds != "KV cache":
+    found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
+    if found >= FEW_REQUESTS:
         return ()
-    fixes = what_fits(sizes, memory.total, tokens, formats, least=FEW_REQUESTS)
+    roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
+    fixes = what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS)
     how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
-    is_few = "only 1 request" if found.requests == 1 else f"only {found.requests} requests"
-    return (Fault(f"The KV cache holds {is_few} of {tokens:,} tokens at a time (modelled).", todo=how),)
+    requests = "1 request" if found == 1 else f"{found} requests"
+    return (Fault(f"The KV cache holds only {requests} of {tokens:,} tokens at a time (modelled).", todo=how),)
 
 
 def _large_buffers(sizes: EngineSizes, memory: DeviceMemory, name: str) -> tuple[Fault, ...]:

@@ -137,9 +137,13 @@ def _why_batch(chosen: _Candidate, best: float, load: LoadLengths) -> str:
     if best == 0:
         return "the smallest, and still nothing fits"
     return (
-        f"with it, {chosen.requests:,} requests of {load.mean:,} tokens run at a time and reach "
+        f"with it, {_count(chosen.requests)} of {load.mean:,} tokens at a time reach "
         f"{int(100 * chosen.rate / best)} % of the best rate under full load"
     )
+
+
+def _count(requests: int) -> str:
+    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> str:
@@ -148,7 +152,7 @@ def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> 
         return f"pieces of prompts, {max(1, room):,} tokens together, beside one of every other request"
     prompts = max(1, int(room / load.mean_isl))
     count = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"
-    return f"room for {count} beside the tokens of {chosen.batch:,} requests"
+    return f"room for {count} beside the tokens of {_count(chosen.batch)}"
 
 
 def _floor(chosen: int, needed: int, context: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -80,7 +81,7 @@ def changes(question: Question, option: FleetOption, cost_of: CostOf) -> list[Ch
 def _pairs(question: Question, option: FleetOption, cost_of: CostOf, alone: list[tuple[_Step, Change]]) -> list[Change]:
     """Return pairs of steps that need fewer GPUs than the recommendation, and than either step alone."""
     setup, needed, now = option.instance.setup, option.fleet.needed, (option.fleet.servers, option.fleet.gpus)
-    estimated = []
+    estimated: list[tuple[tuple[float, float], int, str, Configured, tuple[float, float]]] = []
     for (first, one), (second, other) in combinations(alone, 2):
         if first.kind == second.kind:
             continue
@@ -152,11 +153,14 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
     """Changes of the configuration: limits of the engine, other formats this GPU runs, half and twice the ranks."""
     wanted, setup = question.limits.wanted, one.setup
     if wanted.max_batch_size is not None or wanted.max_num_tokens is not None:
-        yield _limited("limits chosen for the load", replace(wanted, max_batch_size=None, max_num_tokens=None))
-    for name in ("max_batch_size", "max_num_tokens"):
-        now = getattr(one.limits, name)
-        for value in (now // 2, 2 * now) if now > 1 else (2,):
-            yield _limited(f"{name} {value:,}", replace(wanted, **{name: value}))
+        yield _limited(
+            "limits", "limits chosen for the load", partial(replace, max_batch_size=None, max_num_tokens=None)
+        )
+    batch, tokens = one.limits.max_batch_size, one.limits.max_num_tokens
+    for value in (batch // 2, 2 * batch) if batch > 1 else (2,):
+        yield _limited("max_batch_size", f"max_batch_size {value:,}", partial(replace, max_batch_size=value))
+    for value in (tokens // 2, 2 * tokens):
+        yield _limited("max_num_tokens", f"max_num_tokens {value:,}", partial(replace, max_num_tokens=value))
     for qformat in runnable(setup):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
             yield _other("format", f"format {qformat}", qformat=qformat)
@@ -169,13 +173,13 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
             yield _other("TP", f"TP {tp}", tp=tp)
 
 
-def _limited(what: str, wanted: WantedLimits) -> _Step:
+def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits]) -> _Step:
     """Build a step that gives other limits."""
 
     def apply(question: Question, setup: Setup) -> Configured:
-        return replace(question, limits=replace(question.limits, wanted=wanted)), setup
+        return replace(question, limits=replace(question.limits, wanted=change(question.limits.wanted))), setup
 
-    return _Step("limits", what, apply)
+    return _Step(kind, what, apply)
 
 
 def _other(kind: str, what: str, **values: Any) -> _Step:

@@ -151,7 +151,7 @@ def test_an_engine_for_the_cpu_keeps_its_limits(tmp_path):
 def test_the_plan_says_what_was_chosen_and_why(tmp_path):
     notes = [note for note in planned(tmp_path, *A10, "engine=tensorrt_llm").notes if note.startswith("chosen")]
     assert [note.split()[4] for note in notes] == ["build.max_batch_size", "build.max_num_tokens", "build.max_seq_len"]
-    assert "256: with it, 256 requests of 600 tokens run at a time and reach 98 % of" in notes[0]
+    assert "256: with it, 256 requests of 600 tokens at a time reach 98 % of" in notes[0]
 
 
 def warned(tmp_path, *words):
