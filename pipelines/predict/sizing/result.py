@@ -93,8 +93,8 @@ def _question(question: Question) -> dict[str, Any]:
 
 def _limits(question: Question) -> dict[str, Any]:
     """Flatten the limits; null is chosen for the load."""
-    found = asdict(question.limits)
-    return found.pop("wanted") | found
+    others = asdict(question.limits)
+    return {**others.pop("wanted"), **others}
 
 
 def _option(option: FleetOption, question: Question) -> dict[str, Any]:
