@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ from pipelines.settings.load import Rate, SloSettings
 FITS = "fits"
 """Folder below the store in which `make calibrate` keeps its files."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
+TriedFormat = Literal[
+    "auto", "none", "fp8", "int8_sq", "int4_awq", "int8_wo", "int4_wo", "w4a8_awq", "nvfp4",
+]  # fmt: skip
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -157,7 +160,7 @@ class SizingSettings(Group):
         spare: additional instances.
         tp: tensor parallel sizes to try; null is all that fit a server, or build.tp_size where it is above 1.
         pp: pipeline parallel sizes to try; null is build.pp_size.
-        formats: weight formats to try; null is the one of `quant`.
+        formats: weight formats to try; auto is all that the GPU can run, null the one of `quant`.
         kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
         measured: a benchmark of yours to size from, of any tool that docs/calibration.md names.
         rate: requests per second that one instance (or server) serves within your limits, if you know it without a
@@ -185,7 +188,7 @@ class SizingSettings(Group):
     spare: Annotated[int, Field(ge=0)]
     tp: tuple[Positive, ...] | None
     pp: tuple[Positive, ...] | None
-    formats: tuple[QFormat, ...] | None
+    formats: tuple[TriedFormat, ...] | None
     kv_formats: tuple[KvFormat, ...] | None
     measured: Path | None
     rate: Rate | None
@@ -219,6 +222,10 @@ class SizingSettings(Group):
         for key in ("tp", "pp", "formats", "kv_formats"):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which tries nothing")
+        if self.formats and "auto" in self.formats and len(self.formats) > 1:
+            raise ValueError(
+                f"has formats=[{','.join(self.formats)}]: auto already tries all that the GPU can run; give it alone"
+            )
         return self
 
     def _measured_fits(self) -> None:
@@ -268,3 +275,6 @@ class SizingSettings(Group):
         if self.users is not None and self.requests_per_user_day is not None:
             return rate_of_users(self.users, self.requests_per_user_day, self.busy_hours)
         return self.average_rate
+
+
+assert set(get_args(TriedFormat)) == {"auto", *QFormat}

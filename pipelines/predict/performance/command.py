@@ -23,6 +23,7 @@ from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
+from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
@@ -159,10 +160,7 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
 
     gpu = data_sheet(resolved(settings.hardware, machine))
     tp, pp = ranks(measured)
-    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp, pp=pp).deployment
-    engine = replace(
-        found.engine,
-        slots=measured.limits.get("max_batch_size", found.engine.slots),
-        max_num_tokens=measured.limits.get("max_num_tokens", found.engine.max_num_tokens),
-    )
-    return replace(found, engine=engine)
+    # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
+    limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
+    built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
+    return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, tp=tp, pp=pp).deployment

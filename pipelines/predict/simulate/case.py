@@ -109,13 +109,14 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCas
 
     model = known_model(settings)
     found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
-    return _deployed(
+    case = _deployed(
         settings,
         found.deployment,
         what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
         reason=origin(found.provenance, found.why),
         kv_source="modelled",
     )
+    return case if found.limits is None else replace(case, notes=(*case.notes, *found.limits.lines()))
 
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:

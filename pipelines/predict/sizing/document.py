@@ -156,6 +156,8 @@ def _terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("Limits", limits_text(question)),
         ("Headroom, spares", f"{100 * question.headroom:g} %, {question.spare}"),
         ("Day", tokens_text(question)),
+        ("Engine", best.instance.limits.text()),
+        *([("Limits chosen", "; ".join(lines))] if (lines := best.instance.limits.lines()) else []),
         ("KV cache", memory_text(best)),
         ("Interval", interval_text(best)),
         ("Rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),

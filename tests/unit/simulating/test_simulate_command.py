@@ -224,7 +224,8 @@ def test_faults_are_told_together(tmp_path):
 
 def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, capsys):
     words = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload=chat", "benchmark.concurrency=25")
-    made = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
+    given = ("build.max_batch_size=2048", "build.max_num_tokens=8192")
+    made = json.loads((simulated(tmp_path, *words, *given) / "summary.json").read_text())
     static, inflight = made["outcomes"]
     assert made["unit"] == "s"
     assert inflight["slots"] == 2048

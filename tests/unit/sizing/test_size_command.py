@@ -12,7 +12,8 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
-from pipelines.predict.sizing.ask import ask, lengths
+from pipelines.predict.performance.lengths import drawn_lengths
+from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.command import question_id
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
@@ -172,7 +173,7 @@ def test_the_folder_that_is_given_comes_before_conf(tmp_path):
 
 
 def test_turns_of_a_conversation_carry_all_before_them():
-    isl, osl = lengths(workload(isl=100, osl=50, turns=3), 6)
+    isl, osl = drawn_lengths(workload(isl=100, osl=50, turns=3), 6)
     assert list(isl) == [100, 250, 400] * 2
     assert set(osl) == {50}
 
@@ -180,7 +181,7 @@ def test_turns_of_a_conversation_carry_all_before_them():
 def test_lengths_of_a_trace_are_its_own(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "isl": 10, "osl": 5}\n{"time": 1, "isl": 20, "osl": 7}\n')
-    isl, osl = lengths(workload(arrival="trace", trace=file), 4)
+    isl, osl = drawn_lengths(workload(arrival="trace", trace=file), 4)
     assert (list(isl), list(osl)) == ([10, 20, 10, 20], [5, 7, 5, 7])
 
 
@@ -188,7 +189,7 @@ def test_a_trace_without_lengths_is_refused(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "prompt": "Hello", "osl": 5}\n')
     with pytest.raises(UserError, match="sizing needs isl on every line"):
-        lengths(workload(arrival="trace", trace=file), 4)
+        drawn_lengths(workload(arrival="trace", trace=file), 4)
 
 
 SCRIPT = """
