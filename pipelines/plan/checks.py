@@ -16,13 +16,17 @@ from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
-from pipelines.plan.targets import Target, is_elsewhere
+from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
+from pipelines.plan.targets import SERVED, Target, has_baseline, is_elsewhere
 from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance import hardware
+from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
+from pipelines.rules.record import BrokenRule
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, warned
 from pipelines.settings.root import Settings
+from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
 
 
@@ -66,14 +70,36 @@ def check(
     findings = check_table(deployment(settings, shape, engine, machine, found))
     checked.faults += refused(findings)
     checked.warnings = tuple(warned(findings))
+    checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
-    _gpu_memory(settings, shape, machine, checked)
+    _gpu_memory(settings, shape, machine, target, found, checked)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
     checked.faults += served
     return checked
+
+
+def _baseline(
+    settings: Settings,
+    shape: ModelShape | None,
+    engine: EngineDescription,
+    machine: Machine,
+    target: Target,
+    found: Found,
+    known: Sequence[BrokenRule],
+) -> list[Fault]:
+    """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
+    if not has_baseline(settings, target):
+        return []
+    alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
+    findings = check_table(deployment(alone, shape, engine, machine, found))
+    told = {finding.rule.name for finding in known}
+    new = refused([finding for finding in findings if finding.rule.name not in told])
+    ranks = settings.eval.baseline_tp_size
+    what = f"The 16-bit baseline{f' (eval.baseline_tp_size={ranks})' if ranks else ''}"
+    return [Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new]
 
 
 def _draft(settings: Settings, found: Found) -> list[Fault]:
@@ -131,16 +157,25 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
-def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
-    """Check the engine against the memory of its GPU."""
-    target = hardware.resolved(settings.hardware, machine)
+def _gpu_memory(
+    settings: Settings, shape: ModelShape | None, machine: Machine, target: Target, found: Found, checked: Checked
+) -> None:
+    """Check every engine of the plan against the memory of the GPU."""
+    gpu = hardware.resolved(settings.hardware, machine)
     if about := hardware.describe(settings.hardware, machine):
         checked.notes += (about,)
-    if shape is not None and target.memory_gb:
-        fit = memory_checks.check(settings, shape, target, formats_for(target.sm or 0))
-        checked.faults += fit.faults
-        checked.notes += fit.notes
-        checked.warnings += fit.warnings
+    if shape is None or not gpu.memory_gb:
+        return
+    total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
+    alone = draft_faults(settings, target, found, total, name)
+    beside = [] if alone else neighbours(settings, target, found)
+    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside)
+    checked.faults += [*fit.faults, *alone]
+    checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
+    checked.notes += fit.notes
+    checked.warnings += fit.warnings
+    if settings.multimodal.model_type != "none" and target in SERVED and not found.vision_bytes:
+        checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
@@ -11,6 +12,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.host.machine import native_bf16
+from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
@@ -34,30 +36,57 @@ class MemoryFit:
     notes: tuple[str, ...] = ()
 
 
-def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> MemoryFit:
-    """Check an engine against one GPU.
+def check(
+    settings: Settings,
+    shape: ModelShape,
+    hardware: HardwareSettings,
+    formats: list[QFormat],
+    beside: Sequence[Neighbour] = (),
+) -> MemoryFit:
+    """Check an engine against one GPU, which other engines may share.
 
     Args:
         settings: the configuration.
         shape: of the model.
         hardware: the GPU, with its memory.
         formats: weight formats it can run.
+        beside: the other engines.
     """
-    total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
+    whole, name = usable_bytes(hardware), gpu_name(hardware)
+    total = whole - sum(other.least for other in beside)
+    usual = whole - sum(other.usual for other in beside)
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return MemoryFit()  # no such split exists; another rule refuses it
-    memory, tokens = device_memory(sizes, total), request_tokens(settings.workload) or sizes.max_seq_len
+    memory, tokens = device_memory(sizes, usual), request_tokens(settings.workload) or sizes.max_seq_len
     # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
-        todo = f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
-        return MemoryFit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
+        todo = f"Fits with {' or '.join(fixes)}." if fixes else _without(beside)
+        return MemoryFit(faults=(Fault(_no_room(settings, memory, whole, name, beside), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
-        fixes = what_fits(sizes, total, tokens, formats)
-        return MemoryFit(warnings=(_buffers(settings, memory, str(name), fixes),))
-    return MemoryFit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+        fixes = what_fits(sizes, usual, tokens, formats)
+        return MemoryFit(warnings=(_buffers(settings, memory, whole, name, fixes, beside),))
+    return MemoryFit(notes=(_parts(sizes, memory, whole, name, beside), _left(sizes, memory, tokens)))
+
+
+def gpu_name(hardware: HardwareSettings) -> str:
+    """Return the name of a GPU in messages."""
+    return str(hardware.gpu if hardware.name == "auto" else hardware.name)
+
+
+def _without(beside: Sequence[Neighbour]) -> str:
+    """Return the advice when no setting of the engine alone helps."""
+    if any(other.what == DRAFT for other in beside):
+        return "Choose a smaller draft model, or give it GPUs of its own with triton.draft_gpu_device_ids."
+    return "Use a larger GPU, or more GPUs."
+
+
+def _has(whole: float, beside: Sequence[Neighbour]) -> str:
+    """Describe the memory of a GPU and what other engines take of it."""
+    others = "".join(f", of which {other.what} takes {show_bytes(other.least)}" for other in beside)
+    return show_bytes(whole) + others
 
 
 def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
@@ -68,41 +97,49 @@ def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, flo
     return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
 
 
-def _no_room(settings: Settings, memory: DeviceMemory, name: str) -> str:
+def _no_room(settings: Settings, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
     what = f"{settings.model.label} in {settings.quant.qformat}"
     if memory.weights > memory.total:
         return (
             f"{what} needs {show_bytes(memory.weights)} of weights per GPU; "
-            f"one {name} has {show_bytes(memory.total)} (modelled)."
+            f"one {name} has {_has(whole, beside)} (modelled)."
         )
     return (
-        f"{what} leaves no KV cache for one request on {name} of {show_bytes(memory.total)}: weights "
+        f"{what} leaves no KV cache for one request on {name} of {_has(whole, beside)}: weights "
         f"{show_bytes(memory.weights)}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
         f"{settings.build.max_num_tokens}, CUDA {show_bytes(memory.cuda)} (modelled)."
     )
 
 
-def _buffers(settings: Settings, memory: DeviceMemory, name: str, fixes: list[str]) -> Fault:
+def _buffers(
+    settings: Settings,
+    memory: DeviceMemory,
+    whole: float,
+    name: str,
+    fixes: list[str],
+    beside: Sequence[Neighbour],
+) -> Fault:
     return Fault(
-        f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {show_bytes(memory.total)}: "
+        f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {_has(whole, beside)}: "
         f"runtime and decoder take about {show_bytes(memory.buffers)} for build.max_batch_size="
         f"{settings.build.max_batch_size} (modelled on logs of TensorRT-LLM 0.12 and 0.14), "
         f"weights {show_bytes(memory.weights)}, activations {show_bytes(memory.activations)}.",
-        todo=f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs.",
+        todo=f"Fits with {' or '.join(fixes)}." if fixes else _without(beside),
     )
 
 
-def _parts(sizes: EngineSizes, memory: DeviceMemory, name: str) -> str:
+def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
     each = " per GPU" if sizes.tp_size * sizes.pp_size > 1 else ""
     parts = (
         ("weights", memory.weights),
         ("activations", memory.activations),
         ("buffers", memory.buffers),
         ("CUDA", memory.cuda),
+        *((other.what, other.usual) for other in beside),
         ("KV cache", memory.kv_pool),
     )
     listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
-    text = f"on {name}: {listed} of {show_bytes(memory.total)}{each}"
+    text = f"on {name}: {listed} of {show_bytes(whole)}{each}"
     if memory.streamed:
         text += f"; {show_bytes(memory.streamed)} of weights stay on the host and are streamed in every iteration"
     return f"{text} (modelled)"

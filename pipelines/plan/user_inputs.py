@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
+from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
@@ -31,6 +33,7 @@ class Found:
         same_vocabulary: whether draft and target have the same tokens; None if one of them is not on disk.
         pickled_heads: names of files with pickled weights in speculative.heads_path.
         adapters: by task id.
+        vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
 
     sources: dict[str, InputSource] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Found:
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    vision_bytes: int | None = None
 
 
 def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
@@ -50,7 +54,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     """
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
-    shape, built, draft, same = None, None, None, None
+    shape, built, draft, same, vision = None, None, None, None, None
     faults: list[Fault] = []
     elsewhere = is_elsewhere(settings, target)
     if settings.model.folder:
@@ -68,12 +72,36 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             folder = settings.speculative.draft.folder
             sources["draft"], draft = model_source(folder, hashes, key="speculative.draft.path")
             same = same_vocabulary(settings.model.folder, folder, hashes)
+    if settings.multimodal.path is not None and "vision" in sources:
+        with collecting(faults):
+            vision = vision_bytes(sources["vision"].path)
     for task, folder in settings.lora.adapters.items() if not elsewhere else ():
         with collecting(faults):
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
     if faults:
         raise UserError.of(faults)
-    return Found(sources, shape, built, draft, same, _pickles(settings.speculative.heads_path), adapters)
+    return Found(sources, shape, built, draft, same, _pickles(settings.speculative.heads_path), adapters, vision)
+
+
+VISION = ("vision_tower", "projector")
+"""Parts of the names of tensors, or of folders, that belong to a vision encoder (LLaVA, VILA)."""
+
+
+def vision_bytes(folder: Path) -> int | None:
+    """Return the bytes of a vision encoder's weights at 16 bit, from the headers of a model's safetensors files.
+
+    Raises:
+        UserError: a file is truncated or not a safetensors file.
+    """
+    count = 0
+    for path in sorted(folder.rglob("*.safetensors")):
+        whole = any(part in piece for piece in path.relative_to(folder).parts[:-1] for part in VISION)
+        count += sum(
+            prod(info.shape)
+            for name, info in read_header(path).items()
+            if whole or any(part in name for part in VISION)
+        )
+    return 2 * count or None
 
 
 def _pickles(heads: Path | None) -> tuple[str, ...]:

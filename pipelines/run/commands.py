@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.host.screen import complain
-from pipelines.plan.targets import Target, farthest
+from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
@@ -103,8 +103,10 @@ def run_all(overrides: Sequence[str]) -> int:
 
     plan, store, outcomes = _measured("all", overrides)
     if (code := _code(outcomes)) != INTERRUPTED:
-        variants = dict.fromkeys([plan.settings.baseline().variant, plan.settings.variant])
-        write(plan.settings, store, plan.settings.model.label, list(variants))
+        variants = [plan.settings.variant]
+        if has_baseline(plan.settings, plan.target):
+            variants.insert(0, plan.settings.baseline().variant)
+        write(plan.settings, store, plan.settings.model.label, variants)
     return code
 
 

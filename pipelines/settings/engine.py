@@ -116,6 +116,8 @@ class EvalSettings(Group):
         dataset: data set of the Hub, org/name; null for mini_mmlu.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
+        baseline: build and evaluate the 16-bit model as well, or skip it: then no loss can be stated.
+        baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
     """
 
     task: Literal["mini_mmlu", "mmlu"]
@@ -124,3 +126,5 @@ class EvalSettings(Group):
     dataset: str | None
     revision: str | None
     dataset_path: Path | None
+    baseline: Literal["build", "skip"] = "build"
+    baseline_tp_size: Positive | None = None

@@ -69,13 +69,14 @@ class Settings(Group):
 
     def baseline(self) -> Settings:
         """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
+        ranks = self.eval.baseline_tp_size or self.build.tp_size
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
-                "build": self.build.model_copy(update={"weight_sparsity": False, **NOT_SPECULATING}),
+                "build": self.build.model_copy(update={"weight_sparsity": False, "tp_size": ranks, **NOT_SPECULATING}),
             }
         )
 
