@@ -17,8 +17,8 @@ from pipelines.host.machine import Machine
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
-from pipelines.plan.targets import SERVED, Target, has_baseline, is_elsewhere
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, is_elsewhere
+from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
@@ -69,7 +69,7 @@ def check(
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
     checked.faults += refused(findings)
-    checked.warnings = tuple(warned(findings))
+    checked.warnings = (*warned(findings), *_few_texts(settings, found))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
@@ -77,6 +77,11 @@ def check(
     _gpu_memory(settings, shape, machine, target, found, checked)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
+        if target in (*EVALUATED, *STARTED):
+            fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
+            checked.faults += fit.faults
+            checked.warnings += fit.warnings
+    checked.faults += _pinned(settings, engine, machine)
     checked.faults += served
     return checked
 
@@ -102,6 +107,40 @@ def _baseline(
     return [Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new]
 
 
+def _few_texts(settings: Settings, found: Found) -> list[Fault]:
+    """Warn of calibration data with fewer texts than activations should be observed on."""
+    if found.few_texts is None:
+        return []
+    count = f"{found.few_texts} text{'s' if found.few_texts > 1 else ''}"
+    return [
+        Fault(
+            f"calibration.path='{settings.calibration.path}' holds {count}: the observed ranges of activations depend "
+            f"on so few.",
+            f"At least {ENOUGH_TEXTS} are advisable; calibration.size={settings.calibration.size} would be used.",
+            "Add texts, or use calibration=cnn_dailymail.",
+        )
+    ]
+
+
+def _pinned(settings: Settings, engine: EngineDescription, machine: Machine) -> list[Fault]:
+    """Check host memory that the server reserves on this machine for KV blocks and adapters."""
+    if not engine.needs_gpu or not machine.gpus:
+        return []
+    triton = settings.triton
+    asked = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
+    if settings.lora.adapters:
+        asked["lora_cache_host_memory_bytes"] = triton.lora_cache_host_memory_bytes
+    return [
+        Fault(
+            f"triton.{name}={size} is {show_bytes(size)} of host memory; this machine has "
+            f"{show_bytes(machine.memory_bytes)}.",
+            todo=f"Set triton.{name} lower.",
+        )
+        for name, size in asked.items()
+        if size > machine.memory_bytes
+    ]
+
+
 def _draft(settings: Settings, found: Found) -> list[Fault]:
     """Check the draft model's format and split; it runs on the GPUs of its target."""
     guess = settings.speculative
@@ -117,6 +156,7 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
         group_size=settings.quant.group_size,
         tp_size=build.tp_size,
         pp_size=build.pp_size,
+        positions=found.draft_rotary,
     )
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 

@@ -184,6 +184,38 @@ def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | N
     return cpu_memory(sizes) if sizes is not None else None
 
 
+def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> MemoryFit:
+    """Check the CPU engine against the memory of this machine, on which it evaluates and serves.
+
+    Weights and KV pool are refused if they do not fit; iterations may stay smaller than the limits allow, so they only
+    cause a warning.
+    """
+    memory = cpu_predicted(settings, shape)
+    if memory is None or memory.own <= memory_bytes:
+        return MemoryFit()
+    what = f"{settings.model.label} in {settings.quant.qformat} with engine=openvino"
+    has = f"this machine has {show_bytes(memory_bytes)} (modelled)."
+    parts = f"weights {show_bytes(memory.weights)}, KV cache {show_bytes(memory.kv_pool)}"
+    held = memory.process + memory.weights + memory.kv_pool
+    if held <= memory_bytes:
+        return MemoryFit(
+            warnings=(
+                Fault(
+                    f"{what} may take {show_bytes(memory.own)} at full load; {has}",
+                    f"It is {parts}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
+                    f"{settings.build.max_num_tokens}.",
+                    "Lower build.max_num_tokens or build.max_seq_len.",
+                ),
+            )
+        )
+    room = memory_bytes - memory.process - memory.weights
+    todo = "Use a smaller model, or a machine with more memory."
+    if room > 0:
+        key = "triton.max_tokens_in_paged_kv_cache, " if settings.triton.max_tokens_in_paged_kv_cache else ""
+        todo = f"Lower {key}engine.openvino.kv_cache_bytes (less than {int(room)}) or build.max_seq_len."
+    return MemoryFit(faults=(Fault(f"{what} needs {show_bytes(held)}; {has}", f"It is {parts}.", todo),))
+
+
 def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
     """Predict the memory that the benchmark can make the CPU engine's process use; None where it is not modelled.
 
