@@ -22,7 +22,7 @@ LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
-NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor")
+NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan")
 """Groups of settings that change no result."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""

@@ -25,6 +25,7 @@ from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, warned
+from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
@@ -161,18 +162,35 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def check_machine(engine: EngineDescription, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
+def check_machine(
+    engine: EngineDescription, machine: Machine, stages: Sequence[Stage], wanted: HardwareSettings
+) -> list[Fault]:
     """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it."""
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
-    lacks = engine.lacks(machine) if engine.builder and used else []
-    if not lacks:
+    if not engine.builder or not used:
         return []
+    lacks = engine.lacks(machine)
+    if not lacks:
+        return _other_gpu(machine, wanted)
     return [
         Fault(
             f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
             engine.place,
             "Run the same command there (make shell); use engine=openvino, which executes the same checkpoint here; "
             "or serve an engine that is already built with engine.path=/its/folder.",
+        )
+    ]
+
+
+def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
+    """Refuse to build on another kind of GPU than the one that was planned for."""
+    if wanted.name == "auto" or any(hardware.is_a(gpu, wanted) for gpu in machine.gpus):
+        return []
+    return [
+        Fault(
+            f"hardware={wanted.name} is not here: this machine has {machine.gpus[0].name}.",
+            "A TensorRT engine is built on the GPU it is for.",
+            "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
         )
     ]
 

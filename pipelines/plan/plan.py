@@ -85,7 +85,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    choice = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     checked = checks.check(settings, shape, choice.engine, machine, target, found)
     faults.extend(checked.faults)
     if faults:
@@ -98,7 +98,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    not_here = checks.check_machine(choice.engine, machine, todo)
+    not_here = checks.check_machine(choice.engine, machine, todo, settings.hardware)
     findings = (checked.notes, checked.warnings, tuple(not_here))
     return Plan(settings, target, machine, choice, shape, steps, *findings)
 

@@ -131,7 +131,7 @@ def plan(overrides: Sequence[str]) -> int:
     from pipelines.run.console import plan_text
 
     settings = load(overrides)
-    made, _ = _plan_for(settings, farthest(settings))
+    made, _ = _plan_for(settings, settings.plan.target or farthest(settings))
     sys.stdout.write(plan_text(made))
     if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
