@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,13 +22,15 @@ from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
-from pipelines.rules.record import BrokenRule
+from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, warned
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
+
+CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 
 
 @dataclass
@@ -75,7 +77,14 @@ def check(
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
-    _gpu_memory(settings, shape, machine, target, found, checked)
+    known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+
+    def allowed(change: str) -> bool:
+        """Return whether a change of the settings breaks no further rule."""
+        changed = check_table(deployment(with_changes(settings, change), shape, engine, machine, found))
+        return {finding.rule.name for finding in changed if finding.rule.severity is Severity.REFUSE} <= known
+
+    _gpu_memory(settings, shape, machine, target, found, checked, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
         if target in (*EVALUATED, *STARTED):
@@ -163,9 +172,21 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
 
 
 def check_machine(
-    engine: EngineDescription, machine: Machine, stages: Sequence[Stage], wanted: HardwareSettings
+    engine: EngineDescription,
+    machine: Machine,
+    stages: Sequence[Stage],
+    wanted: HardwareSettings,
+    on_cpu: Callable[[], bool],
 ) -> list[Fault]:
-    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it."""
+    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it.
+
+    Args:
+        engine: the chosen engine.
+        machine: facts of this machine.
+        stages: that would run.
+        wanted: the GPU that was planned for.
+        on_cpu: whether the CPU engine takes the same configuration here.
+    """
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
     if not engine.builder or not used:
         return []
@@ -176,8 +197,8 @@ def check_machine(
         Fault(
             f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
             engine.place,
-            "Run the same command there (make shell); use engine=openvino, which executes the same checkpoint here; "
-            "or serve an engine that is already built with engine.path=/its/folder.",
+            f"Run the same command there (make shell); {CPU_WAY if on_cpu() else ''}"
+            f"or serve an engine that is already built with engine.path=/its/folder.",
         )
     ]
 
@@ -215,8 +236,26 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
+def with_changes(settings: Settings, change: str) -> Settings:
+    """Return the settings with overrides such as "build.tp_size=2 quant=fp8", as messages propose them."""
+    for word in change.split():
+        key, _, value = word.partition("=")
+        group, _, name = key.partition(".")
+        held = getattr(settings, group)
+        name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
+        changed = type(held).judged(held.model_dump(by_alias=True, exclude_none=True) | {name: value}, f"{group}.")
+        settings = settings.model_copy(update={group: changed})
+    return settings
+
+
 def _gpu_memory(
-    settings: Settings, shape: ModelShape | None, machine: Machine, target: Target, found: Found, checked: Checked
+    settings: Settings,
+    shape: ModelShape | None,
+    machine: Machine,
+    target: Target,
+    found: Found,
+    checked: Checked,
+    allowed: Callable[[str], bool],
 ) -> None:
     """Check every engine of the plan against the memory of the GPU."""
     gpu = hardware.resolved(settings.hardware, machine)
@@ -227,7 +266,7 @@ def _gpu_memory(
     total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
     alone = draft_faults(settings, target, found, total, name)
     beside = [] if alone else neighbours(settings, target, found)
-    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside)
+    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside, allowed)
     checked.faults += [*fit.faults, *alone]
     checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
     checked.notes += fit.notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
@@ -42,6 +42,7 @@ def check(
     hardware: HardwareSettings,
     formats: list[QFormat],
     beside: Sequence[Neighbour] = (),
+    allowed: Callable[[str], bool] = lambda _change: True,
 ) -> MemoryFit:
     """Check an engine against one GPU, which other engines may share.
 
@@ -51,6 +52,7 @@ def check(
         hardware: the GPU, with its memory.
         formats: weight formats it can run.
         beside: the other engines.
+        allowed: whether no rule refuses the configuration with a change, given as overrides.
     """
     whole, name = usable_bytes(hardware), gpu_name(hardware)
     total = whole - sum(other.least for other in beside)
@@ -62,11 +64,11 @@ def check(
     # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
-        fixes = what_fits(sizes, total, tokens, formats)
+        fixes = [*filter(allowed, what_fits(sizes, total, tokens, formats))]
         todo = f"Fits with {' or '.join(fixes)}." if fixes else _without(beside)
         return MemoryFit(faults=(Fault(_no_room(settings, memory, whole, name, beside), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
-        fixes = what_fits(sizes, usual, tokens, formats)
+        fixes = [*filter(allowed, what_fits(sizes, usual, tokens, formats))]
         return MemoryFit(warnings=(_buffers(settings, memory, whole, name, fixes, beside),))
     return MemoryFit(notes=(_parts(sizes, memory, whole, name, beside), _left(sizes, memory, tokens)))
 

@@ -92,7 +92,7 @@ class BuildSettings(Group):
         weight_streaming: keep part of the weights on the host at run time; needs gemm_plugin=disable.
         nccl_plugin: collectives over NCCL, and their type.
         gemm_allreduce_plugin: matrix product and all-reduce in one kernel, and its type.
-        reduce_fusion: residual add and norm fused after the all-reduce; Llama and Gemma 2 with tp_size above 1.
+        reduce_fusion: residual add and norm fused after the all-reduce; Llama with tp_size above 1.
         user_buffer: no copies around the all-reduce; FP8 Llama with reduce_fusion.
         pp_reduce_scatter: an optimization of pipeline parallelism, Mixtral only.
         logits_dtype: type of the logits; null is the checkpoint's.

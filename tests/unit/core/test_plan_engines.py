@@ -101,3 +101,22 @@ def test_without_a_baseline_no_loss_is_stated(tmp_path):
     assert table.rows[0]["accuracy"] == 0.5
     assert "loss_percent" not in table.rows[0]
     assert "eval.baseline=skip" in table.text
+
+
+def test_no_advice_breaks_a_rule(tmp_path):
+    """Without chunks a prompt of 8,000 tokens needs as many per iteration, so fewer are not proposed."""
+    words = ["model=gemma_7b", "hardware=a10", "quant=none", "build.max_num_tokens=65536", "build.max_seq_len=8192"]
+    with pytest.raises(UserError, match=r"Fits with build\.max_batch_size=256 build\.max_num_tokens=2048"):
+        plan(tmp_path, words, "build")
+    with pytest.raises(UserError, match=r"leaves no KV cache") as refused:
+        plan(tmp_path, [*words, "build.max_input_len=8000"], "build")
+    assert "max_num_tokens=2048" not in str(refused.value)
+
+
+def test_the_cpu_engine_is_proposed_only_where_it_would_do(tmp_path):
+    words = ["model=tiny_llama", "build.max_batch_size=8"]
+    assert "use engine=openvino" in str(plan(tmp_path, words, "build").not_here[0])
+    odd_window = ["window=sliding", "triton.max_attention_window_size=[100]"]
+    (fault,) = plan(tmp_path, [*words, *odd_window], "build").not_here
+    assert "openvino" not in str(fault)
+    assert "make shell" in str(fault)
