@@ -1,15 +1,16 @@
-"""What pip has to add to a Python that already has packages of its own, without touching those.
+"""List the packages that pip has to add to a base image's Python without changing its installed packages.
 
     python3 docker/requirements.py OUT_FOLDER EXTRA [EXTRA ...]
 
-reads pyproject.toml and constraints.txt beside this folder and writes two files for pip:
+Reads pyproject.toml and constraints.txt next to this folder and writes two files for pip:
 
     requirements.txt   the core dependencies and those of the extras that are not installed yet
-    constraints.txt    constraints.txt, with every installed package pinned to the version it has
+    constraints.txt    constraints.txt, with every installed package pinned to its installed version
 
-So pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor take another
-version than the tested one for the rest. An installed package that is too old or too new ends the build with its name.
-Standard library and `packaging`, or pip's own copy of it, only: it runs before anything is installed.
+With these, pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor
+install untested versions of other packages. An installed package that is too old or too new ends the build with its
+name. Uses only the standard library and `packaging`, or pip's own copy of it, because it runs before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from typing import Any
 
 try:
     from packaging.requirements import Requirement
-except ModuleNotFoundError:  # a bare Python; only there, since importing pip switches setuptools' distutils off
+except ModuleNotFoundError:  # a bare Python; not elsewhere, because importing pip disables setuptools' distutils
     from pip._vendor.packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUILD_TOOLS = ("pip", "setuptools", "wheel")
-"""Not pinned: python:3.11-slim has a setuptools from 2022, and modelopt wants a newer one."""
+"""Packages that are not pinned: python:3.11-slim has a setuptools from 2022, and modelopt needs a newer one."""
 
 
 def normal(name: str) -> str:
-    """The one spelling of a distribution's name (PEP 503)."""
+    """Normalize a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, str]:
-    """Normal name -> version of every distribution here."""
+    """Return normalized name -> version of every installed distribution."""
     found = {normal(dist.metadata["Name"]): dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
     return {name: version for name, version in found.items() if name not in BUILD_TOOLS}
 
 
 def wanted(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
-    """Core dependencies and those of the extras.
+    """Return the core dependencies and those of the extras.
 
     Raises:
-        SystemExit: an extra is not known.
+        SystemExit: an extra is unknown.
     """
     known = project["project"]["optional-dependencies"]
     if missing := sorted(set(extras) - set(known)):
@@ -59,10 +60,10 @@ def wanted(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requiremen
 
 
 def to_install(requirements: Iterable[Requirement], here: Mapping[str, str]) -> list[str]:
-    """Lines for pip: what is not here yet, sorted, each once.
+    """Return the requirements that are not installed yet, sorted, without duplicates.
 
     Raises:
-        SystemExit: a package is here in a version that the project cannot use; names all of them.
+        SystemExit: installed packages have versions that the project cannot use; the message names all of them.
     """
     missing: set[str] = set()
     unfit: set[str] = set()
@@ -71,14 +72,14 @@ def to_install(requirements: Iterable[Requirement], here: Mapping[str, str]) -> 
         if version is None:
             missing.add(str(requirement))
         elif not requirement.specifier.contains(version, prereleases=True):
-            unfit.add(f"{requirement.name} {version} is installed, the project needs {requirement.specifier}")
+            unfit.add(f"{requirement.name} {version} is installed, but the project needs {requirement.specifier}")
     if unfit:
-        sys.exit(f"error: {'; '.join(sorted(unfit))}. Take another base image; its packages are never replaced.")
+        sys.exit(f"error: {'; '.join(sorted(unfit))}. Use another base image; its packages are never replaced.")
     return sorted(missing)
 
 
 def constraints(tested: str, here: Mapping[str, str]) -> list[str]:
-    """Lines for pip: what is here stays, everything else as it was tested."""
+    """Return pip constraints: installed versions for installed packages, tested versions for all others."""
     pins = [line.strip() for line in tested.splitlines() if line.strip() and not line.startswith("#")]
     kept = [pin for pin in pins if normal(pin.split("==")[0]) not in here]
     return sorted([*kept, *(f"{name}=={version}" for name, version in here.items())])
