@@ -18,7 +18,7 @@ from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import RESULT, baseline_of
+from pipelines.stages.evaluate import RESULT, Evaluate, baseline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,13 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
 
 def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
     """Compare the accuracy of what was built with the 16-bit baseline, if that was evaluated."""
-    nodes = {outcome.node.id: outcome for outcome in outcomes if outcome.node.stage.name == "evaluate"}
-    folders = {name: outcome.artifact.path for name, outcome in nodes.items()}
-    return comparison([(baseline_of(folders, nodes["evaluate"].node.stage.variant), folders["evaluate"])])
+    evaluated = {
+        outcome.node.id: (outcome.artifact.path, stage.variant)
+        for outcome in outcomes
+        if isinstance(stage := outcome.node.stage, Evaluate)
+    }
+    folder, variant = evaluated["evaluate"]
+    return comparison([(baseline_of({name: path for name, (path, _) in evaluated.items()}, variant), folder)])
 
 
 def measured_table(outcome: StepOutcome) -> str:

@@ -25,7 +25,7 @@ def test_every_group_can_be_explained(capsys):
 def test_kinds_in_words():
     found = {key.name: key for key in KEYS}
     assert found["build.max_batch_size"] == Key(
-        "build.max_batch_size", "integer >= 1", (), "requests that the engine schedules together, at most."
+        "build.max_batch_size", "integer >= 1 and <= 65536", (), "requests that the engine schedules together, at most."
     )
     assert found["build.max_seq_len"].kind == "integer >= 1 or null"
     assert found["build.kv_cache_type"].choices == ("continuous", "paged", "disabled")
