@@ -159,7 +159,11 @@ class SizingSettings(Group):
         pp: pipeline parallel sizes to try; null is build.pp_size.
         formats: weight formats to try; null is the one of `quant`.
         kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
-        measured: a benchmark of yours to size from: ours, AIPerf, genai-perf or trtllm-bench JSON.
+        measured: a benchmark of yours to size from, of any tool that docs/calibration.md names.
+        rate: requests per second that one instance (or server) serves within your limits, if you know it without a
+            file.
+        measured_gpus: GPUs that served `measured` or `rate`, all together; null is what the result says, or the ranks
+            of `tp` and `pp`.
         fit: what `make calibrate` wrote: the performance model fitted to a benchmark, used instead of the one that is
             fitted to published measurements.
         requests: number of simulated requests per load.
@@ -184,6 +188,8 @@ class SizingSettings(Group):
     formats: tuple[QFormat, ...] | None
     kv_formats: tuple[KvFormat, ...] | None
     measured: Path | None
+    rate: Rate | None
+    measured_gpus: Positive | None
     fit: Path | None
     requests: Annotated[int, Field(ge=200)]
     prices: PriceSettings
@@ -201,6 +207,7 @@ class SizingSettings(Group):
     @model_validator(mode="after")
     def _fits_together(self) -> SizingSettings:
         self._rates_fit()
+        self._measured_fits()
         slo = self.slo.to_slo()
         if self.mode == "sequential" and (slo.ttft_ms or slo.itl_ms):
             raise ValueError(
@@ -213,6 +220,23 @@ class SizingSettings(Group):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which tries nothing")
         return self
+
+    def _measured_fits(self) -> None:
+        if self.measured_gpus is not None and self.measured is None and self.rate is None:
+            raise ValueError(
+                f"has measured_gpus={self.measured_gpus} without anything measured: add measured=FILE or rate=..."
+            )
+        if self.rate is None:
+            return
+        for key in ("measured", "fit"):
+            if (other := getattr(self, key)) is not None:
+                raise ValueError(f"has rate={self.rate:g} and {key}={other}, two answers to what one serves: give one")
+        slo = self.slo.to_slo()
+        if given := [key for key in ("ttft_ms", "itl_ms", "e2e_ms") if getattr(slo, key) is not None]:
+            raise ValueError(
+                f"has rate={self.rate:g} and slo.{given[0]}={getattr(slo, given[0]):g}, which a rate alone cannot be "
+                "checked against: give the rate that is served within your limits, and leave the limits out"
+            )
 
     def _rates_fit(self) -> None:
         if (self.users is None) != (self.requests_per_user_day is None):

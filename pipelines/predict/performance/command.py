@@ -18,6 +18,7 @@ from pipelines.predict.performance.fit_file import FittedModel, comparison, fitt
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import Measured
+from pipelines.predict.performance.measured_gpus import ranks, with_gpus
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
@@ -53,14 +54,15 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     """Fit the model, print the table of the fit and write the file.
 
     Raises:
-        UserError: there is no benchmark to fit to, or it cannot be read.
+        UserError: there is no benchmark to fit to, it cannot be read, or its ranks are not known.
     """
     if settings.sizing.measured is None:
         raise UserError(
             "There is no benchmark to fit to.",
             todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
         )
-    measured = read_measured([settings.sizing.measured])
+    measured = with_gpus(read_measured([settings.sizing.measured]), settings)
+    ranks(measured)  # before the fit, which takes a while
     start, words = start_of(settings, machine, measured)
     found = fit(measured, start)
     made = fitted_model(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
@@ -107,8 +109,6 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         precision=settings.variant,
         engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
-        tp=settings.build.tp_size,
-        pp=settings.build.pp_size,
     )
 
 
@@ -158,8 +158,8 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
     from pipelines.predict.performance.performance import PerformanceModel
 
     gpu = data_sheet(resolved(settings.hardware, machine))
-    tp = measured.tp if measured.tool == "trtllm-bench" else None
-    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
+    tp, pp = ranks(measured)
+    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp, pp=pp).deployment
     engine = replace(
         found.engine,
         slots=measured.limits.get("max_batch_size", found.engine.slots),

@@ -29,6 +29,8 @@ SHOWN_CURVES = 6
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     settings = load(overrides)
+    if settings.sizing.rate is not None:
+        return _from_rate(settings, settings.sizing.rate)
     if settings.sizing.measured is not None and settings.sizing.fit is None:
         return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
@@ -47,10 +49,27 @@ def _from_measured(settings: Settings, path: Path) -> int:
 
     machine = gather()
     found = answer_of(settings, machine, path)
-    price = price_of(settings, machine, found)
+    price = price_of(settings, machine, found.demand, found.fleet)
     known = resolved(settings.hardware, machine).gpus_per_server is not None
     say("\n".join(words(found, price, gpus_known=known)))
     file = settings.report.folder / f"size-measured-{found.measured.model.replace('/', '--')}" / "answer.json"
+    with _writing(file.parent):
+        write_json(file, to_json(found, price), sort_keys=False)
+    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
+    return 0
+
+
+def _from_rate(settings: Settings, rate: float) -> int:
+    """Size the fleet from a rate that is known."""
+    from pipelines.predict.sizing.given_rate import answer_of, to_json, words
+    from pipelines.predict.sizing.measured import price_of
+
+    machine = gather()
+    found = answer_of(settings, machine, rate)
+    price = price_of(settings, machine, found.demand, found.fleet)
+    known = resolved(settings.hardware, machine).gpus_per_server is not None
+    say("\n".join(words(found, price, gpus_known=known)))
+    file = settings.report.folder / "size-rate" / "answer.json"
     with _writing(file.parent):
         write_json(file, to_json(found, price), sort_keys=False)
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")

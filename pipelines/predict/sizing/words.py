@@ -103,13 +103,14 @@ def count(amount: int, word: str) -> str:
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
-def fleet_text(fleet: PeakFleet) -> str:
-    """Describe instances, GPUs and servers, also before rounding."""
+def fleet_text(fleet: PeakFleet, *, gpus: bool = True) -> str:
+    """Describe instances, servers and, if it has any, GPUs, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
+    used = f", {fleet.gpus:,} of {total:,} GPUs" if gpus else ""
     return (
-        f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}, {fleet.gpus:,} of "
-        f"{total:,} GPUs; before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
+        f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}{used}; "
+        f"before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
     )
 
 

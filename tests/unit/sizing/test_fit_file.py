@@ -83,6 +83,20 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
 
 
+def test_a_result_of_vllm_is_fitted_at_the_ranks_that_are_named(tmp_path, capsys):
+    """With what vLLM writes by default: P99 and no E2E. Without its ranks, TP 1 was assumed."""
+    data = json.loads((FILES / "vllm_bench_serve.json").read_text())
+    usual = {key: value for key, value in data.items() if "e2el" not in key and not key.startswith(("p90", "p95"))}
+    path = tmp_path / "vllm-infqps-concurrency8-Llama-20260901-100000.json"
+    path.write_text(json.dumps(usual))
+    words = [f"sizing.measured={tmp_path}", *LLAMA, f"paths.store={tmp_path}"]
+    with pytest.raises(UserError, match="does not say how many GPUs served the load"):
+        COMMANDS["calibrate"].run(words)
+    assert "measured with vllm bench serve" in run(capsys, *words, "sizing.tp=2")
+    made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp2.json")
+    assert (made.engine, made.tp, made.pp) == ("vllm", 2, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
