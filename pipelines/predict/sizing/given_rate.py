@@ -16,7 +16,7 @@ from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
 from pipelines.predict.sizing.measured import ONE_SERVER, gpus_text, load_text
 from pipelines.predict.sizing.price import Cost
-from pipelines.predict.sizing.words import cost_texts, count, fleet_text, pair
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair
 from pipelines.settings.root import Settings
 
 
@@ -61,7 +61,7 @@ def words(found: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[st
     ]
     if not gpus_known:
         lines.append(pair("", ONE_SERVER))
-    lines += [pair("cost", text) for text in (cost_texts(price) if price else ["no prices given (sizing.prices.*)"])]
+    lines += [pair("cost", text) for text in (cost_texts(price) if price else [NO_PRICES])]
     unchecked = (
         f"nothing is measured or simulated: the rate counts as served within your limits; at the peak each of "
         f"{count(found.fleet.needed, 'instance')} gets {number(each)} requests/s"

@@ -22,7 +22,7 @@ from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
-from pipelines.predict.sizing.words import cost_texts, count, fleet_text, pair, wrap
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair, whole, wrap
 from pipelines.settings.root import Settings
 
 NO_GPUS = {"gpus": 0, "gpus_per_server": 0}
@@ -100,7 +100,8 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
     lines += ["", pair("fleet", fleet_text(found.fleet, gpus=not cpu))]
     if not gpus_known and not cpu:
         lines.append(pair("", ONE_SERVER))
-    lines += [pair("cost", text) for text in (cost_texts(price) if price else ["no prices given (sizing.prices.*)"])]
+    billed = () if cpu or not gpus_known else (whole(found.fleet),)
+    lines += [pair("cost", text) for text in ((*cost_texts(price), *billed) if price else (NO_PRICES,))]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
 

@@ -17,6 +17,7 @@ from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SHOWN_OPTIONS = 12
+NO_PRICES = "no prices given (sizing.prices.*)"
 
 
 def words(result: Result) -> list[str]:
@@ -114,6 +115,14 @@ def fleet_text(fleet: PeakFleet, *, gpus: bool = True) -> str:
     )
 
 
+def whole(fleet: PeakFleet) -> str:
+    """Say what is paid for: whole servers, including GPUs without an instance."""
+    total = fleet.servers * fleet.gpus_per_server
+    idle = total - fleet.gpus
+    unused = f", {idle:,} of them idle" if idle else ", all in use"
+    return f"whole servers are billed: {count(total, 'GPU')}{unused}"
+
+
 def _recommended(result: Result) -> list[str]:
     question, best = result.answer.question, result.answer.chosen
     lines = [
@@ -126,9 +135,9 @@ def _recommended(result: Result) -> list[str]:
         pair("tokens", tokens_text(question)),
     ]
     if best.cost is not None:
-        lines += [pair("cost", text) for text in cost_texts(best.cost)]
+        lines += [pair("cost", text) for text in (*cost_texts(best.cost), whole(best.fleet))]
     else:
-        lines.append(pair("cost", "no prices given (sizing.prices.*)"))
+        lines.append(pair("cost", NO_PRICES))
     return lines
 
 
