@@ -105,6 +105,30 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
+def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
+    """Return one row per result that has no baseline to be compared with; accuracies are fractions (0..1)."""
+    return [
+        {
+            "model": result.model,
+            "format": result.qformat,
+            "engine": result.engine,
+            "task": result.task,
+            "num_fewshot": result.num_fewshot,
+            "questions": result.questions,
+            "accuracy": result.accuracy,
+            "accuracy_stderr": result.overall.stderr,
+        }
+        for result in results
+    ]
+
+
+def alone_table(rows: Sequence[Row]) -> str:
+    """Return accuracies without a baseline as text."""
+    cells = [(row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])) for row in rows]
+    lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
+    return "\n".join([*lines, "", "The 16-bit baseline was skipped (eval.baseline=skip), so no loss can be stated."])
+
+
 def subject_rows(baseline: EvalResult, others: Sequence[EvalResult]) -> list[Row]:
     """Return accuracy per category, subject and overall; `accuracy` holds one entry per result, the baseline first.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.adapter import Adapter
-from pipelines.domain.families import FAMILIES
+from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
@@ -179,11 +179,11 @@ def _formats() -> Iterator[str]:
     ]
     yield _table(["", *GENERATIONS], rows)
     yield "## Formats and model families"
-    shapes = [_shape(architecture) for architecture in FAMILIES]
+    shapes = [_shape(architecture) for architecture in BUILT]
     rows = [
         [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
     ]
-    yield _table(["", *FAMILIES], rows)
+    yield _table(["", *BUILT], rows)
 
 
 def _shape(architecture: str) -> ModelShape:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.families import FAMILIES
+from pipelines.domain.families import BUILT, FAMILIES
 from pipelines.domain.formats import (
     BY_QUANT_ALGO,
     FLOAT_WEIGHTS,
@@ -162,7 +162,7 @@ def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
     if config.architecture not in FAMILIES:
         yield Fault(
             f"config.json has architecture='{config.architecture}', which is not supported.",
-            f"Supported: {', '.join(FAMILIES)}.",
+            f"Supported: {', '.join(BUILT)}.",
         )
     if block.quant_algo not in LINEAR_RULES:
         known = ", ".join(str(algo) for algo in LINEAR_RULES)

@@ -178,10 +178,10 @@ COMMANDS = {
         "what would run, what is cached and why; writes nothing",
         "Checks the whole configuration and this machine, and lists each stage with what is cached, what would run "
         "and why, the memory it takes, and for a GPU the exact commands and the modelled speed.",
-        (*BUILD, "eval", *SERVER, *LOAD, "sizing"),
+        ("plan", *BUILD, "eval", *SERVER, *LOAD, "sizing"),
         (
-            "plan quant=fp8 build.max_batch_size=64",
-            "plan quant=nvfp4 hardware=a10",
+            "plan quant=fp8 plan.target=build",
+            "plan quant=int4_awq hardware=a10",
             "plan engine=tensorrt_llm model=gemma_2b quant=fp8 hardware=h100_sxm",
         ),
     ),

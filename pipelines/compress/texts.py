@@ -42,9 +42,12 @@ def load_texts(
 
 def _all_texts(source: Path, split: str | None, column: str) -> Iterator[str]:
     for path in _files(source, split):
-        for text in _READERS[path.suffix](path, column):
-            if text.strip():
-                yield text
+        try:
+            for text in _READERS[path.suffix](path, column):
+                if text.strip():
+                    yield text
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read: {error}.", todo="Give a readable file in UTF-8.") from None
 
 
 def _files(source: Path, split: str | None) -> list[Path]:

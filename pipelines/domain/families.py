@@ -108,11 +108,6 @@ _ROWS = (
         ),
         sliding_window=4096,
         global_every=2,
-        float16_overflows=True,
-        smoothquant_alpha=0.5,
-        fp8_awq_alpha_step=1.0,
-        w4a8_in_doubt=True,
-        features=frozenset({"reduce_fusion"}),
     ),
     Family(
         name="llama",
@@ -127,7 +122,9 @@ _ROWS = (
 )
 
 FAMILIES: dict[str, Family] = {family.architecture: family for family in _ROWS}
-"""Architecture -> family: the families this project builds."""
+"""Architecture -> family: of Gemma 2 only the sizes are used, for `make size`."""
+BUILT = tuple(family.architecture for family in _ROWS if family.modelopt_type)
+"""Architectures that this project builds."""
 
 
 def titles(feature: Feature) -> list[str]:

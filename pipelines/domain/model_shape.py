@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.families import FAMILIES, Family
+from pipelines.domain.families import BUILT, FAMILIES, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ModelShape:
         if buildable and not known:
             raise UserError(
                 f"{source} names the architecture '{architecture}', which this project does not know.",
-                allowed=f"Known: {', '.join(FAMILIES)}.",
+                allowed=f"Known: {', '.join(BUILT)}.",
             )
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])

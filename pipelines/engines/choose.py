@@ -17,8 +17,13 @@ class EngineChoice:
     reason: str
 
 
-def choose(wanted: str, machine: Machine) -> EngineChoice:
+def choose(wanted: str, machine: Machine, hardware: str = "auto") -> EngineChoice:
     """Resolve `engine.name`: `auto` chooses TensorRT-LLM where it can run, otherwise OpenVINO, and gives the reason.
+
+    Args:
+        wanted: value of `engine=`.
+        machine: facts of this machine.
+        hardware: value of `hardware=`; a GPU by name is planned for with TensorRT-LLM, wherever that is.
 
     Raises:
         UserError: the engine does not exist.
@@ -26,6 +31,10 @@ def choose(wanted: str, machine: Machine) -> EngineChoice:
     if wanted != "auto":
         return EngineChoice(with_setting(wanted) or describe(wanted), "asked for")
     missing = why_no_tensorrt_engines(machine)
+    if hardware != "auto" and (missing or not machine.gpus):
+        return EngineChoice(
+            TENSORRT_LLM, f"engine=auto: planned for hardware={hardware}; engine=openvino plans for this machine's CPU"
+        )
     if not machine.gpus:
         return EngineChoice(OPENVINO, f"engine=auto: no NVIDIA GPU here, {machine.no_gpu_reason}")
     if missing:

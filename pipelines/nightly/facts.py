@@ -22,7 +22,7 @@ LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
-NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor")
+NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan")
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""
@@ -148,11 +148,11 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
     """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
     from eval.paired import compare_pair
     from eval.results import EvalResult
-    from pipelines.stages.evaluate import RESULT
+    from pipelines.stages.evaluate import RESULT, baseline_of
 
     after = EvalResult.load(artifacts["evaluate"] / RESULT)
-    before = EvalResult.load(artifacts.get("baseline.evaluate", artifacts["evaluate"]) / RESULT)
-    pair = compare_pair(before, after)
+    before = baseline_of(artifacts, after.qformat)
+    pair = compare_pair(EvalResult.load(before / RESULT), after) if before else None
     return {
         "task": after.task,
         "num_fewshot": after.num_fewshot,
@@ -160,11 +160,11 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
         "prompts_sha256": after.prompts_sha256,
         "accuracy": after.accuracy,
         "stderr": after.overall.stderr,
-        "baseline": pair.baseline_accuracy,
-        "loss_percent": pair.loss_percent,
-        "interval": pair.interval,
-        "p_value": pair.p_value,
-        "verdict": pair.verdict,
+        "baseline": pair.baseline_accuracy if pair else None,
+        "loss_percent": pair.loss_percent if pair else None,
+        "interval": pair.interval if pair else None,
+        "p_value": pair.p_value if pair else None,
+        "verdict": pair.verdict if pair else "no baseline",
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),
     }

@@ -174,7 +174,7 @@ def _cell(night: Night, cell: NightlyCell, own: Settings, number: int, count: in
         overrides=cell.overrides,
         model=own.model.label,
         precision=own.variant,
-        engine=choose(own.engine.name, night.machine).engine.name,
+        engine=choose(own.engine.name, night.machine, own.hardware.name).engine.name,
         tp_size=own.build.tp_size,
         protocol=facts.protocol(own),
         settings_digest=digest,

@@ -62,7 +62,7 @@ def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
     ]
     refused = sum(record.status == "not possible" for record in verdict.records)
     worst = min(rates, key=lambda line: _change(line) or 0.0, default=None)
-    losses = [(r.accuracy["loss_percent"] or 0.0, r) for r in done if r.accuracy]
+    losses = [(r.accuracy["loss_percent"], r) for r in done if r.accuracy and r.accuracy["loss_percent"] is not None]
     loss = max(losses, key=lambda item: float(item[0]), default=None)
     return (
         Card("Regressions", str(len(verdict.regressions)), "", f"{verdict.questions} comparisons", "measured"),

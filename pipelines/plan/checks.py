@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,15 +16,22 @@ from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
-from pipelines.plan.targets import Target, is_elsewhere
-from pipelines.plan.user_inputs import Found
+from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
+from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, is_elsewhere
+from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
+from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.limits import EngineLimits, with_limits
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
+from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, warned
+from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
+from pipelines.settings.triton import TritonSettings
 from pipelines.stages import Stage
+
+CPU_WAY = "use engine=openvino, which executes the same checkpoint here; "
 
 
 @dataclass
@@ -68,15 +75,83 @@ def check(
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
     checked.faults += refused(findings)
-    checked.warnings = tuple(warned(findings))
+    checked.warnings = (*warned(findings), *_few_texts(settings, found))
+    checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
-    _gpu_memory(with_limits(settings, limits), shape, machine, checked, limits)
+    known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
+
+    def allowed(change: str) -> bool:
+        """Return whether a change of the settings breaks no further rule."""
+        changed = check_table(deployment(with_changes(settings, change), shape, engine, machine, found))
+        return {finding.rule.name for finding in changed if finding.rule.severity is Severity.REFUSE} <= known
+
+    _gpu_memory(with_limits(settings, limits), shape, machine, target, found, checked, limits, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
+        if target in (*EVALUATED, *STARTED):
+            fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
+            checked.faults += fit.faults
+            checked.warnings += fit.warnings
+    checked.faults += _pinned(settings, engine, machine)
     checked.faults += served
     return checked
+
+
+def _baseline(
+    settings: Settings,
+    shape: ModelShape | None,
+    engine: EngineDescription,
+    machine: Machine,
+    target: Target,
+    found: Found,
+    known: Sequence[BrokenRule],
+) -> list[Fault]:
+    """Apply the rules to the 16-bit baseline, which is built and evaluated but not served."""
+    if not has_baseline(settings, target):
+        return []
+    alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
+    findings = check_table(deployment(alone, shape, engine, machine, found))
+    told = {finding.rule.name for finding in known}
+    new = refused([finding for finding in findings if finding.rule.name not in told])
+    ranks = settings.eval.baseline_tp_size
+    what = f"The 16-bit baseline{f' (eval.baseline_tp_size={ranks})' if ranks else ''}"
+    return [Fault(f"{what}: {fault.message}", fault.allowed, fault.todo) for fault in new]
+
+
+def _few_texts(settings: Settings, found: Found) -> list[Fault]:
+    """Warn of calibration data with fewer texts than activations should be observed on."""
+    if found.few_texts is None:
+        return []
+    count = f"{found.few_texts} text{'s' if found.few_texts > 1 else ''}"
+    return [
+        Fault(
+            f"calibration.path='{settings.calibration.path}' holds {count}: the observed ranges of activations depend "
+            f"on so few.",
+            f"At least {ENOUGH_TEXTS} are advisable; calibration.size={settings.calibration.size} would be used.",
+            "Add texts, or use calibration=cnn_dailymail.",
+        )
+    ]
+
+
+def _pinned(settings: Settings, engine: EngineDescription, machine: Machine) -> list[Fault]:
+    """Check host memory that the server reserves on this machine for KV blocks and adapters."""
+    if not engine.needs_gpu or not machine.gpus:
+        return []
+    triton = settings.triton
+    asked = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
+    if settings.lora.adapters:
+        asked["lora_cache_host_memory_bytes"] = triton.lora_cache_host_memory_bytes
+    return [
+        Fault(
+            f"triton.{name}={size} is {show_bytes(size)} of host memory; this machine has "
+            f"{show_bytes(machine.memory_bytes)}.",
+            todo=f"Set triton.{name} lower.",
+        )
+        for name, size in asked.items()
+        if size > machine.memory_bytes
+    ]
 
 
 def _draft(settings: Settings, found: Found) -> list[Fault]:
@@ -94,22 +169,52 @@ def _draft(settings: Settings, found: Found) -> list[Fault]:
         group_size=settings.quant.group_size,
         tp_size=build.tp_size,
         pp_size=build.pp_size,
+        positions=found.draft_rotary,
     )
     return [Fault(f"speculative.draft: {fault.message}", fault.allowed, fault.todo) for fault in faults]
 
 
-def check_machine(engine: EngineDescription, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
-    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it."""
+def check_machine(
+    engine: EngineDescription,
+    machine: Machine,
+    stages: Sequence[Stage],
+    wanted: HardwareSettings,
+    on_cpu: Callable[[], bool],
+) -> list[Fault]:
+    """Find what keeps an engine from being built and evaluated on this machine; `plan` can still describe it.
+
+    Args:
+        engine: the chosen engine.
+        machine: facts of this machine.
+        stages: that would run.
+        wanted: the GPU that was planned for.
+        on_cpu: whether the CPU engine takes the same configuration here.
+    """
     used = any(stage.name in ("convert", "vision", "build", "evaluate") for stage in stages)
-    lacks = engine.lacks(machine) if engine.builder and used else []
-    if not lacks:
+    if not engine.builder or not used:
         return []
+    lacks = engine.lacks(machine)
+    if not lacks:
+        return _other_gpu(machine, wanted)
     return [
         Fault(
             f"engine={engine.setting} cannot run here: {'; '.join(lacks)}.",
             engine.place,
-            "Run the same command there (make shell); use engine=openvino, which executes the same checkpoint here; "
-            "or serve an engine that is already built with engine.path=/its/folder.",
+            f"Run the same command there (make shell); {CPU_WAY if on_cpu() else ''}"
+            f"or serve an engine that is already built with engine.path=/its/folder.",
+        )
+    ]
+
+
+def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
+    """Refuse to build on another kind of GPU than the one that was planned for."""
+    if wanted.name == "auto" or any(hardware.is_a(gpu, wanted) for gpu in machine.gpus):
+        return []
+    return [
+        Fault(
+            f"hardware={wanted.name} is not here: this machine has {machine.gpus[0].name}.",
+            "A TensorRT engine is built on the GPU it is for.",
+            "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
         )
     ]
 
@@ -134,21 +239,47 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
+def with_changes(settings: Settings, change: str) -> Settings:
+    """Return the settings with overrides such as "build.tp_size=2 quant=fp8", as messages propose them."""
+    for word in change.split():
+        key, _, value = word.partition("=")
+        group, _, name = key.partition(".")
+        held = getattr(settings, group)
+        name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
+        changed = type(held).judged(held.model_dump(by_alias=True, exclude_none=True) | {name: value}, f"{group}.")
+        settings = settings.model_copy(update={group: changed})
+    return settings
+
+
 def _gpu_memory(
-    settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked, limits: EngineLimits | None
+    settings: Settings,
+    shape: ModelShape | None,
+    machine: Machine,
+    target: Target,
+    found: Found,
+    checked: Checked,
+    limits: EngineLimits | None,
+    allowed: Callable[[str], bool],
 ) -> None:
-    """Check the engine against the memory of its GPU."""
-    target = hardware.resolved(settings.hardware, machine)
+    """Check every engine of the plan against the memory of the GPU."""
+    gpu = hardware.resolved(settings.hardware, machine)
     if about := hardware.describe(settings.hardware, machine):
         checked.notes += (about,)
-    if shape is not None and target.memory_gb:
-        if limits is not None:
-            checked.notes += tuple(f"chosen for the load: build.{line}" for line in limits.lines())
-        chosen = () if limits is None else tuple(limits.reasons)
-        fit = memory_checks.check(settings, shape, target, formats_for(target.sm or 0), chosen)
-        checked.faults += fit.faults
-        checked.notes += fit.notes
-        checked.warnings += fit.warnings
+    if shape is None or not gpu.memory_gb:
+        return
+    if limits is not None:
+        checked.notes += tuple(f"chosen for the load: build.{line}" for line in limits.lines())
+    chosen = () if limits is None else tuple(limits.reasons)
+    total, name = usable_bytes(gpu), memory_checks.gpu_name(gpu)
+    alone = draft_faults(settings, target, found, total, name)
+    beside = [] if alone else neighbours(settings, target, found)
+    fit = memory_checks.check(settings, shape, gpu, formats_for(gpu.sm or 0), beside, allowed, chosen)
+    checked.faults += [*fit.faults, *alone]
+    checked.faults += baseline_faults(settings, target, shape, total, name, gpu.gpus_per_server)
+    checked.notes += fit.notes
+    checked.warnings += fit.warnings
+    if settings.multimodal.model_type != "none" and target in SERVED and not found.vision_bytes:
+        checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:

@@ -43,4 +43,5 @@ def deployment(
             if images.visual_tokens is not None
             else None
         ),
+        rotary=found.rotary,
     )

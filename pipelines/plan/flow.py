@@ -11,7 +11,7 @@ from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine
 from pipelines.plan.engine_flow import EngineFlow, Node
 from pipelines.plan.memory_checks import cpu_reached
-from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, is_elsewhere
+from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, has_baseline, is_elsewhere
 from pipelines.settings.features import MultimodalSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
@@ -48,8 +48,8 @@ def nodes(
     if is_elsewhere(settings, target):
         flow.measure(settings)
         return flow.nodes
-    baseline = settings.baseline()
-    if target in EVALUATED and baseline.variant != settings.variant:
+    if has_baseline(settings, target):
+        baseline = settings.baseline()
         flow.engine(baseline, "baseline.")
         flow.accuracy(baseline, "baseline.")
     flow.engine(settings, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
@@ -12,6 +12,7 @@ from pipelines.domain.units import show_bytes
 from pipelines.engines.openvino.blocks import blocks_of
 from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cpu_memory, kv_blocks
 from pipelines.host.machine import native_bf16
+from pipelines.plan.neighbours import DRAFT, Neighbour
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
 from pipelines.predict.performance.lengths import known_lengths
@@ -47,46 +48,56 @@ def check(
     shape: ModelShape,
     hardware: HardwareSettings,
     formats: list[QFormat],
+    beside: Sequence[Neighbour] = (),
+    allowed: Callable[[str], bool] = lambda _change: True,
     chosen: Collection[str] = (),
 ) -> MemoryFit:
-    """Check an engine against one GPU.
+    """Check an engine against one GPU, which other engines may share.
 
     Args:
         settings: the configuration.
         shape: of the model.
         hardware: the GPU, with its memory.
         formats: weight formats it can run.
+        beside: the other engines.
+        allowed: whether no rule refuses the configuration with a change, given as overrides.
         chosen: limits that were chosen for the load, by name; nothing is advised against them.
     """
-    total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
+    whole, name = usable_bytes(hardware), gpu_name(hardware)
+    total = whole - sum(other.least for other in beside)
+    usual = whole - sum(other.usual for other in beside)
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return MemoryFit()  # no such split exists; another rule refuses it
-    memory, tokens = device_memory(sizes, total), request_tokens(settings) or sizes.max_seq_len
+    memory, tokens = device_memory(sizes, usual), request_tokens(settings) or sizes.max_seq_len
     # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
-        fixes = what_fits(sizes, total, tokens, formats)
-        todo = f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
-        return MemoryFit(faults=(Fault(_no_room(settings, memory, str(name)), todo=todo),))
+        fixes = [*filter(allowed, what_fits(sizes, total, tokens, formats))]
+        todo = f"Fits with {' or '.join(fixes)}." if fixes else _without(beside)
+        return MemoryFit(faults=(Fault(_no_room(settings, memory, whole, name, beside), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
-        fixes = what_fits(sizes, total, tokens, formats)
-        return MemoryFit(warnings=(_buffers(settings, memory, str(name), fixes),))
-    warnings = _few_requests(sizes, memory, tokens, formats)
+        fixes = [*filter(allowed, what_fits(sizes, usual, tokens, formats))]
+        return MemoryFit(warnings=(_buffers(settings, memory, whole, name, fixes, beside),))
+    warnings = _few_requests(sizes, memory, tokens, formats, allowed)
     if "max_batch_size" not in chosen:
-        warnings += _large_buffers(sizes, memory, str(name))
+        warnings += _large_buffers(sizes, memory, name)
     if "max_seq_len" not in chosen:
         warnings += _long_sequence(settings, sizes)
-    return MemoryFit(warnings=warnings, notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+    return MemoryFit(
+        warnings=warnings, notes=(_parts(sizes, memory, whole, name, beside), _left(sizes, memory, tokens))
+    )
 
 
-def _few_requests(sizes: EngineSizes, memory: DeviceMemory, tokens: int, formats: list[QFormat]) -> tuple[Fault, ...]:
+def _few_requests(
+    sizes: EngineSizes, memory: DeviceMemory, tokens: int, formats: list[QFormat], allowed: Callable[[str], bool]
+) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch."""
     found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
     if found >= FEW_REQUESTS:
         return ()
     roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
-    fixes = what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS)
+    fixes = [*filter(allowed, what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS))]
     how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
     requests = "1 request" if found == 1 else f"{found} requests"
     return (Fault(f"The KV cache holds only {requests} of {tokens:,} tokens at a time (modelled).", todo=how),)
@@ -125,6 +136,24 @@ def _long_sequence(settings: Settings, sizes: EngineSizes) -> tuple[Fault, ...]:
     )
 
 
+def gpu_name(hardware: HardwareSettings) -> str:
+    """Return the name of a GPU in messages."""
+    return str(hardware.gpu if hardware.name == "auto" else hardware.name)
+
+
+def _without(beside: Sequence[Neighbour]) -> str:
+    """Return the advice when no setting of the engine alone helps."""
+    if any(other.what == DRAFT for other in beside):
+        return "Choose a smaller draft model, or give it GPUs of its own with triton.draft_gpu_device_ids."
+    return "Use a larger GPU, or more GPUs."
+
+
+def _has(whole: float, beside: Sequence[Neighbour]) -> str:
+    """Describe the memory of a GPU and what other engines take of it."""
+    others = "".join(f", of which {other.what} takes {show_bytes(other.least)}" for other in beside)
+    return show_bytes(whole) + others
+
+
 def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
     """Predict the memory of the fullest rank in bytes, as the build log reports it; empty if the shape is unknown."""
     if shape is None:
@@ -133,41 +162,49 @@ def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, flo
     return {"weights": memory.weights + memory.streamed, "activations": memory.activations}
 
 
-def _no_room(settings: Settings, memory: DeviceMemory, name: str) -> str:
+def _no_room(settings: Settings, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
     what = f"{settings.model.label} in {settings.quant.qformat}"
     if memory.weights > memory.total:
         return (
             f"{what} needs {show_bytes(memory.weights)} of weights per GPU; "
-            f"one {name} has {show_bytes(memory.total)} (modelled)."
+            f"one {name} has {_has(whole, beside)} (modelled)."
         )
     return (
-        f"{what} leaves no KV cache for one request on {name} of {show_bytes(memory.total)}: weights "
+        f"{what} leaves no KV cache for one request on {name} of {_has(whole, beside)}: weights "
         f"{show_bytes(memory.weights)}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
         f"{settings.build.max_num_tokens}, CUDA {show_bytes(memory.cuda)} (modelled)."
     )
 
 
-def _buffers(settings: Settings, memory: DeviceMemory, name: str, fixes: list[str]) -> Fault:
+def _buffers(
+    settings: Settings,
+    memory: DeviceMemory,
+    whole: float,
+    name: str,
+    fixes: list[str],
+    beside: Sequence[Neighbour],
+) -> Fault:
     return Fault(
-        f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {show_bytes(memory.total)}: "
+        f"{settings.model.label} in {settings.quant.qformat} may not load on {name} of {_has(whole, beside)}: "
         f"runtime and decoder take about {show_bytes(memory.buffers)} for build.max_batch_size="
         f"{settings.build.max_batch_size} (modelled on logs of TensorRT-LLM 0.12 and 0.14), "
         f"weights {show_bytes(memory.weights)}, activations {show_bytes(memory.activations)}.",
-        todo=f"Fits with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs.",
+        todo=f"Fits with {' or '.join(fixes)}." if fixes else _without(beside),
     )
 
 
-def _parts(sizes: EngineSizes, memory: DeviceMemory, name: str) -> str:
+def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, beside: Sequence[Neighbour]) -> str:
     each = " per GPU" if sizes.tp_size * sizes.pp_size > 1 else ""
     parts = (
         ("weights", memory.weights),
         ("activations", memory.activations),
         ("buffers", memory.buffers),
         ("CUDA", memory.cuda),
+        *((other.what, other.usual) for other in beside),
         ("KV cache", memory.kv_pool),
     )
     listed = ", ".join(f"{word} {show_bytes(size)}" for word, size in parts)
-    text = f"on {name}: {listed} of {show_bytes(memory.total)}{each}"
+    text = f"on {name}: {listed} of {show_bytes(whole)}{each}"
     if memory.streamed:
         text += f"; {show_bytes(memory.streamed)} of weights stay on the host and are streamed in every iteration"
     return f"{text} (modelled)"
@@ -210,6 +247,38 @@ def cpu_predicted(settings: Settings, shape: ModelShape | None) -> CpuMemory | N
     """Predict the memory of the CPU engine's process at full load; None where it is not modelled."""
     sizes = cpu_sizes(settings, shape) if shape is not None else None
     return cpu_memory(sizes) if sizes is not None else None
+
+
+def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> MemoryFit:
+    """Check the CPU engine against the memory of this machine, on which it evaluates and serves.
+
+    Weights and KV pool are refused if they do not fit; iterations may stay smaller than the limits allow, so they only
+    cause a warning.
+    """
+    memory = cpu_predicted(settings, shape)
+    if memory is None or memory.own <= memory_bytes:
+        return MemoryFit()
+    what = f"{settings.model.label} in {settings.quant.qformat} with engine=openvino"
+    has = f"this machine has {show_bytes(memory_bytes)} (modelled)."
+    parts = f"weights {show_bytes(memory.weights)}, KV cache {show_bytes(memory.kv_pool)}"
+    held = memory.process + memory.weights + memory.kv_pool
+    if held <= memory_bytes:
+        return MemoryFit(
+            warnings=(
+                Fault(
+                    f"{what} may take {show_bytes(memory.own)} at full load; {has}",
+                    f"It is {parts}, activations {show_bytes(memory.activations)} for build.max_num_tokens="
+                    f"{settings.build.max_num_tokens}.",
+                    "Lower build.max_num_tokens or build.max_seq_len.",
+                ),
+            )
+        )
+    room = memory_bytes - memory.process - memory.weights
+    todo = "Use a smaller model, or a machine with more memory."
+    if room > 0:
+        key = "triton.max_tokens_in_paged_kv_cache, " if settings.triton.max_tokens_in_paged_kv_cache else ""
+        todo = f"Lower {key}engine.openvino.kv_cache_bytes (less than {int(room)}) or build.max_seq_len."
+    return MemoryFit(faults=(Fault(f"{what} needs {show_bytes(held)}; {has}", f"It is {parts}.", todo),))
 
 
 def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:

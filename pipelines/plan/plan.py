@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import EngineChoice, choose
+from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
@@ -87,7 +88,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         shape = found.shape or shape
     except UserError as error:
         faults.extend(error.faults)
-    choice = choose(found.built.flavour if found.built else settings.engine.name, machine)
+    choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     limits = None
     if found.built is None:
         with collecting(faults):
@@ -106,7 +107,13 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
-    not_here = checks.check_machine(choice.engine, machine, todo)
+    not_here = checks.check_machine(
+        choice.engine,
+        machine,
+        todo,
+        settings.hardware,
+        on_cpu=lambda: not checks.check(settings, shape, OPENVINO, machine, target, found).faults,
+    )
     findings = (checked.notes, checked.warnings, tuple(not_here))
     return Plan(settings, target, machine, choice, shape, steps, *findings)
 

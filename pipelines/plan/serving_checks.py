@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import get_args
 
-from pipelines.domain.errors import Fault
+from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
+from pipelines.loadgen.arrivals import read_trace
+from pipelines.loadgen.lengths import sampler
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
 from pipelines.rules.cpu import DRAFTING
 from pipelines.serving.locate import why_no_server
@@ -29,9 +32,11 @@ def check(
         target: of the command.
         built: the engine given with engine.path, if any.
     """
-    faults = load_faults(settings.workload, settings.benchmark) if target in MEASURED else []
+    faults = [*load_faults(settings.workload, settings.benchmark), *_files(settings)] if target in MEASURED else []
     if is_elsewhere(settings, target):
         return faults
+    if target in MEASURED:
+        faults += _streaming(settings)
     if target in STARTED and (fault := why_no_server(settings.serving)):
         faults.append(fault)
     if target in SERVED and engine.server is None:
@@ -45,6 +50,31 @@ def check(
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
+
+
+def _files(settings: Settings) -> list[Fault]:
+    """Read the files of the workload: its trace, and lengths given as a file."""
+    work, faults = settings.workload, list[Fault]()
+    if work.trace is not None:
+        with collecting(faults):
+            read_trace(work.trace, work.trace_speed)
+    for key, length in (("workload.isl", work.isl), ("workload.osl", work.osl)):
+        with collecting(faults):
+            sampler(length, Random(work.seed), key=key)
+    return faults
+
+
+def _streaming(settings: Settings) -> list[Fault]:
+    """Refuse to stream from a model that gives one response per request."""
+    if not settings.benchmark.streaming or settings.triton.decoupled_mode:
+        return []
+    return [
+        Fault(
+            "benchmark.streaming=true needs a model that sends several responses per request; "
+            "triton.decoupled_mode=false sends one.",
+            todo="Set benchmark.streaming=false (TTFT and ITL then have no value), or triton.decoupled_mode=true.",
+        )
+    ]
 
 
 def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | None) -> TritonSettings:

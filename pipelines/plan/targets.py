@@ -20,6 +20,11 @@ def is_elsewhere(settings: Settings, target: Target) -> bool:
     return target == "benchmark" and settings.benchmark.url is not None
 
 
+def has_baseline(settings: Settings, target: Target) -> bool:
+    """Return whether the 16-bit model is built and evaluated beside the compressed one."""
+    return target in EVALUATED and settings.eval.baseline == "build" and settings.baseline().variant != settings.variant
+
+
 def farthest(settings: Settings) -> Target:
     """Return how far a configuration can go: not every engine can be served or evaluated here."""
     engine = with_setting(settings.engine.name)

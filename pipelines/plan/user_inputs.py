@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
+from pipelines.checkpoint.tensors import read_header
+from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
 from pipelines.plan.targets import EVALUATED, Target, is_elsewhere
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
-from pipelines.store.sources import PICKLES, BuiltEngine, InputSource, engine_source, files_source, model_source
+from pipelines.store.sources import (
+    PICKLES,
+    BuiltEngine,
+    InputSource,
+    check_tokenizer,
+    engine_source,
+    files_source,
+    model_config,
+    model_source,
+    tokens_of,
+)
 from pipelines.store.store import HashCache
 
 
@@ -26,11 +40,15 @@ class Found:
     Attributes:
         sources: folders and files by the names under which stages read them.
         shape: of the model; None if it is not on disk.
+        rotary: how the model encodes positions; likewise.
         built: facts of the engine given with engine.path.
         draft: shape of the draft model.
+        draft_rotary: how the draft model encodes positions.
         same_vocabulary: whether draft and target have the same tokens; None if one of them is not on disk.
         pickled_heads: names of files with pickled weights in speculative.heads_path.
         adapters: by task id.
+        few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
+        vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
     """
 
     sources: dict[str, InputSource] = field(default_factory=dict)
@@ -40,6 +58,10 @@ class Found:
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
+    vision_bytes: int | None = None
+    rotary: Rotary | None = None
+    draft_rotary: Rotary | None = None
+    few_texts: int | None = None
 
 
 def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
@@ -50,13 +72,17 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     """
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
-    shape, built, draft, same = None, None, None, None
+    shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
     faults: list[Fault] = []
     elsewhere = is_elsewhere(settings, target)
-    if settings.model.folder:
+    if folder := settings.model.folder:
         with collecting(faults):
             weights = settings.engine.path is None and not elsewhere
-            sources["model"], shape = model_source(settings.model.folder, hashes, weights=weights)
+            sources["model"], shape = model_source(folder, hashes, weights=weights)
+            rotary = Rotary.of(model_config(folder))
+        if folder.is_dir() and _reads_text(settings, target):
+            with collecting(faults):
+                check_tokenizer(folder, "model.path")
     if settings.engine.path is not None:
         with collecting(faults):
             sources["engine"], built = engine_source(settings.engine.path, hashes)
@@ -67,13 +93,84 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
         with collecting(faults):
             folder = settings.speculative.draft.folder
             sources["draft"], draft = model_source(folder, hashes, key="speculative.draft.path")
+            draft_rotary = Rotary.of(model_config(folder))
             same = same_vocabulary(settings.model.folder, folder, hashes)
+    if settings.multimodal.path is not None and "vision" in sources:
+        with collecting(faults):
+            vision = vision_bytes(sources["vision"].path)
     for task, folder in settings.lora.adapters.items() if not elsewhere else ():
         with collecting(faults):
             sources[f"lora.{task}"], adapters[task] = adapter_source(folder, hashes, f"lora.adapters.{task}")
+    if settings.calibration.source == "local" and "calibration" in sources and _calibrates(settings, target):
+        with collecting(faults):
+            few = few_texts(sources["calibration"].path, settings.calibration.column)
     if faults:
         raise UserError.of(faults)
-    return Found(sources, shape, built, draft, same, _pickles(settings.speculative.heads_path), adapters)
+    return Found(
+        sources,
+        shape,
+        built,
+        draft,
+        same,
+        _pickles(settings.speculative.heads_path),
+        adapters,
+        vision,
+        rotary,
+        draft_rotary,
+        few,
+    )
+
+
+ENOUGH_TEXTS = 64
+"""With fewer calibration texts the observed ranges of activations depend on the choice of texts."""
+
+
+def few_texts(source: Path, column: str) -> int | None:
+    """Return the number of calibration texts if they are fewer than `ENOUGH_TEXTS`.
+
+    Raises:
+        UserError: there are none, or they cannot be read.
+    """
+    count = sum(1 for _ in load_texts(source, size=ENOUGH_TEXTS, column=column))
+    return count if count < ENOUGH_TEXTS else None
+
+
+def _calibrates(settings: Settings, target: Target) -> bool:
+    """Return whether texts are observed: by quantization of the model or its draft, or by SparseGPT."""
+    if settings.engine.path is not None or is_elsewhere(settings, target):
+        return False
+    formats = [settings.quant.qformat, settings.speculative.draft_qformat]
+    return (
+        any(FORMATS[each].calibrated for each in formats if each is not None)
+        or settings.kv_cache.dtype != KvFormat.AUTO
+        or settings.sparsity.method == "sparsegpt"
+    )
+
+
+def _reads_text(settings: Settings, target: Target) -> bool:
+    """Return whether a stage needs the model's tokenizer."""
+    return target != "build" or _calibrates(settings, target)
+
+
+VISION = ("vision_tower", "projector")
+"""Parts of the names of tensors, or of folders, that belong to a vision encoder (LLaVA, VILA)."""
+
+
+def vision_bytes(folder: Path) -> int | None:
+    """Return the bytes of a vision encoder's weights at 16 bit, from the headers of a model's safetensors files.
+
+    Raises:
+        UserError: a file is truncated or not a safetensors file.
+    """
+    count = 0
+    for path in sorted(folder.rglob("*.safetensors")):
+        whole = any(part in piece for piece in path.relative_to(folder).parts[:-1] for part in VISION)
+        count += sum(
+            prod(info.shape)
+            for name, info in read_header(path).items()
+            if whole or any(part in name for part in VISION)
+        )
+    return 2 * count or None
 
 
 def _pickles(heads: Path | None) -> tuple[str, ...]:
@@ -109,19 +206,5 @@ def same_vocabulary(target: Path | None, draft: Path, hashes: HashCache) -> bool
         files = (target / name, draft / name)
         if all(file.is_file() for file in files):
             equal = hashes.sha256(files[0]) == hashes.sha256(files[1])
-            return equal or (name == "tokenizer.json" and _tokens(files[0]) == _tokens(files[1]))
+            return equal or (name == "tokenizer.json" and tokens_of(files[0]) == tokens_of(files[1]))
     return None
-
-
-def _tokens(tokenizer: Path) -> object:
-    """Read the tokens and their ids from a `tokenizer.json`.
-
-    Raises:
-        UserError: it is not a tokenizer.
-    """
-    try:
-        raw = json.loads(tokenizer.read_text(encoding="utf-8"))
-        added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
-        return raw["model"]["vocab"], added
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{tokenizer} is not a tokenizer: it has no model.vocab.") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.domain.families import FAMILIES, titles
+from pipelines.domain import families
+from pipelines.domain.families import titles
 from pipelines.domain.formats import (
     QFormat,
     formats_for,
@@ -18,7 +19,6 @@ from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION,
 
 TOPIC = "Formats and GPUs"
 BY_FAMILY = "Formats and model families"
-EXPORTED = [name for name, family in FAMILIES.items() if family.modelopt_type]
 
 REFUSED_ON_SM100 = (
     "gemm_swiglu_plugin",
@@ -147,15 +147,15 @@ RULES = (
         source=f"{PRECISION}; TensorRT-Cloud 0.12 model table",
     ),
     Rule(
-        name="gemma2-cannot-be-exported",
+        name="family-cannot-be-exported",
         topic=BY_FAMILY,
         engines=BUILT,
         needs=("shape",),
         when=lambda d: shape(d).family.modelopt_type is None and [{"title": shape(d).family.title}],
         failed="{d.shape.architecture} cannot be exported to a TensorRT-LLM checkpoint: ModelOpt's exporter does not"
         " know {title}.",
-        allowed=f"Exported are {either(EXPORTED, 'and')}.",
-        todo="Choose one of these models, or serve this one unquantized from its Hugging Face folder.",
+        allowed=f"Exported are {either(families.BUILT, 'and')}.",
+        todo="Choose one of these models.",
         source=f"{MODELOPT}: NotImplementedError unless tensorrt_llm is installed",
     ),
     Rule(

@@ -11,6 +11,7 @@ from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.rotary import Rotary
 from pipelines.settings.build import BuildSettings
 from pipelines.settings.features import SpeculationMode
 from pipelines.settings.triton import TritonSettings
@@ -90,6 +91,7 @@ class DeploymentFacts:
         pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
         images: vision, if there is any.
+        rotary: how the model encodes positions.
     """
 
     needs_gpu: bool = True
@@ -113,6 +115,7 @@ class DeploymentFacts:
     pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     images: Images | None = None
+    rotary: Rotary | None = None
 
     @property
     def activation(self) -> str:

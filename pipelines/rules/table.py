@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
+from pipelines.domain.rotary import Rotary
+from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, rotary, serving, speculation, split
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity, judge
 from pipelines.settings.build import BuildSettings
 
@@ -13,6 +14,7 @@ RULES: tuple[Rule, ...] = (
     *gpu.RULES,
     *split.RULES,
     *attention.RULES,
+    *rotary.RULES,
     *builder.RULES,
     *speculation.RULES,
     *lora.RULES,
@@ -45,10 +47,13 @@ def check_checkpoint(
     sparsity: str = "none",
     tp_size: int = 1,
     pp_size: int = 1,
+    positions: Rotary | None = None,
 ) -> list[Fault]:
     """Return what stops a model from being exported in a format and a split, for callers without a configuration."""
     if tp_size < 1 or pp_size < 1:
         return [Fault(f"tp_size={tp_size}, pp_size={pp_size} is not a valid split.", "Both are at least 1.")]
     build = BuildSettings(tp_size=tp_size, pp_size=pp_size, max_input_len=1)
-    asked = DeploymentFacts(shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build)
-    return refused(judge((*gpu.RULES, *split.RULES), asked))
+    asked = DeploymentFacts(
+        shape=shape, qformat=qformat, group_size=group_size, sparsity=sparsity, build=build, rotary=positions
+    )
+    return refused(judge((*gpu.RULES, *split.RULES, *rotary.RULES), asked))

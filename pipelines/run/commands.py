@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.host.screen import complain
-from pipelines.plan.targets import Target, farthest
+from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
@@ -103,8 +103,10 @@ def run_all(overrides: Sequence[str]) -> int:
 
     plan, store, outcomes = _measured("all", overrides)
     if (code := _code(outcomes)) != INTERRUPTED:
-        variants = dict.fromkeys([plan.settings.baseline().variant, plan.settings.variant])
-        write(plan.settings, store, plan.settings.model.label, list(variants))
+        variants = [plan.settings.variant]
+        if has_baseline(plan.settings, plan.target):
+            variants.insert(0, plan.settings.baseline().variant)
+        write(plan.settings, store, plan.settings.model.label, variants)
     return code
 
 
@@ -129,7 +131,7 @@ def plan(overrides: Sequence[str]) -> int:
     from pipelines.run.console import plan_text
 
     settings = load(overrides)
-    made, _ = _plan_for(settings, farthest(settings))
+    made, _ = _plan_for(settings, settings.plan.target or farthest(settings))
     sys.stdout.write(plan_text(made))
     if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need

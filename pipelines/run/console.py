@@ -18,7 +18,7 @@ from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import RESULT
+from pipelines.stages.evaluate import RESULT, Evaluate, baseline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,14 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
-    """Compare the accuracy of what was built with the 16-bit baseline."""
-    folders = {outcome.node.id: outcome.artifact.path for outcome in outcomes if outcome.node.stage.name == "evaluate"}
-    return comparison([(folders.get("baseline.evaluate", folders["evaluate"]), folders["evaluate"])])
+    """Compare the accuracy of what was built with the 16-bit baseline, if that was evaluated."""
+    evaluated = {
+        outcome.node.id: (outcome.artifact.path, stage.variant)
+        for outcome in outcomes
+        if isinstance(stage := outcome.node.stage, Evaluate)
+    }
+    folder, variant = evaluated["evaluate"]
+    return comparison([(baseline_of({name: path for name, (path, _) in evaluated.items()}, variant), folder)])
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -138,15 +143,23 @@ def measured_table(outcome: StepOutcome) -> str:
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
-def comparison(pairs: Sequence[tuple[Path, Path]]) -> ResultTable:
-    """Compare pairs of evaluation folders (baseline, after) in one table with paired statistics."""
-    from eval.compare import loss_rows, loss_table
+def comparison(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
+    """Compare pairs of evaluation folders (baseline, after) in one table with paired statistics.
+
+    Results whose baseline was skipped follow in a table of accuracies alone.
+    """
+    from eval.compare import alone_rows, alone_table, loss_rows, loss_table
     from eval.results import EvalResult
 
-    rows = []
+    rows, alone = [], []
     for before, after in pairs:
-        rows += loss_rows(EvalResult.load(before / RESULT), [EvalResult.load(after / RESULT)])
-    return ResultTable(rows, loss_table(rows))
+        result = EvalResult.load(after / RESULT)
+        if before is None:
+            alone += alone_rows([result])
+        else:
+            rows += loss_rows(EvalResult.load(before / RESULT), [result])
+    texts = [loss_table(rows)] if rows or not alone else []
+    return ResultTable(rows + alone, "\n\n".join([*texts, *([alone_table(alone)] if alone else [])]))
 
 
 def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False) -> str:

@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
+Tokens = Annotated[int, Field(ge=1, le=2**24)]
+"""Tokens of one sequence or iteration."""
+Ranks = Annotated[int, Field(ge=1, le=1024)]
+"""GPUs, processes or threads that one engine spans."""
+
+LARGEST = 10**9
+"""Largest number that a setting takes, unless its name ends like one of these."""
+LARGEST_BY_NAME = {"_bytes": 2**44, "seed": 2**32 - 1}
+
+
+def largest(name: str) -> int:
+    """Return the largest value of a setting with this name; 16 TiB for sizes in bytes."""
+    return next((most for end, most in LARGEST_BY_NAME.items() if name.endswith(end)), LARGEST)
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """List the numbers in a value, also in lists and mappings."""
+    if isinstance(value, int | float) and not isinstance(value, bool | Enum):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _numbers(pair)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item)
+
+
+NAME = re.compile(r"\w[\w.+-]*")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
+
+
+def file_name(name: str) -> str:
+    """Check a name that becomes part of the names of folders in the store."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"'{name}' names folders: give letters, digits, '_', '-', '+' and '.', and begin with no '.'")
+    return name
+
+
+def hub_name(name: str | None) -> str | None:
+    """Check the name of a model or data set on the Hub."""
+    if name is not None and not (HUB_NAME.fullmatch(name) and ".." not in name):
+        raise ValueError(f"'{name}' is not a name on the Hub: give org/name")
+    return name
+
+
+def revision_name(revision: str | None) -> str | None:
+    """Check a revision on the Hub."""
+    if revision is not None and not (REVISION.fullmatch(revision) and ".." not in revision):
+        raise ValueError(f"'{revision}' is not a revision: give a branch, a tag or a commit")
+    return revision
 
 
 class Group(BaseModel):
@@ -18,7 +71,16 @@ class Group(BaseModel):
     A group's validator is built on first use: most groups are validated only inside `Settings`, which builds its own.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _is_in_range(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse sizes that no machine has, whichever field they are given for."""
+        most = largest(str(info.field_name))
+        if absurd := [number for number in _numbers(value) if abs(number) > most]:
+            raise ValueError(f"is {absurd[0]:,g}, which is out of range: give at most {most:,}")
+        return value
 
     @classmethod
     def judged(cls, values: Mapping[str, Any], key: str = "") -> Self:

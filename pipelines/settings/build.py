@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import Group, Positive, Ranks, Tokens
 
 Count = Annotated[int, Field(ge=0)]
 Switch = Literal["enable", "disable"]
@@ -98,7 +98,7 @@ class BuildSettings(Group):
         weight_streaming: keep part of the weights on the host at run time; needs gemm_plugin=disable.
         nccl_plugin: collectives over NCCL, and their type.
         gemm_allreduce_plugin: matrix product and all-reduce in one kernel, and its type.
-        reduce_fusion: residual add and norm fused after the all-reduce; Llama and Gemma 2 with tp_size above 1.
+        reduce_fusion: residual add and norm fused after the all-reduce; Llama with tp_size above 1.
         user_buffer: no copies around the all-reduce; FP8 Llama with reduce_fusion.
         pp_reduce_scatter: an optimization of pipeline parallelism, Mixtral only.
         logits_dtype: type of the logits; null is the checkpoint's.
@@ -139,18 +139,18 @@ class BuildSettings(Group):
     model_config = ConfigDict(protected_namespaces=())  # some options begin with "model_"
 
     # Limits.
-    max_batch_size: Positive = 2048
-    max_input_len: Positive = 1024
-    max_seq_len: Positive | None = None
-    max_num_tokens: Positive = 8192
-    max_beam_width: Positive = 1
-    opt_num_tokens: Positive | None = None
-    max_encoder_input_len: Positive = 1024
+    max_batch_size: Annotated[int, Field(ge=1, le=2**16)] = 2048
+    max_input_len: Tokens = 1024
+    max_seq_len: Tokens | None = None
+    max_num_tokens: Tokens = 8192
+    max_beam_width: Annotated[int, Field(ge=1, le=1024)] = 1
+    opt_num_tokens: Tokens | None = None
+    max_encoder_input_len: Tokens = 1024
     max_prompt_embedding_table_size: Count = 0
 
     # Ranks.
-    tp_size: Positive = 1
-    pp_size: Positive = 1
+    tp_size: Ranks = 1
+    pp_size: Ranks = 1
 
     # KV cache.
     kv_cache_type: Literal["continuous", "paged", "disabled"] = "paged"
@@ -212,7 +212,7 @@ class BuildSettings(Group):
     paged_state: Switch = "enable"
 
     # The build itself.
-    workers: Positive = 1
+    workers: Ranks = 1
     multiple_profiles: Switch = "disable"
     profiling_verbosity: Literal["layer_names_only", "detailed", "none"] = "layer_names_only"
     fast_build: bool = False

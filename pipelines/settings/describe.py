@@ -143,6 +143,11 @@ def _bounds(metadata: Any) -> str:
     for each in metadata:
         nested = getattr(each, "metadata", None)  # a pydantic Field inside Annotated
         for item in nested if nested is not None else [each]:
-            limits += [f"{sign} {getattr(item, name):g}" for name, sign in BOUNDS.items() if hasattr(item, name)]
+            limits += [f"{sign} {_number(getattr(item, name))}" for name, sign in BOUNDS.items() if hasattr(item, name)]
             pattern = getattr(item, "pattern", None) or pattern
     return (" " + " and ".join(limits) if limits else "") + (f" that matches {pattern}" if pattern else "")
+
+
+def _number(value: float) -> str:
+    """Write a limit as it is typed: whole numbers with all their digits."""
+    return str(value) if isinstance(value, int) else f"{value:g}"

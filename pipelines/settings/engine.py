@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import Group, Positive, Ranks, hub_name, revision_name
+
+Amount = Annotated[float, Field(ge=0)]
 
 
 class EngineOptions(Group):
@@ -35,7 +37,7 @@ class OpenVinoSettings(EngineOptions):
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ("inference_precision",)
 
     inference_precision: Literal["auto", "f32", "bf16"] = "auto"
-    num_threads: Positive | None = None
+    num_threads: Ranks | None = None
     kv_cache_bytes: Positive | None = None
     kv_cache_precision: Literal["auto", "f32", "bf16", "f16", "u8", "u4"] = "auto"
 
@@ -91,19 +93,19 @@ class HardwareSettings(Group):
     gpu: str | None = None
     nvidia_smi: tuple[str, ...] = ()
     arch: str | None = None
-    sm: float | None = None
-    memory_gb: float | None = None
-    reported_gb: float | None = None
-    mem_bw_gb_s: float | None = None
-    fp16_dense_tflops: float | None = None
-    fp8_dense_tflops: float | None = None
-    int8_dense_tops: float | None = None
-    fp4_dense_tflops: float | None = None
-    sparse_multiplier: float | None = None
-    nvlink_gb_s_bidir: float | None = None
-    pcie_gb_s_per_dir: float | None = None
+    sm: Amount | None = None
+    memory_gb: Amount | None = None
+    reported_gb: Amount | None = None
+    mem_bw_gb_s: Amount | None = None
+    fp16_dense_tflops: Amount | None = None
+    fp8_dense_tflops: Amount | None = None
+    int8_dense_tops: Amount | None = None
+    fp4_dense_tflops: Amount | None = None
+    sparse_multiplier: Amount | None = None
+    nvlink_gb_s_bidir: Amount | None = None
+    pcie_gb_s_per_dir: Amount | None = None
     gpus_per_server: Positive | None = None
-    tdp_w: float | None = None
+    tdp_w: Amount | None = None
 
 
 class EvalSettings(Group):
@@ -116,6 +118,8 @@ class EvalSettings(Group):
         dataset: data set of the Hub, org/name; null for mini_mmlu.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
+        baseline: build and evaluate the 16-bit model as well, or skip it: then no loss can be stated.
+        baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
     """
 
     task: Literal["mini_mmlu", "mmlu"]
@@ -124,3 +128,15 @@ class EvalSettings(Group):
     dataset: str | None
     revision: str | None
     dataset_path: Path | None
+    baseline: Literal["build", "skip"] = "build"
+    baseline_tp_size: Ranks | None = None
+
+    @field_validator("dataset")
+    @classmethod
+    def _is_on_the_hub(cls, dataset: str | None) -> str | None:
+        return hub_name(dataset)
+
+    @field_validator("revision")
+    @classmethod
+    def _is_a_revision(cls, revision: str | None) -> str | None:
+        return revision_name(revision)

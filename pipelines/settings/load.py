@@ -9,12 +9,13 @@ from pydantic import Field, model_validator
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import Fault
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import Group, Positive, Ranks
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
 OPEN_RATE = ("constant", "poisson", "gamma")
 """Arrivals that need a rate."""
 DEFAULT_CONCURRENCY = (1, 4, 16, 32)
+Concurrency = Annotated[int, Field(ge=1, le=10**6)]
 Seconds = Annotated[float, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -156,7 +157,7 @@ class WorkloadSettings(Group):
     trace: Path | None
     trace_speed: Annotated[float, Field(gt=0)]
     prompts: Positive
-    seed: int
+    seed: Annotated[int, Field(ge=0)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkloadSettings:
@@ -224,7 +225,7 @@ class BenchmarkSettings(Group):
     precision: str | None
     tp_size: Positive | None
     model_name: str
-    concurrency: tuple[Positive, ...] | None
+    concurrency: tuple[Concurrency, ...] | None
     request_rate: tuple[Rate, ...] | None
     streaming: bool
     window: Literal["steady", "whole"]
@@ -234,7 +235,7 @@ class BenchmarkSettings(Group):
     num_requests: Positive | None
     min_requests: Positive
     timeout_s: Rate
-    processes: Positive | None
+    processes: Ranks | None
     slo: SloSettings
 
     @model_validator(mode="before")

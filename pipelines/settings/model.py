@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape, implied_sizes
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import Group, Positive, file_name, hub_name, revision_name
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 
@@ -65,6 +66,21 @@ class ModelSettings(Group):
     path: Path | None
     shape: ShapeSettings | None
 
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        return file_name(name)
+
+    @field_validator("hub_id")
+    @classmethod
+    def _is_on_the_hub(cls, hub_id: str | None) -> str | None:
+        return hub_name(hub_id)
+
+    @field_validator("revision")
+    @classmethod
+    def _is_a_revision(cls, revision: str | None) -> str | None:
+        return revision_name(revision)
+
     @model_validator(mode="after")
     def _has_source(self) -> ModelSettings:
         if not (self.path or self.bundled or self.hub_id):
@@ -82,5 +98,5 @@ class ModelSettings(Group):
     def label(self) -> str:
         """Short name for folders and tables."""
         if self.path:
-            return self.path.expanduser().absolute().name
+            return Path(os.path.normpath(self.path.expanduser().absolute())).name or "root"
         return str(self.hub_id).replace("/", "--") if self.name == "hub" else self.name

@@ -1,8 +1,9 @@
-"""The groups `paths` and `verify`, and where the project itself is."""
+"""The groups `paths`, `plan` and `verify`, and where the project itself is."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pipelines.settings.base import Group
 
@@ -21,6 +22,16 @@ class PathSettings(Group):
     store: Path
     runs: Path
     trtllm_examples: Path
+
+
+class PlanSettings(Group):
+    """Settings of the command `plan`.
+
+    Attributes:
+        target: command to plan for; null is the farthest that the engine can go, usually all.
+    """
+
+    target: Literal["build", "evaluate", "repository", "serve", "benchmark", "all"] | None
 
 
 class VerifySettings(Group):

@@ -18,7 +18,7 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.nightly import NightlySettings
-from pipelines.settings.paths import PathSettings, VerifySettings
+from pipelines.settings.paths import PathSettings, PlanSettings, VerifySettings
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
@@ -54,6 +54,7 @@ class Settings(Group):
     nightly: NightlySettings
     sizing: SizingSettings
     paths: PathSettings
+    plan: PlanSettings
     verify: VerifySettings
     doctor: DoctorSettings
 
@@ -69,13 +70,14 @@ class Settings(Group):
 
     def baseline(self) -> Settings:
         """Return the settings of the accuracy baseline: the same model, uncompressed, without speculative decoding."""
+        ranks = self.eval.baseline_tp_size or self.build.tp_size
         return self.model_copy(
             update={
                 "quant": QuantSettings(qformat=QFormat.NONE),
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
-                "build": self.build.model_copy(update={"weight_sparsity": False, **NOT_SPECULATING}),
+                "build": self.build.model_copy(update={"weight_sparsity": False, "tp_size": ranks, **NOT_SPECULATING}),
             }
         )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import Group, Positive
+from pipelines.settings.base import Group, Positive, Ranks
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -108,9 +108,9 @@ class TritonSettings(Group):
     max_queue_size: Count = 0
     max_queue_delay_microseconds: Count = 0
 
-    preprocessing_instance_count: Positive = 1
-    postprocessing_instance_count: Positive = 1
-    bls_instance_count: Positive = 1
+    preprocessing_instance_count: Ranks = 1
+    postprocessing_instance_count: Ranks = 1
+    bls_instance_count: Ranks = 1
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
     accumulate_tokens: bool = False
@@ -138,7 +138,7 @@ class TritonSettings(Group):
     gpu_device_ids: DeviceIds | None = None
     draft_gpu_device_ids: DeviceIds | None = None
     participant_ids: DeviceIds | None = None
-    num_nodes: Positive = 1
+    num_nodes: Ranks = 1
     executor_worker_path: str = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
     gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] = 1.0
     enable_context_fmha_fp32_acc: bool = False

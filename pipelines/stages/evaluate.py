@@ -8,11 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.registry import describe, open_engine
 from pipelines.settings.engine import EngineOptions, EvalSettings
 
 RESULT = "evaluation.json"
+
+
+def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
+    """Return the folder of the baseline's evaluation, which is its own for the uncompressed model.
+
+    Args:
+        evaluated: folders of a run's evaluations by the id of their node.
+        variant: compression that the run evaluated.
+
+    Returns:
+        None if the baseline was skipped.
+    """
+    own = evaluated["evaluate"] if variant == QFormat.NONE else None
+    return evaluated.get("baseline.evaluate", own)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import Progress
+from pipelines.domain.rotary import Rotary
 from pipelines.rules.table import check_checkpoint
 from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
@@ -86,6 +87,7 @@ class Quantize:
             group_size=self.quant.group_size,
             tp_size=self.tp_size,
             pp_size=self.pp_size,
+            with_positions=self.layout == "tensorrt_llm",
         )
         facts = quantize(
             inputs["model"],
@@ -111,12 +113,13 @@ class Quantize:
         return facts
 
 
-def check_model(folder: Path, qformat: QFormat, **asked: Any) -> None:
+def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **asked: Any) -> None:
     """Apply the rules that the plan could not apply because the model was not on disk yet.
 
     Args:
         folder: Hugging Face checkpoint.
         qformat: to export it in.
+        with_positions: whether the checkpoint's reader must know the model's rotary embedding.
         asked: as for `check_checkpoint`.
 
     Raises:
@@ -124,7 +127,9 @@ def check_model(folder: Path, qformat: QFormat, **asked: Any) -> None:
     """
     from pipelines.compress.loading import look_at
 
-    if faults := check_checkpoint(look_at(folder).shape, qformat, **asked):
+    model = look_at(folder)
+    positions = Rotary.of(model.config) if with_positions else None
+    if faults := check_checkpoint(model.shape, qformat, positions=positions, **asked):
         raise UserError.of(faults)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError
+from pipelines.checkpoint.tensors import read_header
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.domain.model_shape import ModelShape
 from pipelines.store.store import HashCache, content_digest
@@ -136,9 +137,44 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     return found
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(path: Path) -> bool:
+    """Return whether a file is the pointer that `git clone` leaves without Git LFS, instead of the file itself."""
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
+def _pointer_error(key: str, folder: Path, path: Path) -> UserError:
+    return UserError(
+        f"{key}='{folder}': {path.name} is a Git LFS pointer of {path.stat().st_size} bytes, not the file itself.",
+        todo="Run `git lfs pull` in the folder, or download the model with `hf download`.",
+    )
+
+
 def _check_weights(folder: Path, key: str) -> None:
-    if any(folder.glob("*.safetensors")):
+    """Compare the header of every safetensors file with its size, and the index with the files.
+
+    Raises:
+        UserError: every file that is truncated, damaged or missing.
+    """
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if files:
+        faults: list[Fault] = []
+        for path in files:
+            with collecting(faults):
+                if is_pointer(path):
+                    raise _pointer_error(key, folder, path)
+                read_header(path)
+        for index in sorted(folder.glob("*.safetensors.index.json")):
+            with collecting(faults):
+                _check_index(folder, index, key)
+        if faults:
+            raise UserError.of(faults)
         return
+    if any(folder.glob("*.safetensors")):
+        return  # links that lead nowhere, which reading the files reports
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise UserError(
@@ -147,6 +183,59 @@ def _check_weights(folder: Path, key: str) -> None:
             todo="Convert it with transformers' save_pretrained().",
         )
     raise UserError(f"{key}='{folder}' has no *.safetensors file.")
+
+
+def _check_index(folder: Path, index: Path, key: str) -> None:
+    try:
+        needed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{index} is not an index of safetensors: it has no weight_map.") from None
+    if missing := [name for name in needed if not (folder / name).exists() and not (folder / name).is_symlink()]:
+        raise UserError(
+            f"{key}='{folder}' lacks {len(missing)} of the {len(needed)} files that {index.name} names: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}.",
+            todo="Download the model again.",
+        )
+
+
+def check_tokenizer(folder: Path, key: str) -> None:
+    """Check that a model folder has a tokenizer, as far as it can be seen without loading it.
+
+    Raises:
+        UserError: there is none, or its file is empty, damaged or a Git LFS pointer.
+    """
+    for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        if is_pointer(path):
+            raise _pointer_error(key, folder, path)
+        if path.stat().st_size == 0:
+            raise UserError(f"{key}='{folder}': {name} is empty.", todo="Download the model's tokenizer again.")
+        if name == "tokenizer.json":
+            tokens_of(path)
+        return
+    raise UserError(
+        f"{key}='{folder}' has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json.",
+        todo="Copy the tokenizer files of the original model into the folder.",
+    )
+
+
+def tokens_of(tokenizer: Path) -> object:
+    """Read the tokens and their ids from a `tokenizer.json`.
+
+    Raises:
+        UserError: it is not a tokenizer.
+    """
+    try:
+        raw = json.loads(tokenizer.read_text(encoding="utf-8"))
+        added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
+        return raw["model"]["vocab"], added
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{tokenizer} is not a tokenizer: it is not JSON with model.vocab.",
+            todo="Download the model's tokenizer again.",
+        ) from None
 
 
 def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:

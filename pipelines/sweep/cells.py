@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pipelines.host.files import write_json
 from pipelines.plan.targets import Target
+from pipelines.stages.evaluate import baseline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class SweepCell:
         return Path(self.artifacts["evaluate"])
 
     @property
-    def baseline(self) -> Path:
-        """Folder with the accuracy of the uncompressed model; its own for an uncompressed cell."""
-        return Path(self.artifacts.get("baseline.evaluate", self.artifacts["evaluate"]))
+    def baseline(self) -> Path | None:
+        """Folder with the accuracy of the uncompressed model, its own for an uncompressed cell; None if skipped."""
+        return baseline_of({name: Path(place) for name, place in self.artifacts.items()}, self.variant)
 
     def failed(self, reason: str) -> SweepCell:
         """Return a copy marked as failed."""

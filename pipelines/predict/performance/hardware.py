@@ -14,12 +14,14 @@ MEMORY_TOLERANCE = 0.12
 
 def row_of(gpu: GpuFacts) -> HardwareSettings | None:
     """Find the entry of a GPU: same name, same compute capability, about the same memory; None if there is none."""
-    for row in rows():
-        if gpu.name not in row.nvidia_smi or row.sm != gpu.sm or not row.memory_gb:
-            continue
-        if abs(gpu.memory_bytes / (row.memory_gb * 1e9) - 1) <= MEMORY_TOLERANCE:
-            return row
-    return None
+    return next((row for row in rows() if is_a(gpu, row)), None)
+
+
+def is_a(gpu: GpuFacts, row: HardwareSettings) -> bool:
+    """Return whether a GPU of this machine is the one that an entry describes."""
+    if gpu.name not in row.nvidia_smi or row.sm != gpu.sm or not row.memory_gb:
+        return False
+    return abs(gpu.memory_bytes / (row.memory_gb * 1e9) - 1) <= MEMORY_TOLERANCE
 
 
 def resolved(wanted: HardwareSettings, machine: Machine) -> HardwareSettings:

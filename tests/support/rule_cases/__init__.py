@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.support.rule_cases import attention, builder, cpu, gpu, llmapi, lora, serving, speculation, split
+from tests.support.rule_cases import attention, builder, cpu, gpu, llmapi, lora, rotary, serving, speculation, split
 from tests.support.rule_cases.words import GEMMA, LLAMA, Case, deployment
 
 CASES: dict[str, Case] = {
     **gpu.CASES,
     **split.CASES,
     **attention.CASES,
+    **rotary.CASES,
     **builder.CASES,
     **speculation.CASES,
     **lora.CASES,

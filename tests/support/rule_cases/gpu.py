@@ -34,7 +34,7 @@ CASES = {
     "w4a8-of-gemma-was-listed-no": Case(
         {"qformat": W4A8, "shape": GEMMA}, "lists quant=w4a8_awq of GemmaForCausalLM as not supported", {"shape": LLAMA}
     ),
-    "gemma2-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
+    "family-cannot-be-exported": Case({"shape": GEMMA2}, "Gemma2ForCausalLM cannot be exported", {"shape": GEMMA}),
     "gemma-prefers-bfloat16": Case(
         {"shape": GEMMA, "build": {"gemm_plugin": "float16"}},
         "gemm_plugin=float16 with GemmaForCausalLM",

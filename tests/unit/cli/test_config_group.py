@@ -26,16 +26,16 @@ def test_kinds_in_words():
     found = {key.name: key for key in KEYS}
     assert found["build.max_batch_size"] == Key(
         "build.max_batch_size",
-        "integer >= 1",
+        "integer >= 1 and <= 65536",
         (),
         "requests that the engine schedules together, at most; null is chosen for the load on a GPU whose speed is "
         "known, and trtllm-build's 2,048 elsewhere.",
     )
-    assert found["build.max_seq_len"].kind == "integer >= 1 or null"
+    assert found["build.max_seq_len"].kind == "integer >= 1 and <= 16777216 or null"
     assert found["build.kv_cache_type"].choices == ("continuous", "paged", "disabled")
     assert found["quant.qformat"].kind.startswith("one of none, fp8, int8_sq")
     assert found["sizing.prices.utilisation"].kind == "number > 0 and <= 1 or null"
-    assert found["benchmark.concurrency"].kind == "list of integer >= 1 or null"
+    assert found["benchmark.concurrency"].kind == "list of integer >= 1 and <= 1000000 or null"
     assert found["serving.openai"].choices == ("true", "false")
     assert found["build.model_config"].kind == "text or null"
     assert found["model.shape"].kind.startswith("null, or a mapping with the keys architecture, ")

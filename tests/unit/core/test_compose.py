@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.families import BUILT
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.models import MODELS
 from pipelines.settings.compose import compose_config, load
@@ -119,3 +120,9 @@ def test_interpolation_cannot_fail_unseen():
 
 def test_compose_leaves_hydra_out():
     assert "hydra" not in compose_config([])
+
+
+def test_every_model_offered_can_be_built():
+    """A model of conf/model whose family cannot be exported would be refused by every command."""
+    shapes = [load([f"model={name}"]).model.shape for name in choices("model") if name != "hub"]
+    assert {shape.architecture for shape in shapes if shape is not None} <= set(BUILT)

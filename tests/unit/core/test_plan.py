@@ -2,13 +2,16 @@
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
+from pipelines.engines.registry import TENSORRT_LLM
 from pipelines.host.machine import GpuFacts
 from pipelines.plan.plan import make_plan
 from pipelines.run.console import plan_text
@@ -34,7 +37,8 @@ def model(tmp_path):
     folder = tmp_path / "my_llama"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    (folder / "model.safetensors").write_bytes(b"only its hash is looked at")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     return folder
 
 
@@ -357,3 +361,34 @@ def test_the_text_fits_a_terminal_of_80_columns(tmp_path):
     text = plan_text(plan(tmp_path, ["experiment=gemma_2b_h100_fp8"], "evaluate"))
     assert max(map(len, text.splitlines())) <= 80
     assert "on h100_sxm: weights" in text
+
+
+def test_a_gpu_by_name_is_planned_for_and_not_built_on_another_machine(tmp_path, model):
+    """`hardware=a10` alone means a TensorRT engine for an A10, even where there is no GPU."""
+    words = [f"model.path={model}", "quant=int4_wo", "hardware=a10"]
+    made = plan(tmp_path, words)
+    assert made.choice.engine.name == "tensorrt_llm"
+    assert made.choice.reason == "engine=auto: planned for hardware=a10; engine=openvino plans for this machine's CPU"
+    assert "there is no NVIDIA GPU" in str(made.not_here[0])
+    assert plan(tmp_path, [*words, "engine=openvino"]).choice.engine.name == "openvino"
+
+
+def test_a_machine_with_another_gpu_does_not_build_for_the_one_named(tmp_path, model, monkeypatch):
+    words = [f"model.path={model}", "quant=int4_wo", "engine=tensorrt_llm"]
+    whole = replace(TENSORRT_LLM, lacks=lambda _machine: [])
+    monkeypatch.setattr("pipelines.engines.choose.with_setting", lambda _name: whole)
+    (fault,) = plan(tmp_path, [*words, "hardware=a10"], machine=with_gpu()).not_here
+    assert str(fault).startswith("hardware=a10 is not here: this machine has NVIDIA H100 80GB HBM3.")
+    assert not plan(tmp_path, [*words, "hardware=h100_sxm"], machine=with_gpu()).not_here
+    assert not plan(tmp_path, words, machine=with_gpu()).not_here
+
+
+def test_the_plan_goes_as_far_as_it_is_asked_to(tmp_path, capsys):
+    assert main(["plan", "plan.target=build", f"paths.store={tmp_path}/s"]) == 0
+    shown = capsys.readouterr().out
+    assert "run     build" in shown
+    assert "evaluate" not in shown
+    assert main(["plan", "plan.target=everything"]) == 2
+    assert "plan.target='everything' is not known. Choose one of build, evaluate" in " ".join(
+        capsys.readouterr().err.split()
+    )

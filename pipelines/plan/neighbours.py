@@ -1,0 +1,142 @@
+"""Memory of the engines that a plan holds besides its own: the 16-bit baseline, a draft model, a vision encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipelines.domain.errors import Fault
+from pipelines.domain.formats import QFormat
+from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import show_bytes
+from pipelines.plan.targets import SERVED, Target, has_baseline
+from pipelines.plan.user_inputs import Found
+from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
+from pipelines.predict.performance.memory import EngineSizes, device_memory, fits
+from pipelines.rules.table import check_checkpoint
+from pipelines.settings.root import Settings
+
+MORE_RANKS = (2, 4, 8, 16)
+DRAFT, VISION = "the draft model", "the vision encoder"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another engine on the same GPUs.
+
+    Attributes:
+        what: its name in messages.
+        least: bytes it takes per GPU with one request, certainly.
+        usual: bytes with buffers for all requests, which differ between versions of TensorRT-LLM.
+    """
+
+    what: str
+    least: float
+    usual: float
+
+
+def neighbours(settings: Settings, target: Target, found: Found) -> list[Neighbour]:
+    """List the engines that share the GPUs of the served engine."""
+    if target not in SERVED:
+        return []
+    beside = []
+    sizes = draft_sizes(settings, found)
+    if sizes is not None and not _draft_is_apart(settings):
+        one, usual = device_memory(replace(sizes, max_batch_size=1), 0), device_memory(sizes, 0)
+        kv = sizes.kv_request_bytes(_tokens(settings, sizes))
+        least = one.weights + one.activations + one.buffers + kv
+        beside.append(Neighbour(DRAFT, least, usual.weights + usual.activations + usual.buffers + kv))
+    if settings.multimodal.model_type != "none" and found.vision_bytes:
+        beside.append(Neighbour(VISION, found.vision_bytes, found.vision_bytes))
+    return beside
+
+
+def draft_sizes(settings: Settings, found: Found) -> EngineSizes | None:
+    """Return the sizes of the draft model's engine; None without one, or while its shape is unknown."""
+    guess = settings.speculative
+    shape = found.draft or guess.draft_shape
+    if guess.mode != "draft_target" or guess.draft_qformat is None or shape is None:
+        return None
+    quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
+    sizes = engine_sizes(settings.model_copy(update={"quant": quant}), shape)
+    if sizes.shape.num_attention_heads % sizes.tp_size:
+        return None  # another rule refuses this split
+    return replace(sizes, max_seq_len=min(sizes.max_seq_len, shape.max_position_embeddings))
+
+
+def _draft_is_apart(settings: Settings) -> bool:
+    """Return whether the draft model has GPUs of its own."""
+    triton, build = settings.triton, settings.build
+    if triton.draft_gpu_device_ids is None:
+        return False
+    own = triton.gpu_device_ids or (tuple(range(build.tp_size * build.pp_size)),)
+    return not {gpu for group in own for gpu in group} & {gpu for group in triton.draft_gpu_device_ids for gpu in group}
+
+
+def _tokens(settings: Settings, sizes: EngineSizes) -> int:
+    return min(request_tokens(settings) or sizes.max_seq_len, sizes.max_seq_len)
+
+
+def draft_faults(settings: Settings, target: Target, found: Found, total: float, name: str) -> list[Fault]:
+    """Check the draft model's engine alone against a GPU of `total` bytes."""
+    sizes = draft_sizes(settings, found) if target == "build" or target in SERVED else None
+    if sizes is None or fits(replace(sizes, max_batch_size=1), total, _tokens(settings, sizes)):
+        return []
+    draft = settings.speculative.draft
+    assert draft is not None
+    return [
+        Fault(
+            f"speculative.draft={draft.label} in {sizes.qformat} {_takes(sizes)}; one {name} has {show_bytes(total)} "
+            f"(modelled).",
+            todo="Choose a smaller draft model.",
+        )
+    ]
+
+
+def _takes(sizes: EngineSizes) -> str:
+    memory = device_memory(replace(sizes, max_batch_size=1), 0)
+    return f"needs {show_bytes(memory.weights)} of weights and {show_bytes(memory.activations)} of activations per GPU"
+
+
+def baseline_faults(
+    settings: Settings, target: Target, shape: ModelShape, total: float, name: str, gpus: int | None
+) -> list[Fault]:
+    """Check the 16-bit baseline against a GPU of `total` bytes, and offer settings with which the plan works.
+
+    Args:
+        settings: the configuration.
+        target: of the command.
+        shape: of the model.
+        total: memory of the GPU, bytes.
+        name: of the GPU.
+        gpus: in one server, if known.
+    """
+    if not has_baseline(settings, target):
+        return []
+    sizes = engine_sizes(settings.baseline(), shape)
+    if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, settings, total):
+        return []
+    ways = [f"eval.baseline_tp_size={ranks}" for ranks in _enough_ranks(sizes, settings, total, gpus)]
+    ways.append("eval.baseline=skip (then no loss of accuracy is stated)")
+    return [
+        Fault(
+            f"The 16-bit baseline of {settings.model.label} {_takes(sizes)}; one {name} has {show_bytes(total)} "
+            f"(modelled).",
+            todo=f"Add {', or '.join(ways)}.",
+        )
+    ]
+
+
+def _one_fits(sizes: EngineSizes, settings: Settings, total: float) -> bool:
+    return fits(replace(sizes, max_batch_size=1), total, _tokens(settings, sizes))
+
+
+def _enough_ranks(sizes: EngineSizes, settings: Settings, total: float, gpus: int | None) -> list[int]:
+    """Return the fewest ranks with which the baseline fits, in a list that is empty if there are none."""
+    for ranks in MORE_RANKS:
+        more = replace(sizes, tp_size=ranks)
+        if ranks <= sizes.tp_size or ranks * sizes.pp_size > (gpus or MORE_RANKS[-1]):
+            continue
+        refused = check_checkpoint(sizes.shape, QFormat.NONE, tp_size=ranks, pp_size=sizes.pp_size)
+        if not refused and _one_fits(more, settings, total):
+            return [ranks]
+    return []

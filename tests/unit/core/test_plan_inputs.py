@@ -1,0 +1,179 @@
+"""Files that later fail are refused while planning: weights, tokenizers, calibration texts, traces; and memory."""
+
+import json
+import shutil
+import struct
+from dataclasses import replace
+
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.rotary import Rotary
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import load
+from pipelines.settings.model import BUNDLED
+from pipelines.store.store import Store
+from tests.unit.core.test_machine import MACHINE, with_gpu
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n"
+
+
+def plan(tmp_path, overrides, target="all", machine=MACHINE):
+    return make_plan(load(overrides), target, Store(tmp_path / "store"), machine)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "my_llama"
+    shutil.copytree(BUNDLED / "models" / "tiny_llama", folder)
+    return folder
+
+
+def change(folder, **values):
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | values))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def sharded(folder):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors", "b": "two"}}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m: cut(m / "model.safetensors"), r"model\.safetensors is damaged or truncated: '.*' ends at byte"),
+        (lambda m: (m / "model.safetensors").write_text(LFS), r"model\.safetensors is a Git LFS pointer of \d+ bytes"),
+        (sharded, r"lacks 2 of the 2 files that .*index\.json names: one\.safetensors, two"),
+        (lambda m: (m / "model.safetensors.index.json").write_text("[]"), r"is not an index of safetensors"),
+        (lambda m: (m / "tokenizer.json").unlink(), r"my_llama' has no tokenizer: no tokenizer\.json"),
+        (lambda m: (m / "tokenizer.json").write_text("{"), r"tokenizer\.json is not a tokenizer: it is not JSON"),
+        (lambda m: (m / "tokenizer.json").write_text(LFS), r"tokenizer\.json is a Git LFS pointer"),
+        (lambda m: (m / "tokenizer.json").write_text(""), r"tokenizer\.json is empty"),
+        (
+            lambda m: change(m, rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+            r"rope_type 'yarn'.*supports default, linear or llama3",
+        ),
+        (lambda m: change(m, partial_rotary_factor=0.5), r"partial_rotary_factor=0\.5"),
+    ],
+)
+def test_a_model_that_later_fails_is_refused(tmp_path, model, spoil, message):
+    spoil(model)
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, [f"model.path={model}"])
+
+
+def test_all_damaged_files_of_a_model_are_named(tmp_path, model):
+    shutil.copy(model / "model.safetensors", model / "more.safetensors")
+    for path in model.glob("*.safetensors"):
+        cut(path)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError) as refused:
+        plan(tmp_path, [f"model.path={model}"])
+    assert len(refused.value.faults) == 3
+
+
+def test_a_build_that_reads_no_text_needs_no_tokenizer(tmp_path, model):
+    (model / "tokenizer.json").unlink()
+    assert plan(tmp_path, [f"model.path={model}", "quant=int4_wo"], "build").steps
+    with pytest.raises(UserError, match="has no tokenizer"):
+        plan(tmp_path, [f"model.path={model}", "quant=fp8"], "build")
+
+
+def test_a_draft_model_is_read_as_well(tmp_path, model):
+    change(model, rope_scaling={"type": "longrope"})
+    words = ["model=tiny_llama", "speculative=draft_target", "model@speculative.draft=tiny_llama_draft"]
+    with pytest.raises(UserError, match=r"speculative\.draft: .*rope_type 'longrope'"):
+        plan(tmp_path, [*words, f"speculative.draft.path={model}"], "repository")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, Rotary("default", 1.0)),
+        ({"rope_scaling": None}, Rotary("default", 1.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, Rotary("linear", 1.0)),
+        ({"rope_parameters": {"rope_type": "llama3", "partial_rotary_factor": 0.25}}, Rotary("llama3", 0.25)),
+    ],
+)
+def test_both_spellings_of_rotary_settings_are_read(config, expected):
+    assert Rotary.of(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", r"a\.jsonl contains no text in the column 'text'"),
+        ("a.jsonl", b'{"words": "x"}', r"there is no column 'text'\. Columns: words"),
+        ("a.jsonl", b"{", r"a\.jsonl, line 1: not valid JSON"),
+        ("a.txt", b"\xff\xfe\x00", r"a\.txt cannot be read: .*utf-8"),
+        ("a.parquet", b"x", r"a\.parquet is not a valid parquet file"),
+        ("a.docx", b"x", r"unknown file type '\.docx'"),
+    ],
+)
+def test_calibration_text_that_cannot_be_read_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    words = ["calibration=local", f"calibration.path={tmp_path / name}"]
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, words, "build")
+    assert plan(tmp_path, [*words, "quant=none"], "build").steps  # nothing reads it
+
+
+def test_few_calibration_texts_cause_a_warning(tmp_path):
+    file = tmp_path / "a.txt"
+    words = ["calibration=local", f"calibration.path={file}"]
+    file.write_text("one\n\ntwo\n")
+    (warning,) = plan(tmp_path, words, "build").warnings
+    assert "holds 2 texts" in str(warning)
+    assert "At least 64" in str(warning)
+    file.write_text("text\n\n" * 64)
+    assert not plan(tmp_path, words, "build").warnings
+
+
+def test_a_trace_or_lengths_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"workload\.trace=/no/trace cannot be read"):
+        plan(tmp_path, ["workload=trace", "workload.trace=/no/trace"])
+    with pytest.raises(UserError, match=r"workload\.isl\.file=/no/lengths cannot be read"):
+        plan(tmp_path, ["workload=empirical", "workload.isl.file=/no/lengths", "workload.isl.values=null"])
+    assert plan(tmp_path, ["workload=trace", "workload.trace=/no/trace"], "repository").steps  # sends nothing
+
+
+def test_streaming_needs_several_responses_per_request(tmp_path):
+    message = r"benchmark\.streaming=true needs .*decoupled_mode=false sends one.*Set benchmark\.streaming=false"
+    with pytest.raises(UserError, match=message):
+        plan(tmp_path, ["triton.decoupled_mode=false"])
+    assert plan(tmp_path, ["triton.decoupled_mode=false", "benchmark.streaming=false"]).steps
+    assert plan(tmp_path, ["triton.decoupled_mode=false"], "repository").steps
+
+
+def test_a_kv_pool_above_the_memory_of_the_machine_is_refused(tmp_path):
+    """MACHINE has 64 GiB."""
+    words = ["engine.openvino.kv_cache_bytes=68719476736"]
+    with pytest.raises(UserError, match=r"KV cache 64\.0 GiB\. Lower engine\.openvino\.kv_cache_bytes \(less than 68"):
+        plan(tmp_path, words)
+    assert plan(tmp_path, words, "build").steps  # the pool belongs to the server
+    (warning,) = plan(tmp_path, ["build.max_num_tokens=4000000"]).warnings
+    assert "Lower build.max_num_tokens" in str(warning)
+
+
+def test_weights_above_the_memory_of_the_machine_are_refused(tmp_path):
+    small = replace(MACHINE, memory_bytes=2**34)
+    words = ["model=gemma_2b", "quant=int4_wo", "engine=openvino"]
+    assert plan(tmp_path, words, machine=small).steps
+    with pytest.raises(UserError, match=r"gemma_2b in int4_wo with engine=openvino needs .* this machine has 4\.0 GiB"):
+        plan(tmp_path, words, machine=replace(MACHINE, memory_bytes=2**32))
+
+
+def test_host_memory_of_the_server_is_checked(tmp_path):
+    words = ["engine=tensorrt_llm", "triton.kv_cache_host_memory_bytes=1099511627776", "reuse=system_prompt"]
+    with pytest.raises(UserError, match=r"kv_cache_host_memory_bytes=1099511627776 is 1024\.0 GiB of host memory"):
+        plan(tmp_path, words, "repository", with_gpu())
+
+
+def test_a_header_alone_is_a_valid_file(tmp_path, model):
+    """The check reads headers, so it takes as long for 100 GB as for 100 MB."""
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    assert plan(tmp_path, [f"model.path={model}"], "build").steps
