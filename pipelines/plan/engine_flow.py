@@ -33,6 +33,7 @@ ALONE = {
     "lora_plugin": "disable",
     "lora_target_modules": None,
     "max_prompt_embedding_table_size": 0,
+    "weight_sparsity": False,
 }
 """Build settings that a draft model is built without, because it answers like any other engine."""
 
@@ -155,7 +156,8 @@ class EngineFlow:
             return
         assert guess.draft is not None  # checked by the settings
         self._draft_checkpoint(settings, "tensorrt_llm")
-        alone = settings.build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
+        build = settings.build if guess.draft_qformat == settings.quant.qformat else settings.build.in_16_bit()
+        alone = build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.build", self._build(alone, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"

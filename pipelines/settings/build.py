@@ -46,6 +46,23 @@ DECIDED = {
 NOT_SPECULATING: dict[str, Any] = {"speculative_decoding_mode": None, "max_draft_len": 0}
 """Values for an engine without speculative decoding."""
 
+OF_A_FORMAT: dict[str, tuple[Any, ...]] = {
+    "gemm_plugin": ("fp8", "nvfp4"),
+    "gemm_swiglu_plugin": ("fp8",),
+    "low_latency_gemm_plugin": ("fp8",),
+    "low_latency_gemm_swiglu_plugin": ("fp8",),
+    "fp8_rowwise_gemm_plugin": ("auto", "float16", "float32", "bfloat16", "int32"),
+    "fuse_fp4_quant": ("enable",),
+    "norm_quant_fusion": ("enable",),
+    "user_buffer": ("enable",),
+    "weight_sparsity": (True,),
+}
+"""Option -> its values that an engine can only be built with from weights in one format, or 2:4 sparse.
+
+Source: plugin/plugin.py, layers/mlp.py:356 and models/llama/model.py:176 of TensorRT-LLM, which assert. `reduce_fusion`
+alone runs in every format, and `use_fp8_context_fmha` is switched off by the builder.
+"""
+
 FACTS_ARE_LOGGED = ("info", "verbose", "debug")
 """Log levels that report sizes and seconds, which become the facts of an engine."""
 
@@ -228,6 +245,11 @@ class BuildSettings(Group):
     strip_plan: bool = False
     visualize_network: str | None = None
     dry_run: bool = False
+
+    def in_16_bit(self) -> BuildSettings:
+        """Return the same options without those that belong to quantized or sparse weights."""
+        given = [name for name, own in OF_A_FORMAT.items() if getattr(self, name) in own]
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in given})
 
     @field_validator(*(name + "_" * (name == "model_config") for name in DECIDED))
     @classmethod

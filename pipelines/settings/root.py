@@ -75,7 +75,7 @@ class Settings(Group):
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
-                "build": self.build.model_copy(update={"weight_sparsity": False, **NOT_SPECULATING}),
+                "build": self.build.in_16_bit().model_copy(update=NOT_SPECULATING),
             }
         )
 

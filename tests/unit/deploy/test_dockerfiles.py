@@ -244,6 +244,23 @@ def test_a_grpcio_that_no_client_takes_ends_the_build():
         REQUIREMENTS["client_version"]("tritonclient==2.73.0", "1.60.0")
 
 
+def test_the_gpu_tests_make_their_checkpoint_without_openvino(monkeypatch, tmp_path):
+    """The GPU image has OpenVINO only with image.dev=true."""
+    from tests.gpu_trtllm.conftest import own_checkpoint
+
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert {path.name for path in own_checkpoint(tmp_path / "out").iterdir()} == {"config.json", "rank0.safetensors"}
+    assert "engine=openvino" not in (ROOT / "tests" / "gpu_trtllm" / "conftest.py").read_text()
+
+
+def test_the_dev_image_can_hold_a_tensorrt_engine_against_the_cpu_engine():
+    import tomllib
+
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = {requirement.name for requirement in REQUIREMENTS["wanted"](ours, ["gpu", "dev"])}
+    assert {"openvino", "openvino-genai", "pytest"} <= names
+
+
 def test_the_health_check_follows_the_server(tmp_path):
     import http.server
     import threading
