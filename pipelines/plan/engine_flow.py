@@ -21,7 +21,7 @@ from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.script import build_vision, convert_heads
+from pipelines.stages.script import HEADS_DTYPE, build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
 from pipelines.store.sources import BuiltEngine, InputSource
 
@@ -119,8 +119,14 @@ class EngineFlow:
         """Add the conversion of a model with its trained heads, and its build."""
         label = f"{self.label(settings)}-{settings.speculative.mode}"
         scripts = settings.paths.trtllm_examples
-        convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
-        self.add(prefix + "convert", convert, label, {"model": "model", "heads": "heads"})
+        convert, model = convert_heads(settings.speculative, settings.build.tp_size, scripts), "model"
+        if settings.speculative.mode == "redrafter":
+            half = settings.quant.model_copy(update={"dtype": HEADS_DTYPE})
+            quantize, _ = self._compression(settings.model_copy(update={"quant": half}))
+            self.add(prefix + "quantize", quantize, self.label(settings), {"model": "model"})
+            model = "checkpoint"
+            self.given[model] = prefix + "quantize"
+        self.add(prefix + "convert", convert, label, {"model": model, "heads": "heads"})
         self.given["converted"] = prefix + "convert"
         self.add(prefix + "build", self._build(settings.build, self.shape), label, {"converted": "converted"})
         self.given["engine"] = prefix + "build"

@@ -134,3 +134,13 @@ def tree_nodes(choices: str) -> list[tuple[int, ...]]:
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
     """Return the draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
+
+
+def lookahead_sizes(draft_len: int) -> tuple[int, int, int]:
+    """Return the most even (window, n-gram, verification) of a draft length of 1 or more; 83 -> (7, 7, 7)."""
+    found = []
+    for ngram in range(2, draft_len + 3):
+        both, rest = divmod(draft_len - (ngram - 2), ngram - 1)  # window - 1 + verification
+        if both > 0 and rest == 0:
+            found.append(((both + 2) // 2, ngram, (both + 1) // 2))
+    return min(found, key=lambda sizes: max(sizes) - min(sizes))
