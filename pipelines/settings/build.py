@@ -63,7 +63,7 @@ Source: plugin/plugin.py, layers/mlp.py:356 and models/llama/model.py:176 of Ten
 alone runs in every format, and `use_fp8_context_fmha` is switched off by the builder.
 """
 
-FACTS_ARE_LOGGED = ("info", "verbose", "debug")
+FACTS_ARE_LOGGED = ("info", "verbose", "debug", "trace")
 """Log levels that report sizes and seconds, which become the facts of an engine."""
 
 
@@ -131,7 +131,7 @@ class BuildSettings(Group):
         multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens.
         profiling_verbosity: what the engine reports about its layers to profilers.
         fast_build: build faster, for a somewhat slower engine.
-        log_level: of trtllm-build.
+        log_level: of trtllm-build; trace needs a version after 1.2.
         monitor_memory: report memory during the build.
         enable_debug_output: make debug tensors outputs of the engine.
         checkpoint_dir: decided by this tool: what the quantize stage wrote.
@@ -227,7 +227,7 @@ class BuildSettings(Group):
     multiple_profiles: Switch = "disable"
     profiling_verbosity: Literal["layer_names_only", "detailed", "none"] = "layer_names_only"
     fast_build: bool = False
-    log_level: Literal["internal_error", "error", "warning", "info", "verbose", "debug"] = "info"
+    log_level: Literal["internal_error", "error", "warning", "info", "verbose", "debug", "trace"] = "info"
     monitor_memory: bool = False
     enable_debug_output: bool = False
 
