@@ -1,6 +1,6 @@
-"""Exit 0 when the server in this container is ready for requests; for HEALTHCHECK.
+"""Exit 0 if the server in this container is ready for requests; used by HEALTHCHECK.
 
-Asks Triton's own endpoint, /v2/health/ready, on HTTP_PORT (8000). In Kubernetes the probes ask it directly.
+Queries Triton's own endpoint, /v2/health/ready, on HTTP_PORT (8000). In Kubernetes the probes query it directly.
 """
 
 import os

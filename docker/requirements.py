@@ -1,16 +1,17 @@
-"""What pip has to add to a Python that already has packages of its own, without touching those.
+"""List the packages that pip has to add to a base image's Python without changing its installed packages.
 
     python3 docker/requirements.py OUT_FOLDER EXTRA [EXTRA ...]
 
-reads pyproject.toml and constraints.txt beside this folder and writes three files for pip:
+Reads pyproject.toml and constraints.txt next to this folder and writes three files for pip:
 
     requirements.txt   the core dependencies and those of the extras that are not installed yet
-    constraints.txt    constraints.txt, with every installed package pinned to the version it has
+    constraints.txt    constraints.txt, with every installed package pinned to its installed version
     no_deps.txt        what pip installs with --no-deps, because its metadata refuses packages that it runs with
 
-So pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor take another
-version than the tested one for the rest. An installed package that is too old or too new ends the build with its name.
-Standard library and `packaging`, or pip's own copy of it, only: it runs before anything is installed.
+With these, pip can neither replace what NVIDIA's container ships (torch, tensorrt_llm, transformers, modelopt) nor
+install untested versions of other packages. An installed package that is too old or too new ends the build with its
+name. Uses only the standard library and `packaging`, or pip's own copy of it, because it runs before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 try:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
-except ModuleNotFoundError:  # a bare Python; only there, since importing pip switches setuptools' distutils off
+except ModuleNotFoundError:  # a bare Python; not elsewhere, because importing pip disables setuptools' distutils
     from pip._vendor.packaging.requirements import Requirement
     from pip._vendor.packaging.specifiers import SpecifierSet
 
@@ -38,25 +39,25 @@ NVIDIA's container has protobuf 7.34 or 7.35 and grpcio 1.80 or newer, under whi
 CLIENT_FOR_OLDER_GRPC = {"1.81.1": "2.71.0", "1.67.1": ""}
 """The grpcio that generated a client's code, which refuses an older one -> the newest client for an older one."""
 BUILD_TOOLS = ("pip", "setuptools", "wheel")
-"""Not pinned: python:3.11-slim has a setuptools from 2022, and modelopt wants a newer one."""
+"""Packages that are not pinned: python:3.11-slim has a setuptools from 2022, and modelopt needs a newer one."""
 
 
 def normal(name: str) -> str:
-    """The one spelling of a distribution's name (PEP 503)."""
+    """Normalize a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, str]:
-    """Normal name -> version of every distribution here."""
+    """Return normalized name -> version of every installed distribution."""
     found = {normal(dist.metadata["Name"]): dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
     return {name: version for name, version in found.items() if name not in BUILD_TOOLS}
 
 
 def wanted(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
-    """Core dependencies and those of the extras.
+    """Return the core dependencies and those of the extras.
 
     Raises:
-        SystemExit: an extra is not known.
+        SystemExit: an extra is unknown.
     """
     known = project["project"]["optional-dependencies"]
     if missing := sorted(set(extras) - set(known)):
@@ -68,10 +69,10 @@ def wanted(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requiremen
 
 
 def to_install(requirements: Iterable[Requirement], here: Mapping[str, str]) -> list[str]:
-    """Lines for pip: what is not here yet, sorted, each once.
+    """Return the requirements that are not installed yet, sorted, without duplicates.
 
     Raises:
-        SystemExit: a package is here in a version that the project cannot use; names all of them.
+        SystemExit: installed packages have versions that the project cannot use; the message names all of them.
     """
     missing: set[str] = set()
     unfit: set[str] = set()
@@ -80,9 +81,9 @@ def to_install(requirements: Iterable[Requirement], here: Mapping[str, str]) -> 
         if version is None:
             missing.add(str(requirement))
         elif not requirement.specifier.contains(version, prereleases=True):
-            unfit.add(f"{requirement.name} {version} is installed, the project needs {requirement.specifier}")
+            unfit.add(f"{requirement.name} {version} is installed, but the project needs {requirement.specifier}")
     if unfit:
-        sys.exit(f"error: {'; '.join(sorted(unfit))}. Take another base image; its packages are never replaced.")
+        sys.exit(f"error: {'; '.join(sorted(unfit))}. Use another base image; its packages are never replaced.")
     return sorted(missing)
 
 
@@ -101,7 +102,7 @@ def without_bounds(lines: Iterable[str], tested: str, here: Mapping[str, str]) -
 
 
 def client_version(tested: str, grpcio: str | None) -> str:
-    """Version of tritonclient whose generated code takes this grpcio.
+    """Return the version of tritonclient whose generated code takes this grpcio.
 
     Raises:
         SystemExit: there is none.
@@ -115,12 +116,12 @@ def client_version(tested: str, grpcio: str | None) -> str:
 
 
 def pins(tested: str) -> list[str]:
-    """Lines of constraints.txt without its comments."""
+    """Return the lines of constraints.txt without its comments."""
     return [line.strip() for line in tested.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def constraints(tested: str, here: Mapping[str, str]) -> list[str]:
-    """Lines for pip: what is here stays, everything else as it was tested."""
+    """Return pip constraints: installed versions for installed packages, tested versions for all others."""
     kept = [pin for pin in pins(tested) if normal(pin.split("==")[0]) not in here]
     return sorted([*kept, *(f"{name}=={version}" for name, version in here.items())])
 

@@ -1,10 +1,10 @@
-"""What the runtime features of the CPU engine bring, on the bundled Gemma.
+"""Measure the effect of the CPU engine's runtime features on the bundled Gemma.
 
     python -m scripts.bench_features [PART ...]      parts: reuse chunks kv drafts adapters window
 
-On one thread, through the scheduler that the served repository uses. Latencies are medians of 7, rates the best of 7,
-as whatever else a machine does only slows; what is compared is measured in turn. Needs the packages
-of `make setup` and the test helpers of this repository.
+Runs on one thread, through the scheduler that the served repository uses. Latencies are medians of 7 runs, rates the
+best of 7, because background load can only slow a run down; the variants of a comparison are measured alternately.
+Needs the packages of `make setup` and the test helpers of this repository.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMITS = {"max_batch_size": 32, "max_input_len": 1900, "max_seq_len": 2048, "max
 
 
 def engine(root: Path, model: str, **limits: int) -> Path:
-    """Build a bundled model at 16 bit."""
+    """Build the 16-bit engine of a bundled model."""
     name = f"{model}-{limits.get('max_num_tokens', 0)}"
     checkpoint = root / f"checkpoint-{model}"
     if not checkpoint.exists():
@@ -50,7 +50,7 @@ def engine(root: Path, model: str, **limits: int) -> Path:
 
 
 def median(measure: Callable[[], float]) -> float:
-    """Of `REPEATS`, after one that does not count."""
+    """Return the median of `REPEATS` measurements, after one warm-up that is discarded."""
     measure()
     return statistics.median(measure() for _ in range(REPEATS))
 
@@ -62,7 +62,7 @@ def say(*words: object) -> None:
 
 
 def reuse(path: Path, tokens: list[int]) -> None:
-    """TTFT of prompts that share 1,000 tokens."""
+    """Measure the TTFT of prompts that share 1,000 tokens."""
     found = {}
     for on in (False, True):
         turns = iter(range(1000))
@@ -76,7 +76,7 @@ def reuse(path: Path, tokens: list[int]) -> None:
 
 
 def gap(running: Scheduler, prompt: list[int]) -> float:
-    """Longest pause between tokens of one request while another's prompt is computed, seconds."""
+    """Return the longest pause between tokens of one request while another request's prompt is computed, in seconds."""
     talking, late = Channel(), Channel()
     running.submit([asked([2, 388, 774], 400)], talking)
     while len(talking.moments) < 50:
@@ -89,7 +89,7 @@ def gap(running: Scheduler, prompt: list[int]) -> float:
 
 
 def chunks(whole: Path, pieces: Path, tokens: list[int]) -> None:
-    """Longest gap of another request while 1,800 tokens are read."""
+    """Measure the longest pause of another request while a prompt of 1,800 tokens is computed."""
     found, waits = {}, {}
     for path in (whole, pieces):
         turns = iter(range(1000))
@@ -97,14 +97,14 @@ def chunks(whole: Path, pieces: Path, tokens: list[int]) -> None:
             found[path] = median(lambda running=running, turns=turns: gap(running, tokens[next(turns) :][:1800]))
             waits[path] = median(lambda running=running: answers(running, [asked(tokens[:1800], 2)])[0].ttft)
     say(
-        f"chunks    longest gap of another request during 1,800 tokens: {1e3 * found[whole]:.1f} ms at once,"
-        f" {1e3 * found[pieces]:.1f} ms in pieces of 128; their own TTFT alone {1e3 * waits[whole]:.0f} ms and"
-        f" {1e3 * waits[pieces]:.0f} ms"
+        f"chunks    longest pause of another request during a prompt of 1,800 tokens: {1e3 * found[whole]:.1f} ms in"
+        f" one piece, {1e3 * found[pieces]:.1f} ms in chunks of 128; TTFT of that prompt alone"
+        f" {1e3 * waits[whole]:.0f} ms and {1e3 * waits[pieces]:.0f} ms"
     )
 
 
 def kv(path: Path, tokens: list[int]) -> None:
-    """Resident memory and equal answers by type of the KV cache."""
+    """Measure resident memory and the share of identical answers for each KV cache type."""
     folder = EngineFolder.load(path)
     prompts = [tokens[start : start + 1800] for start in range(0, 40)]
     reference: list[list[int]] = []
@@ -123,13 +123,13 @@ def kv(path: Path, tokens: list[int]) -> None:
         )
         per_token = kv_block_bytes(folder.config, precision) / 32
         say(
-            f"kv {precision:<6} {per_token:.0f} bytes/token ({used:.0f} resident), 64 greedy tokens of 40 prompts equal"
-            f" f32 for {100 * same:.0f} %"
+            f"kv {precision:<6} {per_token:.0f} bytes/token ({used:.0f} resident), 64 greedy tokens identical to f32"
+            f" for {100 * same:.0f} % of 40 prompts"
         )
 
 
 def speeds(cases: Sequence[tuple[Scheduler, list[Any]]]) -> list[tuple[float, list[Channel]]]:
-    """Output tokens per second of each case, measured in turn, and the last answers."""
+    """Return each case's output tokens per second and its last answers; the cases are measured alternately."""
     rates: list[list[float]] = [[] for _ in cases]
     found: list[list[Channel]] = [[] for _ in cases]
     for repeat in range(REPEATS + 1):
@@ -143,7 +143,7 @@ def speeds(cases: Sequence[tuple[Scheduler, list[Any]]]) -> list[tuple[float, li
 
 
 def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
-    """Tokens per second with and without a draft model."""
+    """Measure tokens per second with and without a draft model."""
     guesses = (2, 4, 8)
     with ExitStack() as stack:
         plain = stack.enter_context(scheduler(path))
@@ -163,7 +163,7 @@ def drafts(path: Path, draft: Path, prompts: list[list[int]]) -> None:
 
 
 def adapters(path: Path, prompts: list[list[int]]) -> None:
-    """Memory and tokens per second with LoRA adapters."""
+    """Measure memory and tokens per second with LoRA adapters."""
     both = {i + 1: LoraAdapter.read(BUNDLED / "adapters" / name) for i, name in enumerate(("next_letter", "in_words"))}
     kinds: tuple[tuple[int | None, ...], ...] = ((None,), (1,), (None, 1, 2))
     with ExitStack() as stack:
@@ -184,13 +184,13 @@ def adapters(path: Path, prompts: list[list[int]]) -> None:
                 for running, tasks in cases
             ]
         )
-    say(f"lora      {each / 2**20:.0f} MiB to load the model once more; {path.name}")
+    say(f"lora      {each / 2**20:.0f} MiB for each additional copy of the model; {path.name}")
     for (running, tasks), (rate, _) in zip(cases, measured, strict=True):
         say(f"lora      {0 if running is plain else 2} loaded, 12 requests for {tasks}: {rate:,.0f} tokens/s")
 
 
 def window(path: Path) -> None:
-    """Blocks and tokens per second over 1,900 tokens."""
+    """Measure KV blocks and tokens per second over 1,900 tokens."""
     for size in (None, 128, 512):
         values = {} if size is None else {"attention_window": size, "sink_tokens": 4}
         with scheduler(path, enable_prefix_caching=False, **values) as running:
@@ -201,13 +201,13 @@ def window(path: Path) -> None:
                 most = max(most, pipeline.used_blocks)
             seconds = time.perf_counter() - started
         say(
-            f"window    {size or 'none':>4}: {most:.0f} KV blocks at most over 1,900 tokens,"
+            f"window    {size or 'none':>4}: at most {most:.0f} KV blocks over 1,900 tokens,"
             f" {1900 / seconds:,.0f} tokens/s"
         )
 
 
 def main() -> None:
-    """Measure the parts that are named, or all."""
+    """Measure the parts given on the command line, or all of them."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "models" / "tiny_gemma")

@@ -1,6 +1,6 @@
-"""How fast the simulator is, in request-iterations (requests in an iteration, summed) per second of processor time.
+"""Measure the simulator's speed in request-iterations (requests per iteration, summed) per second of CPU time.
 
-python scripts/bench_simulator.py                  about 10 s; the first time numba compiles, which takes longer
+python scripts/bench_simulator.py                  about 10 s; longer the first time, when numba compiles
 python scripts/bench_simulator.py --repeat 20      for published numbers
 """
 
@@ -30,12 +30,12 @@ BACKENDS: tuple[Backend, ...] = ("numba", "numpy")
 
 
 def closed(users: int, requests: int, isl: int, osl: int) -> OfferedLoad:
-    """A closed loop of equal requests."""
+    """Make a closed loop of identical requests."""
     return OfferedLoad(np.full(requests, isl), np.full(requests, osl), users=users, client_delay=0.01)
 
 
 def poisson(rate: float, requests: int, seed: int = 0) -> OfferedLoad:
-    """An open loop of random lengths."""
+    """Make an open loop of requests with random lengths."""
     rng = np.random.default_rng(seed)
     isl, osl = rng.integers(100, 3000, requests), rng.integers(10, 400, requests)
     return OfferedLoad(isl, osl, arrival=np.cumsum(rng.exponential(1 / rate, requests)))
@@ -55,9 +55,9 @@ CASES: dict[str, Case] = {
 
 
 def seconds(case: Case, backend: Backend, repeat: int, *, iterations: bool = False) -> tuple[float, int]:
-    """The best time of several runs, and request-iterations of one."""
+    """Return the best time of several runs, and the request-iterations of one run."""
     best, work = float("inf"), 0
-    for _ in range(repeat + 1):  # the first one compiles
+    for _ in range(repeat + 1):  # the first run also compiles
         start = time.process_time()
         work = simulate(*case, COST, backend=backend, iterations=iterations).request_iterations
         best = min(best, time.process_time() - start)
@@ -65,7 +65,7 @@ def seconds(case: Case, backend: Backend, repeat: int, *, iterations: bool = Fal
 
 
 def sweep(backend: Backend) -> float:
-    """Seconds for 6 layouts at 20 rates with 2,000 requests each."""
+    """Time a sweep of 6 layouts at 20 rates with 2,000 requests each, in seconds."""
     start = time.process_time()
     for layout in range(6):
         cost = COST if layout == 0 else IterationCost(**{**_fields(), "weights": COST.weights / (layout + 1)})
@@ -81,7 +81,7 @@ def _fields() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Run every case and print the results as a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each case; the best counts")
     repeat = parser.parse_args().repeat

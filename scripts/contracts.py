@@ -1,4 +1,4 @@
-"""The import contract that import-linter lacks: a package that is pure."""
+"""An import contract that import-linter does not provide: pure packages, which import only the standard library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class PureContract(Contract):
-    """Modules import the standard library, one another, and nothing else but what is allowed by name.
+    """Require that modules import only the standard library, one another and explicitly allowed packages.
 
     Configuration options:
-        - pure_modules: packages, with all modules below them.
-        - allowed: packages that they may import as well.
+        - pure_modules: the packages to check, with all modules below them.
+        - allowed: other packages that they may import.
     """
 
     type_name = "pure"
@@ -22,7 +22,7 @@ class PureContract(Contract):
     allowed = fields.ListField(subfield=fields.ModuleField(), required=False)
 
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
-        """Find every import of anything else."""
+        """Find every import that is not allowed."""
         broken = []
         for package in (module.name for module in self.pure_modules):
             permitted = [package, *(module.name for module in self.allowed or ())]
@@ -36,7 +36,7 @@ class PureContract(Contract):
         return ContractCheck(kept=not broken, metadata={"broken": broken})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Print the imports."""
+        """Print the forbidden imports."""
         for line in check.metadata["broken"]:
             output.print_error(line)
         output.new_line()

@@ -1,11 +1,12 @@
-"""Is the model right? Fits it to a few loads on our own tritonserver and predicts others, which it then measures.
+"""Check the performance model: fit it to a few loads on our own tritonserver, then predict and measure other loads.
 
     python -m scripts.fit_cpu [--seconds 8 --rounds 2 --out FOLDER] [key=value ...]
 
-Builds and serves the bundled model through the normal flow, on one thread of the CPU engine, so that server and client
-have the other core. Loads of the fit and loads to predict are measured in turn, `--rounds` times with other requests,
-so that drift of the machine meets both; what is predicted is never fitted to. Rates are shares of what 16 users get in
-a first run, which also fills the KV cache. The fit, all results and a table in Markdown go to `--out`.
+Builds and serves the bundled model through the normal flow, on one thread of the CPU engine, which leaves the other
+core to server and client. Loads to fit and loads to predict are measured alternately, `--rounds` times with different
+requests, so that drift of the machine affects both; predicted loads are never used in the fit. Rates are shares of the
+throughput that 16 users get in a first run, which also fills the KV cache. The fit, all results and a table in Markdown
+go to `--out`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ from pipelines.store.store import Store
 
 BASE = ("quant=none", "engine=openvino", "engine.openvino.num_threads=1")
 GOAL = 10.0
-"""Percent: the median error that is aimed for, per metric."""
+"""The target for the median error of each metric, in percent."""
 
 
 def lengths(isl: int, osl: int) -> tuple[str, ...]:
-    """Normal, a quarter wide: equal requests of a closed loop would march in step, which no users do."""
+    """Return settings for normal lengths with a standard deviation of a quarter of the mean.
+
+    Identical requests in a closed loop would run in lockstep, which real users never do.
+    """
     return (
         f"workload.isl={{distribution: normal, mean: {isl}, stdev: {isl // 4}, min: 16}}",
         f"workload.osl={{distribution: normal, mean: {osl}, stdev: {osl // 4}, min: 8}}",
@@ -60,12 +64,12 @@ SPREAD = (
 
 
 def closed(users: int, words: Sequence[str]) -> tuple[str, ...]:
-    """A closed loop."""
+    """Return the settings of a closed loop."""
     return (f"benchmark.concurrency={users}", *words)
 
 
 def rate(arrival: str, share: float, words: Sequence[str]) -> tuple[str, ...]:
-    """An open loop at a share of the capacity."""
+    """Return the settings of an open loop at a share of the capacity."""
     return (f"workload={arrival}", f"benchmark.request_rate=@{share}", *words)
 
 
@@ -83,14 +87,14 @@ PILOT = closed(16, SHORT)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The server and what it is.
+    """A running server and how its loads are measured.
 
     Attributes:
-        url: of its gRPC.
-        tokenizer: folder of the model.
-        identity: for the results.
-        words: settings of every load.
-        folder: for the results.
+        url: address of the server's gRPC endpoint.
+        tokenizer: the model's folder.
+        identity: describes the server in the results.
+        words: settings that apply to every load.
+        folder: where the results are written.
     """
 
     url: str
@@ -100,7 +104,7 @@ class Bench:
     folder: Path
 
     def measure(self, name: str, words: Sequence[str], capacity: float, seed: int) -> Measured:
-        """Put one load on the server."""
+        """Run one load against the server."""
         settings = load((*self.words, *resolved(words, capacity), f"workload.seed={seed}"))
         place = self.folder / name
         place.mkdir(parents=True)
@@ -116,14 +120,14 @@ class Bench:
 
 
 def resolved(words: Sequence[str], capacity: float) -> list[str]:
-    """Rates in requests per second."""
+    """Replace rates given as shares of the capacity with requests per second."""
     return [
         f"{word.split('@')[0]}{capacity * float(word.split('@')[1]):.2f}" if "@" in word else word for word in words
     ]
 
 
 def measure_all(bench: Bench, rounds: int) -> tuple[list[Measured], list[list[Measured]]]:
-    """Loads of the fit, all rounds together, and each unseen load with its rounds; measured in turn."""
+    """Measure alternately the loads to fit (all rounds in one list) and the unseen loads (one list of rounds each)."""
     capacity = bench.measure("pilot", PILOT, 0.0, 1).levels[0].requests_per_s
     fitted: list[Measured] = []
     unseen: list[list[Measured]] = [[] for _ in UNSEEN]
@@ -139,13 +143,13 @@ def measure_all(bench: Bench, rounds: int) -> tuple[list[Measured], list[list[Me
 
 
 def say(measured: Measured, what: str) -> None:
-    """One line about a level."""
+    """Print one line about a measured level."""
     level = measured.levels[0]
     sys.stderr.write(f"{what:<10}  {level.load:<58}  {level.requests_per_s:6.1f} requests/s\n")
 
 
 def predicted(unseen: Sequence[Sequence[Measured]], deployment: ModelledDeployment) -> list[list[FittedLevel]]:
-    """Each unseen load as predicted (its requests and arrivals are known, nothing of its times) and as measured."""
+    """Pair each unseen load's measurement with its prediction, which knows its requests and arrivals but no timings."""
     return [
         [FittedLevel(each.levels[0], run_trial(trial(each.levels[0]), deployment, each.percentiles)) for each in rounds]
         for rounds in unseen
@@ -153,7 +157,7 @@ def predicted(unseen: Sequence[Sequence[Measured]], deployment: ModelledDeployme
 
 
 def over_rounds(rounds: Sequence[FittedLevel]) -> FittedLevel:
-    """One row of a load: geometric means over its rounds, of what was measured and of what was modelled."""
+    """Merge the rounds of a load into one row: geometric means of the measured and of the modelled values."""
 
     def mean(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value]
@@ -170,7 +174,7 @@ def over_rounds(rounds: Sequence[FittedLevel]) -> FittedLevel:
 
 
 def medians(rows: Sequence[FittedLevel]) -> dict[str, float]:
-    """Median of the absolute errors per metric, percent."""
+    """Return the median absolute error of each metric, in percent."""
     found = {}
     for name in METRICS:
         values = sorted(abs(row.errors()[name]) for row in rows if name in row.errors())
@@ -179,7 +183,7 @@ def medians(rows: Sequence[FittedLevel]) -> dict[str, float]:
 
 
 def repeatability(rows: Sequence[Sequence[FittedLevel]]) -> dict[str, float]:
-    """Median over the loads of how far two rounds of the measurement lie apart, percent; a model cannot do better."""
+    """Return the median difference between two rounds over all loads, in percent; a model cannot do better."""
     found = {}
     for name in METRICS:
         values = []
@@ -192,7 +196,7 @@ def repeatability(rows: Sequence[Sequence[FittedLevel]]) -> dict[str, float]:
 
 
 def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command: str, machine: str, when: str) -> str:
-    """The table for docs/benchmarks.md."""
+    """Format the table for docs/benchmarks.md."""
     flat = [over_rounds(rounds) for rounds in rows]
     found, apart = medians(flat), repeatability(rows)
     table = comparison(flat)
@@ -208,7 +212,7 @@ def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command:
         "| | " + " | ".join(TITLES[name] for name in METRICS) + " |",
         "|" + "---|" * (len(METRICS) + 1),
         "| median error of the prediction, % | " + " | ".join(f"{found[name]:.1f}" for name in METRICS) + " |",
-        "| two rounds of the measurement lie apart, %, median | "
+        "| difference between two rounds of the measurement, %, median | "
         + " | ".join(f"{apart[name]:.1f}" for name in METRICS)
         + " |",
         "",
@@ -217,14 +221,17 @@ def markdown(rows: Sequence[Sequence[FittedLevel]], settings: Settings, command:
 
 
 def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Measured], list[list[Measured]]]:
-    """Build, serve, measure."""
+    """Build and serve the model, and measure all loads."""
     words = (*BASE, f"paths.store={arguments.store}", f"paths.runs={arguments.out / 'runs'}", *arguments.words)
     settings, machine = load(words), gather()
     store = Store(settings.paths.store)
     outcomes = run_target(make_plan(settings, "repository", store, machine), store, words)
     tokenizer = settings.model.folder
     if tokenizer is None:
-        raise UserError("This needs a model in a folder.", todo="Take a bundled one, or give model.path.")
+        raise UserError(
+            f"The model {settings.model.label} has no local folder; this script needs one.",
+            todo="Use a bundled model, or set model.path.",
+        )
     identity = ServerIdentity(
         settings.model.label,
         settings.variant,
@@ -240,25 +247,25 @@ def serve_and_measure(arguments: argparse.Namespace) -> tuple[Settings, list[Mea
 
 
 def model_name() -> str:
-    """Of the processor, as Linux calls it."""
+    """Return the processor's model name as Linux reports it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def measured_before(folder: Path) -> tuple[list[Measured], list[list[Measured]]]:
-    """Results of an earlier run, to be fitted again."""
+    """Read the results of an earlier run in order to fit them again."""
     fitted = [read_measured([path / RESULT]) for path in sorted(folder.glob("results/fit-*"))]
     rounds = [sorted(folder.glob(f"results/unseen-{i}-*")) for i in range(len(UNSEEN))]
     if not fitted or not all(rounds):
-        raise UserError(f"--again {folder} holds no finished run of this script.")
+        raise UserError(f"--again {folder}: the folder does not contain a finished run of this script.")
     return fitted, [[read_measured([path / RESULT]) for path in paths] for paths in rounds]
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="key=value")
-    parser.add_argument("--seconds", type=float, default=8.0, help="window of each load")
+    parser.add_argument("--seconds", type=float, default=8.0, help="measurement window of each load")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--store", type=Path, default=Path("artifacts"))
     parser.add_argument(
@@ -271,7 +278,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, fit, predict, compare, write."""
+    """Measure, fit, predict, compare and write the results."""
     arguments, began, load_average = parse(), time.monotonic(), os.getloadavg()[0]
     try:
         if arguments.again is not None:
@@ -288,7 +295,7 @@ def main() -> None:
     cores = measured.about["machine"]["cpu_count"]
     command = " ".join(["python -m scripts.fit_cpu", *(f"'{word}'" for word in arguments.words)])
     when = f"{str(measured.about['measured_at'])[:10]}, "
-    when += "fitted again" if arguments.again else f"load average before it began {load_average:.1f}"
+    when += "fitted again" if arguments.again else f"load average before the start {load_average:.1f}"
     table = markdown(rows, settings, command, f"{cores} cores of {model_name()}", when)
     write_text(arguments.out / "table.md", table)
     flat_rows = [over_rounds(each) for each in rows]
@@ -296,8 +303,8 @@ def main() -> None:
     write_json(arguments.out / "medians.json", errors, sort_keys=False)
     missed = [f"{TITLES[name]} {error:.1f} %" for name, error in errors.items() if error > GOAL]
     verdict = f"missed by {', '.join(missed)}" if missed else "met by every metric"
-    sys.stdout.write(fit_text(measured, found, "each coefficient is fitted by itself") + "\n\npredicted:\n")
-    sys.stdout.write("\n".join(compared(flat_rows)) + f"\n\nmedian error of {GOAL:g} %: {verdict}\n")
+    sys.stdout.write(fit_text(measured, found, "each coefficient is fitted separately") + "\n\npredicted:\n")
+    sys.stdout.write("\n".join(compared(flat_rows)) + f"\n\nmedian error of at most {GOAL:g} %: {verdict}\n")
     sys.stdout.write(f"{time.monotonic() - began:.0f} s; table: {arguments.out / 'table.md'}\n")
 
 

@@ -1,10 +1,10 @@
-"""Measure the structure of a checkout: packages, import depth, circles, imports against the floors, files per recipe.
+"""Measure the structure of a checkout: packages, import depth, cycles, imports against the floors, files per recipe.
 
     python -m scripts.house                  # this checkout
     python -m scripts.house --tree FOLDER    # another one, an older commit for example
 
-Counts come from the code's own imports, those inside functions included. A room is a module at the root of `pipelines`,
-one of its packages, `eval` or `triton_repo`.
+Counts come from the code's own imports, including those inside functions. A "room" is a module at the root of
+`pipelines`, one of its packages, `eval` or `triton_repo`; a "floor" is a layer of rooms.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STEP = re.compile(r"^\d+\. .*`[\w./]+`")
 
 
 def room_of(module: str) -> str:
-    """The room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.paired."""
+    """Return the room of a module: "pipelines.settings" for pipelines.settings.model, "eval" for eval.paired."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
 
 
 def room_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    """The rooms that each room imports."""
+    """Return the rooms that each room imports."""
     arrows: dict[str, set[str]] = {room_of(module): set() for module in graph.modules if module != "pipelines"}
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
@@ -43,7 +43,7 @@ def room_arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Sets of nodes that reach one another, each with two or more."""
+    """Return the sets of two or more nodes that reach one another (strongly connected components)."""
 
     @cache
     def reached(start: str) -> frozenset[str]:
@@ -59,7 +59,7 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 
 def depth(arrows: Mapping[str, set[str]]) -> int:
-    """Floors that the rooms stand on: a room is above all that it imports; rooms of a circle count as one."""
+    """Count the floors of the import graph: a room is above everything it imports; rooms of a cycle count as one."""
     together = {room: frozenset(circle) for circle in circles(arrows) for room in circle}
 
     @cache
@@ -71,14 +71,14 @@ def depth(arrows: Mapping[str, set[str]]) -> int:
 
 
 def floors(pyproject: Path) -> dict[str, int]:
-    """Floor of each room as the layers contract has it, the lowest first; empty where there is no such contract."""
+    """Read each room's floor from the layers contract, counting from the lowest; empty without such a contract."""
     contracts = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next((each["layers"] for each in contracts if each["type"] == "layers"), [])
     return {room.strip(): number for number, layer in enumerate(reversed(layers), 1) for room in layer.split("|")}
 
 
 def recipe_files(page: Path) -> dict[str, int]:
-    """Files that each recipe of docs/develop.md lists."""
+    """Count the files that each recipe of docs/develop.md lists."""
     counts: dict[str, int] = {}
     what = ""
     for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else ():
@@ -93,7 +93,7 @@ def recipe_files(page: Path) -> dict[str, int]:
 
 
 def measure(tree: Path) -> list[tuple[str, str]]:
-    """What is measured, and the figure."""
+    """Return (name, figure) for every measure."""
     sys.path.insert(0, str(tree))
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     arrows = room_arrows(graph)
@@ -105,22 +105,22 @@ def measure(tree: Path) -> list[tuple[str, str]]:
     level = floors(tree / "pyproject.toml")
     up = [(a, b) for a, targets in arrows.items() for b in targets if level and level.get(a, 0) <= level.get(b, 0)]
     rows = [
-        ("modules at the root of pipelines/, beside __init__ and __main__", str(len(at_root))),
+        ("modules at the root of pipelines/, except __init__ and __main__", str(len(at_root))),
         ("packages in pipelines/", str(len(packages))),
         ("rooms", str(len(arrows))),
-        ("rooms that are part of a circle of rooms", str(len(tied))),
-        ("floors (import depth; rooms of one circle count as one)", str(depth(arrows))),
+        ("rooms in an import cycle", str(len(tied))),
+        ("floors (import depth; rooms of one cycle count as one)", str(depth(arrows))),
         ("imports between rooms", str(sum(map(len, arrows.values())))),
-        ("imports against the floors", str(len(up)) if level else "no floors are stated"),
-        ("import circles between modules", str(len(circles(modules)))),
-        ("imports between rooms to remove for no circle of rooms", str(len(breakers))),
+        ("imports against the floors", str(len(up)) if level else "no layers contract"),
+        ("import cycles between modules", str(len(circles(modules)))),
+        ("imports between rooms to remove to break all cycles", str(len(breakers))),
     ]
     files = recipe_files(tree / "docs" / "develop.md")
     return rows + [(f"files to add {what}", str(count)) for what, count in files.items()]
 
 
 def main() -> None:
-    """Print the table, as Markdown."""
+    """Print the table as Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout of the project")
     rows = measure(parser.parse_args().tree.resolve())

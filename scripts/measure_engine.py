@@ -1,9 +1,10 @@
-"""Output tokens per second of an engine by itself, without a server: any engine folder, through the engine port.
+"""Measure the output tokens per second of any engine folder through the engine port, without a server.
 
     python -m scripts.measure_engine ENGINE [--requests 64 --isl 128 --osl 128 --rounds 3]
 
-All requests are handed over at once, with random prompts and no end token, and the engine batches them in flight. The
-rounds after the first count. For engines of OpenVINO and, on a GPU machine, of TensorRT-LLM (its own Python runtime).
+All requests are submitted at once, with random prompts and no end token, and the engine batches them in flight. The
+first round is a warm-up and not counted. Works for OpenVINO engines and, on a GPU machine, for TensorRT-LLM engines
+(through TensorRT-LLM's own Python runtime).
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from pipelines.engines.registry import open_engine
 
 
 def measure(engine: Path, requests: int, isl: int, osl: int, rounds: int) -> list[float]:
-    """Seconds of each round after one that warms up.
+    """Return the seconds of each round, after one warm-up round.
 
     Args:
-        engine: the folder.
-        requests: all at once.
+        engine: the engine folder.
+        requests: number of requests, submitted at once.
         isl: tokens of each prompt.
         osl: tokens of each answer.
-        rounds: that count.
+        rounds: number of rounds that are counted.
 
     Raises:
-        UserError: it is no engine, belongs elsewhere, or the lengths do not fit it.
-        RuntimeError: an answer has not the length asked for.
+        UserError: the folder is not an engine, cannot run on this machine, or does not support these lengths.
+        RuntimeError: an answer does not have the requested length.
     """
     limits, seconds = EngineLimits.load(engine), []
     with open_engine(limits.flavour).open(engine) as session:
         for number in range(rounds + 1):
-            draw = random.Random(number)  # other prompts each time: none is found in the KV cache
+            draw = random.Random(number)  # new prompts in each round, so that none is found in the KV cache
             prompts = [[draw.randrange(4, limits.vocab_size) for _ in range(isl)] for _ in range(requests)]
             started = time.perf_counter()
             answers = session.generate(prompts, SamplingParams(osl), SilentProgress())
             seconds.append(time.perf_counter() - started)
             if any(len(answer.token_ids) != osl for answer in answers):
-                raise RuntimeError(f"An answer has not the {osl} tokens that were asked for.")
+                raise RuntimeError(f"An answer does not have the requested {osl} tokens.")
     return seconds[1:]
 
 
 def main() -> None:
-    """The command line."""
+    """Measure the engine given on the command line and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     for name, default in (("requests", 64), ("isl", 128), ("osl", 128), ("rounds", 3)):

@@ -1,9 +1,10 @@
-"""Take a model of Gemma 2B's shape with random weights through int4_awq and fp8 to an engine, and measure it.
+"""Build int4_awq and fp8 engines from a model with Gemma 2B's shape and random weights, and measure them.
 
     python scripts/measure_gemma_2b_shaped.py WORK_FOLDER
 
-Needs about 20 GiB of disk and of memory. Prints seconds and peak memory of every stage from the manifests, then output
-tokens/s of the engines in turn in one process each, several rounds, as medians and as a ratio to 16 bit.
+Needs about 20 GiB of disk and of memory. Prints seconds and peak memory of every stage from the manifests, then the
+engines' output tokens/s, measured alternately over several rounds with a process for each run, as medians and as a
+ratio to 16 bit.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def make_model(folder: Path) -> None:
 
 
 def build(work: Path, qformat: str) -> Path:
-    """Run the pipeline as a user does and return the engine folder."""
+    """Run the pipeline as a user would and return the engine folder."""
     words = [f"model.path={work / 'gemma_2b_shaped'}", f"quant={qformat}", f"paths.store={work / 'artifacts'}"]
     words += ["calibration.size=4", "calibration.batch_size=1", "build.max_batch_size=8", "build.max_seq_len=2048"]
     if qformat == "int4_awq":
@@ -112,7 +113,7 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def speed(engine: Path, rounds: int) -> tuple[float, int]:
-    """Median output tokens/s at batch 1 (32 tokens in, 16 out) and peak memory in bytes."""
+    """Return median output tokens/s at batch size 1 (32 tokens in, 16 out) and peak memory in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", GENERATE, str(engine), str(rounds)], check=True, capture_output=True, text=True, cwd=ROOT
     )
@@ -121,7 +122,7 @@ def speed(engine: Path, rounds: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Build, then measure in turn."""
+    """Build the engines, then measure them alternately."""
     work = Path(sys.argv[1]).absolute()
     make_model(work / "gemma_2b_shaped")
     engines = {qformat: build(work, qformat) for qformat in FORMATS}

@@ -1,4 +1,4 @@
-"""How good is the load generator itself: rate, pacing and bias against a stub server whose own stamps are known.
+"""Measure the load generator itself: rate, pacing and bias against a stub server whose own timestamps are known.
 
 python scripts/measure_loadgen.py                  about 40 s, on a quiet machine
 python scripts/measure_loadgen.py --seconds 30     longer, for published numbers
@@ -29,9 +29,9 @@ MS = 1e-6
 
 
 def main() -> None:
-    """Measure and print one line each."""
+    """Run every measurement and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measured window")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measured window")
     parser.add_argument("--processes", type=int, default=1, help="client processes")
     seconds, processes = (options := parser.parse_args()).seconds, options.processes
     _say(f"rate:   {rate(seconds, processes)}")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def rate(seconds: float, processes: int) -> str:
-    """Streaming requests per second, four tokens each, every token stamped."""
+    """Measure streaming requests per second, with four tokens each and a timestamp for every token."""
     with running() as server, tempfile.TemporaryDirectory() as folder:
         result = _run(server, Path(folder), {"osl": 4}, {"concurrency": [32], "processes": processes}, seconds)
     level = result.levels[0]
@@ -54,7 +54,7 @@ def rate(seconds: float, processes: int) -> str:
 
 
 def pacing(seconds: float) -> str:
-    """Deviation from a schedule of 100 requests/s, seen by the client and by the server."""
+    """Measure deviations from a schedule of 100 requests/s, as seen by the client and by the server."""
     with running() as server, tempfile.TemporaryDirectory() as folder:
         _run(server, Path(folder), {"arrival": "constant", "osl": 4}, {"request_rate": [100]}, seconds)
         start, timings = _records(Path(folder))
@@ -71,11 +71,12 @@ def pacing(seconds: float) -> str:
 
 
 def bias(seconds: float, rate_per_s: int | None) -> str:
-    """TTFT of the client minus TTFT of the server's own stamps, and where it arises.
+    """Measure the client's TTFT minus the TTFT by the server's own timestamps, and where the difference arises.
 
-    Both ends run Python's gRPC, which takes about as long to hand a message over at the server as at the client; a
-    server in C++ adds less. At a rate the first token comes after 5 ms and CPUs have gone to sleep, which costs again
-    where waking them is slow (virtual machines); one user who does not wait shows what remains without that.
+    Both ends run Python's gRPC, which takes about as long to hand over a message at the server as at the client; a
+    server in C++ adds less. At a fixed rate the first token comes after 5 ms, by which time CPUs have gone to sleep;
+    where waking them is slow (virtual machines), this adds to the difference. A single user who never waits shows the
+    difference without that effect.
     """
     how = {"concurrency": [1]} if rate_per_s is None else {"request_rate": [rate_per_s]}
     arrival = "closed" if rate_per_s is None else "constant"
@@ -105,7 +106,7 @@ def _run(server: Running, folder: Path, work: dict[str, Any], how: dict[str, Any
 
 
 def _records(folder: Path) -> tuple[int, list[RequestTiming]]:
-    """Zero of the clock and the requests of the measured window."""
+    """Return the start of the clock and the requests of the measured window."""
     with gzip.open(folder / "requests-1.json.gz", "rt") as file:
         data = json.load(file)
     begin, end = data["window_ns"]

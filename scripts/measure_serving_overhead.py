@@ -1,11 +1,12 @@
-"""What serving costs: output tokens per second through tritonserver beside the engine driven directly.
+"""Measure the cost of serving: output tokens per second through tritonserver against the engine driven directly.
 
     python scripts/measure_serving_overhead.py ENGINE TOKENIZER [--isl 128 --osl 128]
 
-Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) in turn,
-`--rounds` times in one run, so that what else the machine does hits both. The server and its client share the machine
-with the engine; the direct loop has it alone. KV reuse is off on both sides: a pool full of cached prefixes slows a
-long-lived engine, and the direct one is new every time. Modes: `tensorrt_llm` and `ensemble`, each whole and streamed.
+Both answer the same closed loop (`--concurrency` requests always in flight, random prompts, no end token) alternately,
+`--rounds` times in one run, so that background load affects both. The server and its client share the machine with the
+engine; the direct loop has it to itself. KV reuse is off on both sides: a pool full of cached prefixes slows down a
+long-lived engine, whereas the direct one is new every time. Modes: `tensorrt_llm` and `ensemble`, each with whole and
+with streamed responses.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WORDS = ["The", "capital", "of", "Feltex", "is", "tenkun", "and", "the", "organ"
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop: so many requests, so many at a time, of these lengths in tokens."""
+    """A closed loop: total requests, requests in flight, and prompt and answer lengths in tokens."""
 
     requests: int
     concurrency: int
@@ -53,7 +54,7 @@ class Found:
 
 
 class DirectLoop:
-    """The engine's pipeline without anything around it."""
+    """The engine's pipeline on its own, without a server."""
 
     def __init__(self, engine: Path) -> None:
         from pipelines.engines.openvino.options import OpenVinoOptions
@@ -64,7 +65,7 @@ class DirectLoop:
         self._pipeline = open_pipeline(self.folder, OpenVinoOptions(enable_prefix_caching=False))
 
     def run(self, prompts: list[np.ndarray[Any, Any]], load: Load) -> Found:
-        """Answer all prompts."""
+        """Answer all prompts and measure the time."""
         import openvino as ov
         import openvino_genai as genai
 
@@ -84,14 +85,14 @@ class DirectLoop:
 
 
 def tensor(name: str, values: np.ndarray[Any, Any], kind: str) -> Any:
-    """Make an input."""
+    """Make one input tensor of a request."""
     made = grpc.InferInput(name, values.shape, kind)
     made.set_data_from_numpy(values)
     return made
 
 
 def core_inputs(prompt: np.ndarray[Any, Any], load: Load, stream: bool) -> list[Any]:
-    """Inputs of tensorrt_llm."""
+    """Make the inputs of the model `tensorrt_llm`."""
     lengths = {"input_lengths": load.isl, "request_output_len": load.osl}
     return [
         tensor("input_ids", prompt.astype(np.int32), "INT32"),
@@ -102,7 +103,7 @@ def core_inputs(prompt: np.ndarray[Any, Any], load: Load, stream: bool) -> list[
 
 
 def text_inputs(text: str, load: Load, stream: bool) -> list[Any]:
-    """Inputs of the ensemble."""
+    """Make the inputs of the model `ensemble`."""
     return [
         tensor("text_input", np.array([[text.encode()]], dtype=object), "BYTES"),
         tensor("max_tokens", np.array([[load.osl]], dtype=np.int32), "INT32"),
@@ -148,7 +149,7 @@ async def served(url: str, model: str, requests: list[list[Any]], concurrency: i
 
 
 def texts_of(tokenizer: Path, load: Load, random: np.random.Generator) -> list[str]:
-    """Texts of exactly isl tokens, with the tokens a prompt starts with."""
+    """Make texts of exactly isl tokens, including the special tokens at the start of a prompt."""
     from tokenizers import Tokenizer
 
     coder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -163,7 +164,7 @@ def texts_of(tokenizer: Path, load: Load, random: np.random.Generator) -> list[s
 
 
 def one_pass(url: str, mode: tuple[str, bool], load: Load, tokenizer: Path, random: np.random.Generator) -> Found:
-    """Measure one mode once, with prompts of its own."""
+    """Measure one mode once, with new prompts."""
     model, stream = mode
     if model == "ensemble":
         requests = [text_inputs(text, load, stream) for text in texts_of(tokenizer, load, random)]
@@ -173,12 +174,12 @@ def one_pass(url: str, mode: tuple[str, bool], load: Load, tokenizer: Path, rand
 
 
 def prompts_of(load: Load, random: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-    """Random token ids [1, isl]."""
+    """Make prompts of random token ids, each of shape [1, isl]."""
     return [random.integers(300, 1700, (1, load.isl)).astype(np.int64) for _ in range(load.requests)]
 
 
 def measure_direct(arguments: argparse.Namespace, load: Load) -> float:
-    """Run the direct loop in a process of its own, which gives its memory and threads back; seconds."""
+    """Return the seconds of the direct loop, run in a separate process so that its memory and threads are released."""
     command = [sys.executable, __file__, str(arguments.engine), str(arguments.tokenizer), "--direct"]
     for name in ("requests", "concurrency", "isl", "osl"):
         command += [f"--{name}", str(getattr(load, name))]
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     for name, value in {"requests": 128, "concurrency": 32, "isl": 128, "osl": 128, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--direct", action="store_true", help="only the direct loop; prints its seconds")
+    parser.add_argument("--direct", action="store_true", help="run only the direct loop and print its seconds")
     arguments = parser.parse_args()
     load = Load(arguments.requests, arguments.concurrency, arguments.isl, arguments.osl)
     random = np.random.default_rng()
@@ -216,7 +217,7 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace, load: Load, repository: Path, random: np.random.Generator) -> None:
-    """Take turns and print the medians."""
+    """Measure the server and the direct loop alternately and print the medians."""
     tokens = load.requests * load.osl
     direct: list[float] = []
     ratios: dict[tuple[str, bool], list[float]] = {mode: [] for mode in MODES}

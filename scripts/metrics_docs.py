@@ -1,4 +1,4 @@
-"""Writes the table of metrics in docs/benchmarking.md: `python -m scripts.metrics_docs`; a test checks it."""
+"""Write the table of metrics in docs/benchmarking.md: `python -m scripts.metrics_docs`; a test checks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END = "<!-- end of metrics -->"
 
 
 def table() -> str:
-    """One row per metric."""
+    """Format the metrics as a Markdown table with one row per metric."""
     rows = [("metric", "in results", "definition", "unit", "better", "source"), ("---",) * 6]
     for metric in METRICS:
         unit = metric.unit.stored
@@ -23,14 +23,14 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """A page with the table between its marks made anew.
+    """Return the page with the table between its marker lines replaced.
 
     Raises:
-        ValueError: the page lacks the marks.
+        ValueError: the page does not contain the marker lines.
     """
     marks = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not marks.search(text):
-        raise ValueError(f"{PAGE} lacks the lines '{BEGIN}' and '{END}'")
+        raise ValueError(f"{PAGE} does not contain the lines '{BEGIN}' and '{END}'")
     return marks.sub(lambda _: f"{BEGIN}\n\n{table()}\n\n{END}", text)
 
 

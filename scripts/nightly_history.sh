@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Keeps the history of the nightly on a branch of its own, which shares no commit with the code:
-#   scripts/nightly_history.sh get MATRIX FOLDER    the branch's MATRIX/ -> FOLDER; nothing when there is no branch yet
-#   scripts/nightly_history.sh put MATRIX FOLDER    FOLDER -> the branch's MATRIX/, pushed; lines are only ever added
+# Keeps the history of the nightly on a separate branch, which shares no commit with the code:
+#   scripts/nightly_history.sh get MATRIX FOLDER    copies MATRIX/ of the branch to FOLDER; nothing without a branch
+#   scripts/nightly_history.sh put MATRIX FOLDER    copies FOLDER to MATRIX/ and pushes; lines are only ever added
 set -euo pipefail
 
 usage() {
@@ -30,7 +30,7 @@ if [[ $what == get ]]; then
 fi
 
 [[ -f $folder/history.jsonl ]] || {
-  echo "error: $folder holds no history.jsonl" >&2
+  echo "error: $folder does not contain history.jsonl" >&2
   exit 2
 }
 work=$(mktemp -d)
@@ -44,7 +44,7 @@ fi
 git worktree add --quiet --detach "$work/tree" "$start"
 old=$work/tree/$lines
 if [[ -f $old ]] && ! cmp --quiet --bytes="$(stat --format=%s "$old")" "$old" "$folder/history.jsonl"; then
-  echo "error: $folder/history.jsonl does not go on from the one on $branch; nothing is written" >&2
+  echo "error: $folder/history.jsonl does not continue the one on $branch; nothing was written" >&2
   exit 1
 fi
 mkdir -p "$work/tree/$matrix"
@@ -52,7 +52,7 @@ cp "$folder/history.jsonl" "$work/tree/$matrix/"
 if [[ -d $folder/settings ]]; then cp -r "$folder/settings" "$work/tree/$matrix/"; fi
 git -C "$work/tree" add --all
 if git -C "$work/tree" diff --cached --quiet; then
-  echo "nothing new for $branch"
+  echo "nothing new to write to $branch"
   exit
 fi
 git -C "$work/tree" commit --quiet --message "Nightly $matrix of $(date --utc +%F)"

@@ -1,7 +1,7 @@
 """Write docs/rules.md from the table of rules: `python -m scripts.rules_docs`; a test fails when the page is stale.
 
-Nothing on the page is written by hand. Which formats a GPU supports, and which features work together, follows from
-applying the rules to deployments that are composed from the files under conf/.
+Nothing on the page is written by hand. The rules are applied to deployments that are composed from the files under
+conf/, which shows the formats that a GPU supports and the features that work together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GENERATIONS = {
 NUMBERS = {rule.name: number for number, rule in enumerate(RULES, 1)}
 NOWHERE = Machine(1, 0, (), "", has_tensorrt_llm=False, platform="")
 SMALL = ModelShape("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, 131072, False)
-"""Llama 3.1 8B, whose sizes every split and format divides."""
+"""Llama 3.1 8B, whose sizes are divisible for every split and format."""
 ADAPTER = Adapter("/adapter", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
 
 
@@ -102,7 +102,7 @@ TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculati
 
 
 class Composer:
-    """Add features to a configuration as Hydra does: formats, then files in conf/config.yaml's order, then values."""
+    """Adds features to a configuration as Hydra does: formats, then files in conf/config.yaml's order, then values."""
 
     def __init__(self) -> None:
         from omegaconf import OmegaConf
@@ -115,7 +115,7 @@ class Composer:
         self._order = list(_feature_groups())
 
     def raw(self, features: Sequence[Feature]) -> dict[str, Any]:
-        """The configuration with some features, resolved."""
+        """Return the resolved configuration with some features."""
         from omegaconf import OmegaConf
 
         chosen = {group: name for feature in features for group, name in feature.files.items()}
@@ -125,14 +125,14 @@ class Composer:
         return self._others | to_raw(OmegaConf.merge(self._merged, *first, *layers, *last))
 
     def deployment(self, features: Sequence[Feature]) -> DeploymentFacts:
-        """The configuration with some features, as the record that the rules read."""
+        """Return the configuration with some features as the record that the rules read."""
         settings = validate(self.raw(features))
         found = Found(adapters=dict.fromkeys(settings.lora.adapters, ADAPTER))
         return deployment(settings, SMALL, choose(settings.engine.name, NOWHERE).engine, NOWHERE, found)
 
 
 def _layer(file: Path) -> Any:
-    """The settings of a feature's file, without its defaults, which the base already contains."""
+    """Return the settings of a feature's file without its defaults, which the base already contains."""
     from omegaconf import OmegaConf
 
     layer: Any = OmegaConf.load(file)
@@ -141,14 +141,14 @@ def _layer(file: Path) -> Any:
 
 
 def _feature_groups() -> Iterator[str]:
-    """Groups of conf/ in the order in which conf/config.yaml applies them."""
+    """Return the groups of conf/ in the order in which conf/config.yaml applies them."""
     for line in (CONF / "config.yaml").read_text().splitlines():
         if found := re.fullmatch(r"  - (\w+): \w+", line):
             yield found.group(1)
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         "# Which settings work together",
         "Which quantization formats, GPUs, model families and features can be combined, for anyone who plans a"
@@ -217,7 +217,7 @@ def _together() -> Iterator[str]:
 
 
 def _new(found: Mapping[tuple[int, int], list[BrokenRule]], row: int, column: int) -> str:
-    """Findings that apply only to two features together; "–" where both set the same group or key."""
+    """Return findings that apply only to two features together; "–" where both set the same group or key."""
     if column > row:
         return ""
     if (row, column) not in found:
@@ -238,7 +238,7 @@ def _same_question(one: Feature, other: Feature) -> bool:
 
 
 def _cell(findings: Iterable[BrokenRule]) -> str:
-    """`no 3, 7`, `warn 5` or `yes`."""
+    """Format findings as `no 3, 7`, `warn 5` or `yes`."""
     for severity, word in ((Severity.REFUSE, "**no**"), (Severity.WARN, "warn")):
         names = dict.fromkeys(finding.rule.name for finding in findings if finding.rule.severity is severity)
         if names:
@@ -268,7 +268,7 @@ def _row(rule: Rule) -> list[str]:
 
 
 def _readable(text: str) -> str:
-    """A message with its gaps shown: `{d.build.tp_size}` becomes <tp_size>."""
+    """Return a message with its placeholders named: `{d.build.tp_size}` becomes <tp_size>."""
     return re.sub(r"\{([\w.\[\]]+)[^}]*\}", lambda gap: f"‹{gap.group(1).split('.')[-1]}›", text).replace("|", "\\|")
 
 

@@ -1,11 +1,11 @@
-"""Prove that a change left everything the tool makes as it was: record it at two commits and compare.
+"""Prove that a change did not alter anything the tool makes: record the output of two commits and compare it.
 
     python scripts/same_bytes.py between main HEAD                         both, and compare; about 15 minutes each
-    python scripts/same_bytes.py between main HEAD --only numbers          one group alone
+    python scripts/same_bytes.py between main HEAD --only numbers          only one group
     python scripts/same_bytes.py record --commit main --out main.json      one commit
     python scripts/same_bytes.py compare main.json head.json               exit code 1 when they differ
 
-Changes of tracked files that are not committed yet: --commit $(git stash create)
+To record uncommitted changes of tracked files: --commit $(git stash create)
 
 What is recorded:
   checkpoints   every tensor (type, shape, bytes) and config.json, for both bundled models in every format
@@ -13,10 +13,10 @@ What is recorded:
   repositories  config.pbtxt and the other text files of Triton repositories, manifests and cluster scripts
   numbers       of plan, simulate, size and calibrate, and the exact commands that a plan shows for a GPU
 
-Only the command line and the files that it leaves are used, in a checkout of the commit in a temporary folder, so
-modules may move between the commits. Comments and messages may be reworded; keys of numbers may be renamed where all
-values stay, which is shown. A recording is saved after each case: after Ctrl-C the same command goes on.
-Exit codes: 0 equal or recorded; 1 different, or a case failed; 2 a fault of the input; 130 interrupted.
+Only the command line and the files that it writes are used, in a checkout of the commit in a temporary folder, so
+modules may move between the commits. Comments and messages may be reworded; keys of numbers may be renamed if all
+values stay the same, and such renames are shown. A recording is saved after each case: after Ctrl-C the same command
+continues. Exit codes: 0 equal or recorded; 1 different, or a case failed; 2 invalid input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\nInterrupted. What was recorded is kept; the same command goes on from there.\n")
+        sys.stderr.write("\nInterrupted. The cases recorded so far are kept; run the same command to continue.\n")
         return INTERRUPTED
 
 
@@ -67,7 +67,7 @@ def _compare(before: Path, after: Path, groups: Sequence[str], options: argparse
         Recording.load(before), Recording.load(after), groups, judge_whole=options.xml, rounding=options.rounding
     )
     if not found.cases:
-        raise RecordingError(f"{before} and {after} hold nothing of {', '.join(groups)}.")
+        raise RecordingError(f"{before} and {after} contain no cases of {', '.join(groups)}.")
     for line in lines(found, options.show):
         sys.stdout.write(f"{line}\n")
     return 0 if found.equal else 1
@@ -78,19 +78,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("record", help="run the cases at a commit")
     one.add_argument("--commit", required=True, metavar="REV", help="commit, branch or tag")
-    one.add_argument("--out", required=True, type=Path, metavar="FILE", help="the recording")
-    two = commands.add_parser("compare", help="two recordings")
+    one.add_argument("--out", required=True, type=Path, metavar="FILE", help="file of the recording")
+    two = commands.add_parser("compare", help="compare two recordings")
     two.add_argument("before", type=Path, metavar="FILE")
     two.add_argument("after", type=Path, metavar="FILE")
     both = commands.add_parser("between", help="record two commits and compare them")
     both.add_argument("before", metavar="REV1")
     both.add_argument("after", metavar="REV2")
     both.add_argument(
-        "--folder", type=Path, default=ROOT / "runs" / "same_bytes", help="of the recordings (%(default)s)"
+        "--folder", type=Path, default=ROOT / "runs" / "same_bytes", help="folder of the recordings (%(default)s)"
     )
     for command in (one, two, both):
         command.add_argument(
-            "--only", action="append", choices=GROUPS, help="one group; can be given several times (all)"
+            "--only", action="append", choices=GROUPS, help="a group; may be given several times (default: all)"
         )
     for command in (one, both):
         command.add_argument(
@@ -101,21 +101,21 @@ def _parser() -> argparse.ArgumentParser:
         )
     for command in (two, both):
         command.add_argument(
-            "--rounding", type=float, default=0.0, metavar="R", help="relative change of a number that is allowed (0)"
+            "--rounding", type=float, default=0.0, metavar="R", help="allowed relative change of a number (0)"
         )
-        command.add_argument("--xml", action="store_true", help="judge whole .xml, .bin and .safetensors files as well")
+        command.add_argument("--xml", action="store_true", help="also judge whole .xml, .bin and .safetensors files")
         command.add_argument(
-            "--show", type=int, default=10, metavar="N", help="differences shown of a case (%(default)s)"
+            "--show", type=int, default=10, metavar="N", help="most differences shown for a case (%(default)s)"
         )
     return parser
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwind as for Ctrl-C, so that the running command and the temporary folder go."""
+    """Unwind as for Ctrl-C, so that the running command is ended and the temporary folder removed."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no fault
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` does not end in an error
     sys.exit(main())

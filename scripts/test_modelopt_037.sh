@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compression tests with nvidia-modelopt 0.37.0 and transformers 4.57.3, the versions TensorRT-LLM 1.2.1 pins,
-# in an environment of their own.
+# Runs the compression tests with nvidia-modelopt 0.37.0 and transformers 4.57.3, the versions that TensorRT-LLM 1.2.1
+# pins, in a separate virtual environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-modelopt037
 if [ ! -e "$venv/.ready" ]; then
-  echo "Making $venv (once, some minutes) ..."
+  echo "Creating $venv (only once, takes a few minutes) ..."
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 nvidia-modelopt==0.37.0 \
     transformers==4.57.3 numpy==1.26.4 accelerate safetensors ml_dtypes 'datasets<5' 'pyarrow<24' 'pandas<3' \

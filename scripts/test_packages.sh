@@ -1,7 +1,7 @@
 #!/bin/sh
-# Debian packages that tests use when they are there: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py, and
-# a browser for the tests that open the pages we write. `make test` runs this first. It installs only as root (or in CI
-# with sudo), and never fails: without the packages those tests are skipped and say so.
+# Installs Debian packages that some tests use if present: a Slurm cluster of one node for tests/e2e/test_slurm_sweep.py,
+# and a browser for the tests that open our HTML pages. `make test` runs this first. It installs only as root (or in CI
+# with sudo) and never fails: without the packages those tests are skipped with a message.
 set -u
 
 PATH="$PATH:/usr/sbin:/sbin"
@@ -19,7 +19,7 @@ if [ "$(id -u)" -ne 0 ]; then
   if [ -n "${CI:-}" ] && here sudo; then sudo="sudo -n"; else sudo="no"; fi
 fi
 if [ "$sudo" = "no" ] || ! here apt-get; then
-  echo "Not here: $packages. The tests that need them are skipped; as root: apt-get install $packages"
+  echo "Not installed: $packages. The tests that need them are skipped; to install, as root: apt-get install $packages"
   exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -27,6 +27,6 @@ install() { timeout 300 $sudo apt-get install -y -qq --no-install-recommends "$1
 for package in $packages; do
   echo "Installing $package for the tests ..."
   install "$package" || { timeout 120 $sudo apt-get update -qq >/dev/null 2>&1; install "$package"; } ||
-    echo "It could not be installed; the tests that need it are skipped."
+    echo "$package could not be installed; the tests that need it are skipped."
 done
 exit 0

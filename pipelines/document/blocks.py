@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Origin = Literal["measured", "modelled", "recorded", ""]
-"""Where numbers come from: a measurement, a model of it, a manifest (sizes, digests), or no numbers."""
+"""Origin of numbers: a measurement, a performance model, a manifest (sizes, digests), or no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Table:
 
     Attributes:
         caption: what it shows, including model, precision, ISL, OSL, concurrency and TP where numbers depend on them.
-        origin: of its numbers.
-        columns: titles.
+        origin: origin of its numbers.
+        columns: the columns.
         rows: each with as many cells as there are columns.
         strong: index of the highlighted row, or None.
-        notes: below the table.
+        notes: notes below the table.
     """
 
     caption: str
@@ -86,13 +86,13 @@ class Figure:
     """A plot.
 
     Attributes:
-        name: of its file, without ending.
-        title: one line above.
-        caption: how to read it, and the six.
-        alt: what it shows, in words, for readers who cannot see it.
-        origin: of its numbers.
+        name: name of its file, without extension.
+        title: one line above the plot.
+        caption: how to read it, and the six facts (see `pipelines.report.six`).
+        alt: description in words, for readers who cannot see it.
+        origin: origin of its numbers.
         svg: `<svg>` element with CSS variables for colours.
-        png: the same for viewers without SVG; None if there is none.
+        png: the same plot for viewers without SVG; None if there is none.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Fold:
 
 
 LEFT = False
-"""For `Column.right`: words are left-aligned."""
+"""Value of `Column.right` for columns of words, which are left-aligned."""
 
 
 def groups(title: str, names: Iterable[str]) -> tuple[Column, ...]:
@@ -149,12 +149,12 @@ class Document:
     """The whole report.
 
     Attributes:
-        title: what it is about.
-        subtitle: below the title.
+        title: the subject of the report.
+        subtitle: line below the title.
         cards: the first screen.
         lead: blocks before the sections.
         sections: the rest.
-        kind: of report, shown above the title.
+        kind: kind of report, shown above the title.
         source: what the report was made from, shown at the end.
     """
 

@@ -55,7 +55,7 @@ class Theme:
         return self.colours[role]
 
     def series(self, index: int) -> str:
-        """Colour of the n-th format."""
+        """Return the colour of the n-th format."""
         return self.colours[f"s{index % 8}"]
 
 
@@ -69,13 +69,13 @@ def plot(
     """Draw a plot for the page and, if requested, as a PNG.
 
     Args:
-        name: of the file; also makes the ids of its elements unique within a page.
+        name: name of the file; also makes the ids of its elements unique within a page.
         size: width and height in inches; 1 inch is 72 units of the SVG.
         draw: fills a figure.
-        title: one line above.
-        caption: below.
-        alt: in words.
-        origin: of the numbers.
+        title: one line above the plot.
+        caption: text below the plot.
+        alt: description in words.
+        origin: origin of the numbers.
         png: whether to make a PNG as well.
     """
     svg = _svg(_render(size, draw, Theme(_SENTINEL), "svg").decode(), name, alt)

@@ -16,21 +16,21 @@ Box = tuple[float, float, float, float]
 """Left, bottom, right, top."""
 
 NAME_STEP = 11.0
-"""Vertical distance between two names, points."""
+"""Vertical distance between two names, in points."""
 
 _OFFSETS = ((5, 6), (5, -12), (-5, 6), (-5, -12))
-"""Possible positions of a load's label, points from its marker; the sign of the first number is the side."""
+"""Possible positions of a load's label, in points from its marker; the sign of the first number gives the side."""
 
 
 _SIDES = ((8, 0, "left"), (0, -13, "center"), (-8, 0, "right"), (0, 14, "center"))
-"""Possible positions of a name, points from the end of its curve, best first."""
+"""Possible positions of a name, in points from the end of its curve, best first."""
 
 
 def beside(axes: Axes, ends: Sequence[End], points: Sequence[tuple[float, float]], line: str) -> list[Box]:
     """Label the curves: at their ends where there is room, else in a column beside the axes.
 
     Args:
-        axes: with its final limits.
+        axes: the axes, with their final limits.
         ends: right end of each curve, its name and colour.
         points: every marker, so that no name covers one.
         line: colour of the thin line from the column to a curve.
@@ -88,13 +88,13 @@ def _around(at: tuple[float, float]) -> Box:
 
 
 def apart(places: Sequence[float], step: float) -> list[float]:
-    """Move heights (0..1) as little as needed so that neighbours are at least `step` apart; the order stays."""
+    """Move heights (0..1) as little as needed so that neighbours are at least `step` apart, in the same order."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = list(places)
     for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + step)
     over = moved[order[-1]] - 1.0 if order else 0.0
-    if over > 0:  # the topmost left the picture, so push down from above
+    if over > 0:  # the topmost is outside the picture, so push down from above
         moved[order[-1]] = 1.0
         for after, before in itertools.pairwise(reversed(order)):
             moved[before] = min(moved[before], moved[after] - step)
@@ -105,10 +105,10 @@ def place(axes: Axes, marks: Sequence[tuple[float, float, str]], colour: str, ta
     """Write a load beside each marker where there is room; labels that would overlap are omitted.
 
     Args:
-        axes: with its final limits.
+        axes: the axes, with their final limits.
         marks: x, y and text.
-        colour: of the text.
-        taken: areas already in use, points of the figure.
+        colour: colour of the text.
+        taken: areas already in use, in points of the figure.
     """
     points = [_at(axes, mark[:2]) for mark in marks]
     used = [*map(_around, points), *taken]

@@ -1,4 +1,4 @@
-"""Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown as it is."""
+"""Render a document as Markdown, with the plots as files beside it. Text is escaped, so it is shown verbatim."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ def write_document(made: Document, folder: Path) -> ReportPaths:
                 plots.append(write_bytes(folder / f"{figure.name}.png", figure.png))
         markdown = write_bytes(folder / "report.md", render_markdown(made).encode())
         html = write_bytes(folder / "report.html", render_html(made).encode())
-        for name in before - {path.name for path in plots}:  # plots of formats that are not in this report
+        for name in before - {path.name for path in plots}:  # delete old plots of formats that are not in this report
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"The report cannot be written to {folder}: {error.strerror}.",
-            todo="Give another folder: report.folder=/some/folder",
+            todo="Choose another folder: report.folder=/some/folder",
         ) from None
     return ReportPaths(markdown, html, tuple(plots))
 

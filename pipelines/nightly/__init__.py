@@ -1,1 +1,1 @@
-"""A matrix of deployments measured every night, their history, and what got worse since."""
+"""A matrix of deployments measured every night, their history, and the regressions since earlier nights."""

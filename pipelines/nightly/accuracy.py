@@ -1,4 +1,4 @@
-"""Judge the accuracy of a night: against a pinned limit, and question by question against earlier nights."""
+"""Judge the accuracy of a night against a pinned limit and, question by question, against earlier nights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Regression]:
     if found["loss_percent"] <= limit or found["verdict"] != "loses accuracy":
         return []
     least = found["baseline"] * (1 - limit / 100)
-    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; {limit:g} % is expected at most"
+    why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; the limit is {limit:g} %"
     return [Regression(record.cell, "accuracy", found["baseline"], found["accuracy"], least, why, record, None)]
 
 
@@ -28,8 +28,8 @@ def accuracy_fell(nights: list[Record], settings: NightlySettings, chance: float
     """Find a significant loss of right answers against the best earlier night, paired question by question.
 
     Args:
-        nights: of one cell since its accuracy was last expected to change, oldest first; the last one is judged.
-        settings: with the tolerated loss.
+        nights: nights of one cell since its accuracy was last expected to change, oldest first; the last is judged.
+        settings: contain the tolerated loss.
         chance: probability below which a loss counts as real.
     """
     floor = settings.expect.floor_percent.get("accuracy")

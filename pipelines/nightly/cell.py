@@ -1,8 +1,8 @@
 """Measure one cell in its own process: `python -m pipelines.nightly.cell RESULT SINCE key=value ...`.
 
 A crash in native code, or the kernel running out of memory, ends this process and not the night. RESULT is written when
-the cell ends: what it measured ("facts", "loads"), or why there is nothing ("not possible" if the plan refuses the
-combination, else "failed"). SINCE is the ISO time at which the run began.
+the cell ends: its measurements ("facts", "loads"), or the reason why there are none ("not possible" if the plan refuses
+the combination, else "failed"). SINCE is the ISO time at which the run began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run everything for one cell.
 
     Returns:
-        0 if the result holds numbers, 1 if it holds the reason why not.
+        0 if the result contains measurements, 1 if it contains the reason why there are none.
     """
     result, since, overrides = Path(arguments[0]), datetime.fromisoformat(arguments[1]), list(arguments[2:])
     signal.signal(signal.SIGTERM, _terminate)

@@ -10,7 +10,7 @@ from pipelines.nightly.record import Record
 
 
 def changes(history: History, before: Record, after: Record) -> list[str]:
-    """List everything recorded that differs: commit, libraries, machine, settings."""
+    """List all recorded differences: commit, libraries, machine, settings."""
     found = []
     if before.commit != after.commit:
         found.append(f"commit {before.commit[:12]} -> {after.commit[:12]}")

@@ -1,6 +1,6 @@
-"""The command `nightly`: measure the matrix, judge it by its history, write the report, and say what got worse.
+"""The command `nightly`: measure the matrix, judge it by its history, write the report, and list the regressions.
 
-Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could be measured; 2 a fault in the input.
+Exit codes: 0 nothing got worse; 3 a regression; 1 a cell failed, or none could be measured; 2 invalid input.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def run(overrides: Sequence[str]) -> int:
         read = history.read()
         if not read.records:
             raise UserError(
-                f"nightly.history='{settings.nightly.history}' holds no results.",
-                todo="Measure first (make nightly), or give the folder of a history: nightly.history=/some/folder",
+                f"nightly.history='{settings.nightly.history}' contains no results.",
+                todo="Measure first (make nightly), or choose the folder of a history: nightly.history=/some/folder",
             )
         run_id = read.records[-1].run
     verdict = judge(read.records, run_id, settings.nightly)

@@ -1,4 +1,4 @@
-"""Turn what a finished cell left in the store into the fields of its line in the history."""
+"""Turn the artifacts of a finished cell into the fields of its line in the history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIBRARIES = (
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
 NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor")
-"""Groups of settings that change no result."""
+"""Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""
 PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
@@ -54,7 +54,7 @@ def deciding(settings: Settings) -> dict[str, Any]:
 
 
 def protocol(settings: Settings) -> dict[str, Any]:
-    """Return what is asked of the deployment: workload, benchmark, eval."""
+    """Return the settings of the measurements: workload, benchmark, eval."""
     return {
         key: value
         for key, value in deciding(settings).items()

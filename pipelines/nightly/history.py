@@ -23,7 +23,7 @@ FILE = "history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class HistoryContents:
-    """Content of a history: its records in the order written, and notes on what was skipped."""
+    """Content of a history: its records in the order in which they were written, and notes on skipped lines."""
 
     records: tuple[Record, ...]
     notes: tuple[str, ...]
@@ -33,7 +33,7 @@ class History:
     """The history in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Remember the folder; nothing is created before the first line."""
+        """Use this folder; nothing is created before the first line."""
         self.folder = folder.absolute()
         self.file = self.folder / FILE
 
@@ -124,5 +124,5 @@ class History:
         except OSError as error:
             raise UserError(
                 f"nightly.history='{self.folder}' cannot be written: {error.strerror}.",
-                todo="Give another folder: nightly.history=/some/folder",
+                todo="Choose another folder: nightly.history=/some/folder",
             ) from None

@@ -27,7 +27,7 @@ class NightlyCell:
     Attributes:
         name: values of the axes, for display.
         overrides: complete, as on the command line.
-        key: of what was requested; the same on every night, even if defaults change.
+        key: identifies what was requested; the same on every night, even if defaults change.
     """
 
     name: str
@@ -36,7 +36,7 @@ class NightlyCell:
 
 
 def own_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that concern the run: the matrix, and where things are kept."""
+    """Return the overrides that concern the run: the matrix and the folders."""
     return [text for text in overrides if _key(text).split(".")[0] in (*OWN, *PLACES)]
 
 
@@ -44,8 +44,8 @@ def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCe
     """List all cells in the order they run; the last axis varies fastest.
 
     Args:
-        settings: the matrix.
-        overrides: of the command line. One that names an axis, or gives a list of values, replaces that axis; the
+        settings: contain the matrix.
+        overrides: from the command line. One that names an axis, or gives a list of values, replaces that axis; the
             others apply to every cell and take precedence over the matrix.
 
     Raises:
@@ -63,7 +63,7 @@ def cells(settings: NightlySettings, overrides: Sequence[str]) -> list[NightlyCe
         else:
             for_all.append(text)
     if not axes:
-        raise UserError("The nightly matrix has no axis.", todo="Give one: nightly.matrix={quant:[none,fp8]}")
+        raise UserError("The nightly matrix has no axis.", todo="Set one: nightly.matrix={quant:[none,fp8]}")
     return [
         _cell(dict(zip(axes, combination, strict=True)), settings, for_all)
         for combination in itertools.product(*axes.values())

@@ -34,23 +34,23 @@ from pipelines.settings.root import Settings
 from pipelines.store.store import fingerprint
 
 GRACE_S = 90
-"""How long a stopped cell may take to drain its server."""
+"""Seconds that a stopped cell may take to drain its server."""
 RESUMED = timedelta(hours=18)
-"""An older run is not resumed: its results would mix two nights."""
+"""A run older than this is not resumed, because its results would mix two nights."""
 
 
 @dataclass(frozen=True)
 class Night:
-    """One run.
+    """One run of the nightly.
 
     Attributes:
         run: id, sortable by time.
         since: when the run began.
-        settings: of the run itself.
-        history: where lines go.
+        settings: settings of the run itself.
+        history: where lines are written.
         machine: facts of this machine.
         machine_class: results are compared only within this class.
-        commit: of this project.
+        commit: commit of this project.
         store: folder of this run's artifacts.
         logs: folder of the cells' logs.
     """
@@ -74,7 +74,7 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
 
     Raises:
         UserError: a cell's configuration is wrong, or another run measures on this host.
-        KeyboardInterrupt: it was told to stop; the same command resumes from there.
+        KeyboardInterrupt: the run was stopped; the same command resumes it.
     """
     configured = _configured(cells)
     history = History(settings.nightly.history)

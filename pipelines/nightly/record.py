@@ -25,29 +25,29 @@ class Record:
         run: id of the run, sortable by time.
         at: ISO time, UTC, at which the cell finished.
         cell: name, e.g. "tiny_gemma fp8 fixed".
-        key: of the axes and overrides that determine the deployment; equal keys form one series.
+        key: hash of the axes and overrides that determine the deployment; equal keys form one series.
         machine_class: GPUs, or processor and its number of cores; only runs on the same class are compared.
         status: "done", "failed", or "not possible" if the plan refuses the combination.
-        reason: why it is not "done".
-        commit: of this project, with "+changes" if the work tree differed.
-        overrides: of the cell, as on the command line.
-        model: label.
-        precision: compression as one word.
-        engine: that executed it.
+        reason: why the status is not "done".
+        commit: commit of this project, with "+changes" if the work tree differed.
+        overrides: overrides of the cell, as on the command line.
+        model: label of the model.
+        precision: compression in one word.
+        engine: the engine that executed it.
         tp_size: tensor parallel ranks of the running engine.
         protocol: settings of workload, benchmark and eval, flattened. Only equal protocols are compared.
-        settings_digest: of all settings that determine the result; the settings are stored beside the history.
+        settings_digest: digest of all settings that determine the result; the settings are stored beside the history.
         machine: facts of the machine.
-        versions: of the libraries, driver and server.
+        versions: versions of the libraries, driver and server.
         accuracy: task, questions, share right, loss against the baseline with its statistics, per subject, and every
             answer as a bit (`right`, base64) so that nights can be paired question by question.
         measurements: one per benchmark, each a list of loads with ISL, OSL, rates, percentiles and errors; more than
             one if the first looked worse and was repeated.
         sizes: bytes of checkpoint and engine.
-        seconds: of the stages that this run executed, without those taken from the store.
-        peak_memory_bytes: of the same stages.
-        log: of the cell, relative to the current folder of the run.
-        schema: of this line.
+        seconds: durations of the stages that this run executed, without those taken from the store.
+        peak_memory_bytes: peak memory of the same stages.
+        log: log of the cell, relative to the current folder of the run.
+        schema: schema of this line.
     """
 
     run: str
@@ -84,7 +84,7 @@ class Record:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: it has another schema, or a field is missing or unknown.
+            ValueError: the line has another schema, or a field is missing or unknown.
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"has schema {data.get('schema')!r}; this version reads {SCHEMA}")

@@ -1,4 +1,4 @@
-"""A regression: something that is worse than it was, or than it should be."""
+"""The record of a regression."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pipelines.nightly.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Something that is worse than it was, or than it should be.
+    """A metric of a cell that is worse than before, or worse than a pinned limit.
 
     Attributes:
-        cell: name.
-        metric: including its load.
+        cell: name of the cell.
+        metric: name of the metric, including its load.
         before: median of the earlier nights, or the pinned limit.
         now: tonight's value.
         limit: value beyond which tonight counts as worse.
         reason: why it counts, for messages.
         first: the first record of the worse stretch.
-        last_good: the record before it; None where there is none.
+        last_good: the record before `first`; None if there is none.
     """
 
     cell: str
@@ -33,5 +33,5 @@ class Regression:
 
     @property
     def change_percent(self) -> float:
-        """Change from before to tonight in percent; positive means more."""
+        """Return the change from `before` to tonight in percent; positive means more."""
         return 100 * (self.now / self.before - 1) if self.before else float("inf")

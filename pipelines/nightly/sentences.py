@@ -16,7 +16,7 @@ def headline(verdict: NightVerdict) -> str:
     parts += [f"{count[status]} {status}" for status in ("failed", "not possible") if count[status]]
     learning = sum(line.judged[-1].state == "learning" for line in verdict.series)
     if learning:
-        parts.append(f"{learning} of {len(verdict.series)} series still too short to know their noise")
+        parts.append(f"{learning} of {len(verdict.series)} series still too short to estimate their noise")
     worse = len(verdict.regressions)
     parts.append(f"{worse} regression{'' if worse == 1 else 's'}" if worse else "nothing got worse")
     return f"{'; '.join(parts)}."

@@ -17,7 +17,7 @@ def shown(metric: str, value: float | None) -> str:
         return show_bytes(int(value))
     figure = FIGURES.get(base)
     if figure is None:
-        return show_seconds(value)  # of a stage
+        return show_seconds(value)  # seconds of a stage
     if figure.metric.unit is SHARE:
         return f"{percent(value)} %"
     if figure.metric.unit in (TOKEN_RATE, REQUEST_RATE):

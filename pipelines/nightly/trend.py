@@ -1,4 +1,4 @@
-"""Build the trend report from verdict and history, in the blocks that every report is made of."""
+"""Build the trend report from verdict and history, using the blocks shared by all reports."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
     )  # fmt: skip
     rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
     note = (
-        "Change is relative to the median of earlier nights; a dash: not yet known. Repeated measurements: the median."
+        "Change is relative to the median of earlier nights; a dash means not yet known. Of repeated measurements the"
+        " median is shown."
     )
     tps = ", ".join(str(tp) for tp in dict.fromkeys(record.tp_size for record in done))
     caption = f"Every cell of this run, by model, precision and workload; TP {tps}; engine {done[0].engine}"
@@ -107,7 +108,7 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
 
 
 def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> list[tuple[str, ...]]:
-    """Make one row per load; the first row also has what the loads share."""
+    """Make one row per load; the first row also contains the values that the loads share."""
     rows = []
     for place, load in enumerate(record.measurements[-1]):
         cells = []
@@ -198,18 +199,18 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
     limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
     accepted = "; ".join(f"{a.cell}, {a.metric}, since {a.since}: {a.reason}" for a in expect.accepted)
     return (
-        ("compared", "With nights of the same cell, machine class and protocol."),
+        ("compared", "Only with nights of the same cell, machine class and protocol."),
         (
             "noise",
-            f"Student's t over the last {settings.window} nights, at least {settings.least}, of logarithms. All "
+            f"Student's t of logarithms over the last {settings.window} nights, at least {settings.least}. All "
             f"{verdict.questions} comparisons of this run together report an unchanged system as worse in "
-            f"{100 * settings.false_alarms:g} % of runs. What looks worse is measured up to "
+            f"{100 * settings.false_alarms:g} % of runs. A cell that looks worse is measured up to "
             f"{settings.confirmations} times more, and the median counts.",
         ),
-        ("jump, shift", "Worse is tonight alone beyond the limit, or the last four nights together beyond theirs."),
+        ("jump, shift", "Worse means that tonight alone, or the last four nights together, are beyond their limit."),
         ("until repaired", "Later nights are not compared with a worse night."),
         ("floors", f"Smaller changes never count: {floors}."),
-        ("accuracy loss", f"Against 16 bit, measurable by McNemar's exact test: {limits or 'no limit given'}."),
+        ("accuracy loss", f"Limits against 16 bit, for losses measurable by McNemar's exact test: {limits or 'none'}."),
         ("accepted", accepted or "nothing"),
         ("pinned", "; ".join(f"{p.cell}, {p.metric}: {p.worst:g} ({p.reason})" for p in expect.pinned) or "nothing"),
     )

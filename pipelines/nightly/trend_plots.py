@@ -26,7 +26,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
     Args:
         record: tonight's line.
         lines: its judged series.
-        name: of the file.
+        name: name of the file.
     """
     if not lines:
         return None
@@ -57,7 +57,7 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
         title=record.cell,
         caption=(
             f"{len(nights)} nights on {record.machine_class}. Dashed: limit beyond which tonight counts as worse. "
-            f"Cross: was worse. Measured: {six}; engine {record.engine}."
+            f"Cross: judged worse. Measured: {six}; engine {record.engine}."
         ),
         alt=f"Trend of {record.cell}: "
         + "; ".join(_in_words(line) for line in lines if line.metric.split()[0] in _PANELS),

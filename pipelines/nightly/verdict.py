@@ -1,4 +1,4 @@
-"""Judge what got worse from history and expectations. Pure: the same history always gives the same verdict."""
+"""Find regressions from history and expectations. Pure: the same history always gives the same verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 PAIRED = ("accuracy", "error_share")
-"""Metrics that are judged by rules of their own."""
+"""Metrics that are judged by separate rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class NightVerdict:
     """Verdict on one run.
 
     Attributes:
-        run: id.
+        run: id of the run.
         records: lines of this run.
-        series: of every judged metric.
-        regressions: what got worse.
+        series: one series per judged metric of a cell.
+        regressions: metrics that got worse.
         failures: cells that failed, or that are refused but were possible before: (cell, reason).
         questions: comparisons made; the chance of each is `false_alarms` divided by it.
     """
@@ -51,7 +51,7 @@ class NightVerdict:
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 3 for a regression, 1 if a cell failed or no cell could run, else 0."""
+        """Return the exit code: 3 for a regression, 1 if a cell failed or no cell could run, else 0."""
         if self.regressions:
             return 3
         return 1 if self.failures else 0

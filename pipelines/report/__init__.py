@@ -1,1 +1,1 @@
-"""What people read: tables on the terminal, later Markdown and HTML."""
+"""Reports of a store's results: a comparison for the terminal, and documents in Markdown and HTML."""

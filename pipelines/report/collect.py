@@ -1,4 +1,4 @@
-"""Store -> ReportData: for every format the artifacts that belong together by digest, and what is absent."""
+"""Collect a report's data from the store: for every format the artifacts linked by digest, and the missing parts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Label = tuple[str, str]
 """Model and variant."""
 
 _HEADS = ("benchmark", "evaluate", "repository", "build", "quantize")
-"""Which stage's newest artifact says what a format's chain is."""
+"""Stages in order of preference; the newest artifact of the first one present determines a format's chain."""
 
 
 def collect(store: Store, model: str | None = None, variants: Sequence[str] | None = None) -> ReportData:
-    """Gather everything a report says.
+    """Collect all data of a report.
 
     Args:
-        store: read only; the artifacts' large files need not be there.
+        store: is only read; the artifacts' large files may be missing.
         model: label of one model; None is every model of the store.
         variants: formats in the order to show; None is every format of the store, the baseline first.
 
     Raises:
-        UserError: nothing of the sort is there, or a manifest or result is broken.
+        UserError: the store has no matching artifact, or a manifest or result is broken.
     """
     shelf = Shelf(store)
     by_label = _by_label(shelf)
@@ -50,7 +50,7 @@ def _stage(pieces: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtif
 
 
 def _by_label(shelf: Shelf) -> dict[Label, list[ReportedArtifact]]:
-    """Artifacts by model and variant, newest first; shared ones (downloads) are reached through their digests."""
+    """Group artifacts by model and variant, newest first; shared ones (downloads) are found through their digests."""
     found: dict[Label, list[ReportedArtifact]] = {}
     for piece in shelf.pieces:
         if piece.stage in _HEADS and (label := _label(piece)):
@@ -59,7 +59,7 @@ def _by_label(shelf: Shelf) -> dict[Label, list[ReportedArtifact]]:
 
 
 def _label(piece: ReportedArtifact) -> Label | None:
-    """Model and variant: as an evaluation says itself, else the label without the model's name."""
+    """Return model and variant from the artifact's settings, else from its label without the model's name."""
     if piece.stage == "evaluate":
         return str(piece.settings["model"]), str(piece.settings["variant"])
     for key in ("variant", "precision"):
@@ -74,17 +74,17 @@ def _label(piece: ReportedArtifact) -> Label | None:
 def _choose(
     by_label: Mapping[Label, list[ReportedArtifact]], model: str | None, variants: Sequence[str] | None, store: Store
 ) -> list[Label]:
-    """The formats asked for, in order, or all with the baselines first."""
+    """Return the requested formats in order, or all with the baselines first."""
     if not by_label:
         raise UserError(
-            f"There is nothing to report in {store.root}: it holds no finished artifact.",
-            todo="Make something first, e.g. `make evaluate quant=fp8`, or give another: paths.store=/some/folder",
+            f"There is nothing to report in {store.root}: it contains no finished artifact.",
+            todo="Make one first, e.g. `make evaluate quant=fp8`, or choose another store: paths.store=/some/folder",
         )
     models = sorted({label[0] for label in by_label})
     if model is not None and model not in models:
         raise UserError(
-            f"There is nothing of the model '{model}' in {store.root}.",
-            allowed=f"It holds {', '.join(models)}.",
+            f"There is no artifact of the model '{model}' in {store.root}.",
+            allowed=f"It contains {', '.join(models)}.",
             todo=did_you_mean(model, models),
         )
     chosen = [label for label in by_label if model in (None, label[0])]
@@ -93,8 +93,8 @@ def _choose(
     known = sorted({label[1] for label in chosen})
     if missing := [variant for variant in dict.fromkeys(variants) if variant not in known]:
         raise UserError(
-            f"There is no artifact of the format {', '.join(missing)} of {model or 'any model'} in {store.root}.",
-            allowed=f"It holds {', '.join(known)}.",
+            f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
+            allowed=f"It contains {', '.join(known)}.",
             todo=f"Make it: make evaluate quant={missing[0]}",
         )
     order = list(dict.fromkeys(variants))
@@ -102,7 +102,7 @@ def _choose(
 
 
 def _usual_place(variant: str) -> tuple[int, str]:
-    """The formats in the order of their table, others after them by name."""
+    """Return a sort key: known formats in the order of `QFormat`, then others by name."""
     known = [item.value for item in QFormat]
     return (known.index(variant) if variant in known else len(known)), variant
 
@@ -114,7 +114,7 @@ def _format(
     results: Mapping[str, BenchmarkResult],
     evaluations: Mapping[str, EvalResult],
 ) -> FormatReport:
-    """Choose what belongs together: the newest benchmark of our own engine decides, else the newest evaluation, ..."""
+    """Choose the artifacts that belong together, starting from the newest benchmark, else the newest evaluation, ..."""
     head = _head(shelf, pieces)
     chain = {piece.place: piece for piece in shelf.chain(head)}
     engines = _engines(shelf, head)
@@ -156,10 +156,10 @@ def _missing(
     missing = []
     if not evaluated:
         other = _stage(pieces, "evaluate")
-        why = f" (there is one of another engine build: {other[0].place})" if other else ""
+        why = f" (there is an evaluation of another engine build: {other[0].place})" if other else ""
         missing.append(f"Accuracy of {model} {variant} was not measured on this engine{why}.")
     if not runs:
-        missing.append(f"No benchmark of {model} {variant} yet.")
+        missing.append(f"{model} {variant} was not benchmarked yet.")
     return tuple(missing)
 
 
@@ -170,7 +170,7 @@ def _benchmark(shelf: Shelf, piece: ReportedArtifact) -> BenchmarkResult:
 def _runs(
     shelf: Shelf, pieces: list[ReportedArtifact], results: Mapping[str, BenchmarkResult]
 ) -> tuple[tuple[BenchmarkRun, ...], set[str]]:
-    """Newest run of each workload, with the earlier ones of the same engine as its repeats; and the repeats' places."""
+    """Return each workload's newest run, with earlier runs of the same engine as repeats, and the repeats' places."""
     by_key: dict[str, list[ReportedArtifact]] = {}
     for piece in pieces:
         by_key.setdefault(run_key(results[piece.place]), []).append(piece)
@@ -189,7 +189,7 @@ def _runs(
 
 
 def _engines(shelf: Shelf, piece: ReportedArtifact) -> set[str]:
-    """Digests of the engines an artifact is or was made from, of this store or from outside."""
+    """Return digests of the engines that an artifact is or was made from, from this store or elsewhere."""
     chain = shelf.chain(piece)
     built = {item.digest for item in chain if item.stage == "build"}
     return built | {source.digest for item in chain for source in item.inputs if source.name == "engine"}
@@ -201,14 +201,14 @@ def _requests(shelf: Shelf, piece: ReportedArtifact, result: BenchmarkResult) ->
         try:
             found[name] = tuple(from_columns(shelf.read_json(piece, name)))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{shelf.root / piece.place / name} holds no request records: {error}.") from None
+            raise UserError(f"{shelf.root / piece.place / name} does not contain request records: {error}.") from None
     return found
 
 
 def _evaluations(
     shelf: Shelf, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
 ) -> dict[str, EvalResult]:
-    """Every evaluation of the models, by place."""
+    """Return every evaluation of the models, by place."""
     return {
         piece.place: EvalResult.from_json(
             shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}"

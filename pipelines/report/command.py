@@ -1,4 +1,4 @@
-"""The command `report`, and what writes reports for the other commands."""
+"""The command `report`, and the functions that write reports for other commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipelines.store.store import Store
 
 
 def report(overrides: Sequence[str]) -> int:
-    """Write the report of a model from what the store holds."""
+    """Write the report of a model from the results in the store."""
     settings = load(overrides)
     store = Store(settings.paths.store)
     recover(store)
@@ -32,14 +32,14 @@ def report(overrides: Sequence[str]) -> int:
 def write(
     settings: Settings, store: Store, model: str, variants: Sequence[str] | None, *, compared: bool = False
 ) -> None:
-    """Collect, write Markdown and HTML, and say where they are, the HTML last.
+    """Collect results, write the report as Markdown and HTML, and print the paths, the HTML last.
 
     Args:
-        settings: where to, and what loss of accuracy is acceptable.
-        store: what to report from.
-        model: label.
-        variants: formats in the order to show; None is every one there is.
-        compared: print the formats side by side as well.
+        settings: the report's folder, and the acceptable loss of accuracy.
+        store: contains the results.
+        model: label of the model.
+        variants: formats in the order to show; None is every format in the store.
+        compared: whether to print the comparison of the formats too.
 
     Raises:
         UserError: there is nothing to report, or the folder cannot be written.
@@ -57,8 +57,8 @@ def write_report(data: ReportData, folder: Path, max_accuracy_loss_percent: floa
     """Write the report of a store.
 
     Args:
-        data: of `pipelines.report.collect`.
-        folder: made when it is not there.
+        data: result of `pipelines.report.collect`.
+        folder: is created if necessary.
         max_accuracy_loss_percent: a format that loses more is not recommended.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Formats side by side: which gives the most throughput within a stated accuracy loss, and why not the others."""
+"""Choose the format with the most throughput within a given accuracy loss, with reasons against the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pipelines.report.workloads import spread
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """One format under one workload; None is "not measured".
+    """One format under one workload; None means "not measured".
 
     Attributes:
-        model: label.
+        model: label of the model.
         variant: compression in one word.
         accuracy: share of right answers, 0..1.
-        loss_percent: of the baseline's accuracy; 0 for the baseline itself.
+        loss_percent: loss in percent of the baseline's accuracy; 0 for the baseline itself.
         interval_percent: 95 % interval of that loss.
-        verdict: of the paired statistics.
+        verdict: result of the paired statistics.
         engine_bytes: size of the engine on disk.
         run: the benchmark.
-        peak: level with the most output tokens/s, complete levels before others.
-        at_slo: level with the most output tokens/s whose p99 meets every limit; None without limits or when none does.
+        peak: level with the most output tokens/s; complete levels are preferred.
+        at_slo: level with the most output tokens/s whose p99 meets every limit; None without limits or if none does.
     """
 
     model: str
@@ -42,7 +42,7 @@ class FormatRow:
 
     @property
     def score(self) -> float | None:
-        """Output tokens/s this format is judged by: at the best level within the limits, or the peak without limits."""
+        """Return the output tokens/s that count: at the best level within the limits, or at the peak without limits."""
         level = self.at_slo if self.run and has_limits(self.run.result.slo) else self.peak
         return level.summary.output_tokens_per_s if level else None
 
@@ -57,17 +57,17 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One model under one workload.
+    """The comparison of one model's formats under one workload.
 
     Attributes:
-        workload: the comparable runs; None when nothing was benchmarked.
-        model: label.
-        max_loss_percent: the stated limit.
+        workload: the comparable runs; None if nothing was benchmarked.
+        model: label of the model.
+        max_loss_percent: limit of the accuracy loss.
         rows: one per format.
-        chosen: variant with the most throughput within the limit; None when none can be.
-        reason: why, for people; also why none.
+        chosen: variant with the most throughput within the limit; None if no format is eligible.
+        reason: text that explains the choice, or why there is none.
         rejected: every other format with its reason.
-        notes: what weakens the choice: noise, a client that was the limit, a wide interval.
+        notes: limitations of the choice: noise, a client that was the bottleneck, a wide interval.
     """
 
     workload: Workload | None
@@ -84,8 +84,8 @@ def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Compari
     """Compare the formats of every workload; a model that was never benchmarked is compared by accuracy and size.
 
     Args:
-        data: of `pipelines.report.collect`.
-        max_loss_percent: of the baseline's accuracy; a format that loses more is not chosen.
+        data: result of `pipelines.report.collect`.
+        max_loss_percent: in percent of the baseline's accuracy; a format that loses more is not chosen.
     """
     compared = [_compare(data, workload, workload.model, max_loss_percent) for workload in data.workloads]
     without = [model for model in data.models if model not in {item.model for item in compared}]
@@ -101,7 +101,7 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
         Rejection(row.variant, _refusal(row, limit) or _slower(row, best)) for row in rows if row is not best
     )
     if best is None:
-        reason = f"No format can be recommended: not one has a throughput that counts and loses at most {limit:g} %."
+        reason = f"No format can be recommended: none has a usable throughput and loses at most {limit:g} %."
         return Comparison(workload, model, limit, rows, None, reason, rejected, ())
     return Comparison(
         workload, model, limit, rows, best.variant, _reason(best, limit), rejected, _notes(best, rows, limit)
@@ -127,7 +127,7 @@ def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
 
 
 def _loss(item: FormatReport) -> tuple[float | None, tuple[float, float] | None, str]:
-    """Loss in percent of the baseline, its 95 % interval, and the verdict."""
+    """Return the loss in percent of the baseline, its 95 % interval, and the verdict."""
     if item.accuracy is None:
         return None, None, "not measured"
     if item.accuracy.row is None:
@@ -140,7 +140,7 @@ def _loss(item: FormatReport) -> tuple[float | None, tuple[float, float] | None,
 
 
 def usable(run: BenchmarkRun | None) -> list[Level]:
-    """Levels with finished requests; the complete ones when there are any."""
+    """Return the levels with finished requests; only the complete ones if there are any."""
     levels = [level for level in run.result.levels if level.summary.requests] if run else []
     return [level for level in levels if level.complete] or levels
 
@@ -150,9 +150,9 @@ def _rate(level: Level) -> float:
 
 
 def meets(level: Level, slo: Slo) -> bool:
-    """Whether the 99th percentiles keep every limit, as MLPerf counts; False without limits.
+    """Return whether the 99th percentiles are within every limit, as MLPerf counts; False without limits.
 
-    A metric without any value (no ITL below two output tokens) meets its limit, as for goodput.
+    A metric without values (no ITL with fewer than two output tokens) meets its limit, as for goodput.
     """
     summary = level.summary
     pairs = ((summary.ttft_s, slo.ttft_ms), (summary.itl_s, slo.itl_ms), (summary.e2e_s, slo.e2e_ms))
@@ -161,7 +161,7 @@ def meets(level: Level, slo: Slo) -> bool:
 
 
 def _refusal(row: FormatRow, limit: float) -> str:
-    """Why a format cannot be chosen, whatever the others are; empty when it can."""
+    """Return why a format is not eligible regardless of the others; empty if it is eligible."""
     if row.loss_percent is None:
         return f"its accuracy is unknown ({row.verdict})"
     if row.loss_percent > limit:
@@ -176,7 +176,7 @@ def _refusal(row: FormatRow, limit: float) -> str:
 
 
 def in_words(variant: str) -> str:
-    """A format as the subject of a sentence."""
+    """Return a format's name for use in a sentence."""
     return "none (16 bit)" if variant == BASELINE else variant
 
 
@@ -208,7 +208,7 @@ def _notes(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> tuple[st
     ]
     if limited:
         notes.append(
-            f"The load generator was the limit for {', '.join(limited)}: such a throughput is a lower bound, "
+            f"The load generator was the bottleneck for {', '.join(limited)}: such a throughput is a lower bound, "
             "and the order of the formats is not certain."
         )
     cut = [f"{variant} at {level.load} ({level.reason})" for variant, level in judged if not level.complete]
@@ -217,7 +217,7 @@ def _notes(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> tuple[st
     if best.interval_percent and best.interval_percent[1] > limit:
         notes.append(
             f"The 95 % interval of the accuracy loss of {best.variant} reaches {best.interval_percent[1]:.2f} %, "
-            f"above the limit of {limit:g} %: ask more questions to be sure."
+            f"above the limit of {limit:g} %: evaluate more questions to be sure."
         )
     return tuple(notes)
 
@@ -227,7 +227,7 @@ def _level(row: FormatRow) -> Level | None:
 
 
 def _noise(best: FormatRow, second: FormatRow) -> list[str]:
-    """Whether repeated runs tell the first two apart."""
+    """Return a note on whether repeated runs show a difference between the best two formats."""
     ranges = [spread(row.run, level.load) for row in (best, second) if row.run and (level := _level(row))]
     if len(ranges) < 2 or any(item is None for item in ranges):
         return ["Each load was measured once per format, so the noise between runs is not known."]

@@ -1,4 +1,4 @@
-"""The comparison of formats for a terminal and as rows for programs."""
+"""Format the comparison of formats for a terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LEAST = (12, 6, 6, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[6:]))
 
 
 def comparison_text(compared: Sequence[Comparison]) -> str:
-    """A table per workload with the choice, its reasons and what weakens it; lines of at most 79 characters.
+    """Return a table per workload with the choice, its reasons and limitations, in lines of at most 79 characters.
 
-    A format whose name is longer than its column stands in a line of its own.
+    A format whose name is longer than its column gets a separate line.
     """
     return "\n\n".join(_text(item) for item in compared)
 
@@ -42,7 +42,7 @@ def _text(item: Comparison) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names that are longer than their column stand in lines of their own."""
+    """Format the table; names that are longer than their column get separate lines."""
     lines: list[Sequence[str] | str] = [_TITLES]
     for name, *cells in rows:
         lines += [name, ("", *cells)] if len(name) > _LEAST[0] else [(name, *cells)]

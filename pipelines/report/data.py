@@ -1,4 +1,4 @@
-"""What a report is made of: frozen records, filled by `pipelines.report.collect`. Units: bytes, seconds, tokens."""
+"""Records that a report is made of, filled by `pipelines.report.collect`. Units: bytes, seconds, tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BASELINE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactInput:
-    """One thing an artifact was made from.
+    """One input that an artifact was made from.
 
     Attributes:
-        name: what the stage calls it, e.g. "checkpoint".
-        digest: of its content, 64 hex digits.
+        name: the stage's name for it, e.g. "checkpoint".
+        digest: digest of its content, 64 hex digits.
         source: "build/tiny_gemma-fp8-01ab..." for an artifact of the store, else the name of the folder or file.
-        in_store: it is an artifact of the store.
+        in_store: whether it is an artifact of the store.
     """
 
     name: str
@@ -33,25 +33,25 @@ class ArtifactInput:
 
 @dataclass(frozen=True, slots=True)
 class ReportedArtifact:
-    """One finished artifact as its manifest tells it.
+    """One finished artifact as described by its manifest.
 
     Attributes:
         stage: "quantize", "build", "evaluate", ...
-        label: "<model>-<variant>", or another name for people.
+        label: "<model>-<variant>", or another readable name.
         place: its folder below the store, e.g. "build/tiny_gemma-fp8-01ab...".
-        digest: of its content.
-        created: ISO time, UTC, when it was begun.
-        seconds: how long it took; None when the run was killed.
-        peak_memory_bytes: highest resident memory of the process meanwhile; None when not recorded.
+        digest: digest of its content.
+        created: start time, ISO, UTC.
+        seconds: how long it took; None if the run was killed.
+        peak_memory_bytes: highest resident memory of the process during that time; None if not recorded.
         repeat: the command that made it.
-        version: of this project.
-        commit: of this project's source.
-        machine: where it was made.
-        libraries: versions that decided its bytes.
-        settings: settings that decided its bytes.
-        facts: what the stage found out.
-        inputs: what it was made from.
-        model: label of the model, None where the manifest does not tell.
+        version: version of this project.
+        commit: commit of this project's source.
+        machine: the machine on which it was made.
+        libraries: library versions that determined its bytes.
+        settings: settings that determined its bytes.
+        facts: values that the stage recorded.
+        inputs: the inputs that it was made from.
+        model: label of the model; None if the manifest does not contain it.
     """
 
     stage: str
@@ -74,14 +74,14 @@ class ReportedArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """One evaluation, beside the 16-bit baseline where one answered the same questions.
+    """One evaluation, compared with a 16-bit baseline if one answered the same questions.
 
     Attributes:
         piece: the artifact.
         result: scores and every answer.
-        row: of `eval.compare.loss_rows`; None for the baseline itself, or without a baseline.
-        baseline: place of the baseline's evaluation; None likewise.
-        missing: why there is no row, for people; empty otherwise.
+        row: a row of `eval.compare.loss_rows`; None for the baseline itself, or without a baseline.
+        baseline: place of the baseline's evaluation; None in the same cases.
+        missing: text that explains why there is no row; empty otherwise.
     """
 
     piece: ReportedArtifact
@@ -93,11 +93,11 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class ModelledRun:
-    """What a model says of the loads of a benchmark.
+    """Predictions of the performance model for the loads of a benchmark.
 
     Attributes:
-        levels: by the level's `requests_file`; without those that were cut short.
-        why: where the model comes from, e.g. "fitted: ...".
+        levels: predictions by the level's `requests_file`, without levels that were cut short.
+        why: origin of the model, e.g. "fitted: ...".
     """
 
     levels: Mapping[str, Summary]
@@ -113,7 +113,7 @@ class BenchmarkRun:
         result: all levels.
         requests: one record per request, by the level's `requests_file`.
         repeats: earlier benchmarks of the same engine under the same workload, for the spread between runs.
-        modelled: what a model says of the same loads; None when there is no model of it.
+        modelled: predictions for the same loads; None if there is no model of this deployment.
     """
 
     piece: ReportedArtifact
@@ -123,21 +123,21 @@ class BenchmarkRun:
     modelled: ModelledRun | None = None
 
     def timings(self, level: Level) -> tuple[RequestTiming, ...]:
-        """The requests of one level; empty when its records were not kept."""
+        """Return the requests of one level; empty if its records were not kept."""
         return self.requests.get(level.requests_file, ())
 
 
 @dataclass(frozen=True, slots=True)
 class FormatReport:
-    """Everything about one model in one format whose parts belong together by digest.
+    """All results of one model in one format that are linked by digest.
 
     Attributes:
-        model: label.
+        model: label of the model.
         variant: compression in one word.
-        chain: artifacts from the model to the newest result, in the order they depend on each other.
-        accuracy: None when it was not evaluated.
+        chain: artifacts from the model to the newest result, in order of dependency.
+        accuracy: the evaluation; None if there is none.
         runs: newest benchmark of each workload.
-        missing: parts that are not there, for people.
+        missing: sentences about missing parts.
         left_out: artifacts of the same label that do not belong to the chain, with the reason.
     """
 
@@ -150,28 +150,28 @@ class FormatReport:
     left_out: tuple[str, ...]
 
     def piece(self, stage: str) -> ReportedArtifact | None:
-        """The chain's artifact of a stage."""
+        """Return the chain's artifact of a stage."""
         return next((piece for piece in self.chain if piece.stage == stage), None)
 
     @property
     def label(self) -> str:
-        """Model and variant, for people."""
+        """Return model and variant as text."""
         return f"{self.model} {self.variant}"
 
     @property
     def newest(self) -> str:
-        """ISO time of the newest artifact."""
+        """Return the ISO time of the newest artifact."""
         pieces = [*self.chain, *(run.piece for run in self.runs)]
         return max(piece.created for piece in pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Runs that may be compared: same model, engine, parallelism, lengths, protocol and machine; one per format.
+    """Comparable runs, one per format: same model, engine, parallelism, lengths, protocol and machine.
 
     Attributes:
-        title: name of the workload and what tells it from the others in this report.
-        model: label.
+        title: name of the workload, with what distinguishes it from the others in this report.
+        model: label of the model.
         runs: in the order of the report's formats.
     """
 
@@ -182,10 +182,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """All of a report.
+    """All data of a report.
 
     Attributes:
-        formats: the 16-bit baseline first, then the formats in the order asked for or found.
+        formats: the 16-bit baseline first, then the formats in the requested order or as found.
         workloads: groups of comparable runs, newest first.
     """
 
@@ -194,10 +194,10 @@ class ReportData:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Labels of the models, each once."""
+        """Return the distinct labels of the models."""
         return tuple(dict.fromkeys(item.model for item in self.formats))
 
     @property
     def newest(self) -> str:
-        """ISO time of the newest artifact: the report's date, so that the same store gives the same report."""
+        """Return the ISO time of the newest artifact, which dates the report: the same store gives the same report."""
         return max(item.newest for item in self.formats)

@@ -1,4 +1,4 @@
-"""Set what the model says beside what was measured, run by run."""
+"""Add the performance model's predictions to the measured runs of a report."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pipelines.store.store import Store
 
 
 def with_models(data: ReportData, settings: Settings, store: Path) -> ReportData:
-    """The report's data, each run with what a model says of its loads, where there is one.
+    """Return the report's data with predictions for the loads of each run for which there is a model.
 
     Args:
-        data: of the report.
-        settings: where fits to benchmarks are kept, limits of the engine.
+        data: the report's data.
+        settings: contain the folder of fits to benchmarks and the limits of the engine.
         store: folder of the store.
 
     Raises:
@@ -62,7 +62,7 @@ def _modelled_run(
     engine = ENGINES.get(result.engine)
     form, gpu = Compression.of(result.precision), gpu_of_result(result.machine)
     if model is None and engine is not None and engine.builder and shape and form and gpu:
-        with suppress(UserError):  # then there is nothing to show
+        with suppress(UserError):  # without a prediction there is nothing to show
             spec = replace(shape, name=result.model)
             model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
@@ -76,7 +76,7 @@ def _modelled_run(
 
 
 def shape_of(settings: Settings) -> ModelShape | None:
-    """Of the model on disk, or as conf/model says it; None for one that is not downloaded yet."""
+    """Return the model's shape from disk or from conf/model; None for a model that is not downloaded yet."""
     from pipelines.store.sources import model_source
 
     if settings.model.folder is not None:
@@ -85,7 +85,7 @@ def shape_of(settings: Settings) -> ModelShape | None:
 
 
 def gpu_of_result(machine: Mapping[str, Any]) -> GpuSpec | None:
-    """The GPU that a benchmark ran on, when conf/hardware knows it."""
+    """Return the GPU that a benchmark ran on; None if conf/hardware does not contain it."""
     gpus = machine.get("gpus") or ()
     row = row_of(GpuFacts(gpus[0]["name"], gpus[0]["sm"], gpus[0]["memory_bytes"])) if gpus else None
     return gpu_named(row.name) if row else None

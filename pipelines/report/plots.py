@@ -1,4 +1,4 @@
-"""The plots over several formats: throughput against latency, accuracy, sizes. Each states its six in the caption."""
+"""Plots across formats: throughput against latency, accuracy, sizes. Each caption states the `six` facts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WIDE = (7.2, 3.9)
 
 
 def throughput_latency(workload: Workload, order: Sequence[str], name: str = "throughput_latency") -> Figure | None:
-    """System throughput against speed per user, the picture deployments are sized with; None without streaming.
+    """Plot system throughput against speed per user, the usual picture for sizing; None without streaming.
 
     Args:
         workload: comparable runs.
-        order: all variants of the report; decides colours and markers.
-        name: of the file.
+        order: all variants of the report, which determines colours and markers.
+        name: name of the file.
     """
     curves = [(run, _points(run, _user_rate)) for run in workload.runs]
     curves = [(run, points) for run, points in curves if points]
@@ -44,7 +44,7 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
         name,
         WIDE,
         draw,
-        title="Throughput of the system against speed for each user",
+        title="System throughput against speed per user",
         caption=(
             f"Each marker is one load; up and to the right is better. {_marks(curves)}{_modelled_words(curves)}"
             f"{_six(curves)}"
@@ -55,7 +55,7 @@ def throughput_latency(workload: Workload, order: Sequence[str], name: str = "th
 
 
 def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_throughput") -> Figure | None:
-    """Time to first token against throughput: median with a whisker to p95; None without values."""
+    """Plot time to first token against throughput, medians with whiskers to p95; None without values."""
     curves = [(run, _points(run, lambda level: _ms(level.summary.ttft_s.p50), flip=True)) for run in workload.runs]
     curves = [(run, points) for run, points in curves if points]
     if not curves:
@@ -79,7 +79,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
         draw,
         title="Time to first token against throughput",
         caption=(
-            "Markers are medians, whiskers reach to p95; down and to the right is better. "
+            "Markers are medians, whiskers reach up to p95; down and to the right is better. "
             f"{_marks(curves)}{_modelled_words(curves)}{_six(curves)}"
         ),
         alt=_in_words(curves, "ms to the first token", "output tokens/s"),
@@ -87,7 +87,7 @@ def ttft_throughput(workload: Workload, order: Sequence[str], name: str = "ttft_
 
 
 def _points(run: BenchmarkRun, other: Callable[[Level], float | None], flip: bool = False) -> list[Point]:
-    """(x, y, level) of every level with values; y is throughput, or x when flipped."""
+    """Return (x, y, level) of every level with values; throughput is y, or x if flipped."""
     found: list[Point] = []
     for level in run.result.levels:
         value, rate = other(level), level.summary.output_tokens_per_s
@@ -110,7 +110,7 @@ def _index(run: BenchmarkRun, order: Sequence[str]) -> int:
 
 
 def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], order: Sequence[str], theme: Theme) -> None:
-    """Lines with one marker per level: hollow where the client was the limit, crossed where the level was cut short."""
+    """Draw lines with a marker per level: hollow if the client was the bottleneck, crossed if it was cut short."""
     ends, marks = [], []
     for run, points in curves:
         index = _index(run, order)
@@ -131,7 +131,7 @@ def _curves(axes: Axes, curves: Sequence[tuple[BenchmarkRun, list[Point]]], orde
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
-    axes.figure.canvas.draw()  # the layout decides where things are
+    axes.figure.canvas.draw()  # computes the layout, which determines the positions below
     named = beside(axes, ends, [mark[:2] for mark in marks], theme["muted"])
     place(axes, marks, theme["muted"], named)
 
@@ -153,7 +153,7 @@ def _modelled(
     theme: Theme,
     point: Callable[[Summary], tuple[float, float] | None],
 ) -> None:
-    """What a model says of the same loads, thin and dotted; nothing where there is no model."""
+    """Draw the predictions for the same loads, thin and dotted; nothing where there is no model."""
     for run, _ in curves:
         said = run.modelled.levels if run.modelled else {}
         found = [said.get(level.requests_file) for level in run.result.levels]
@@ -184,9 +184,9 @@ def _limit(axes: Axes, run: BenchmarkRun, theme: Theme) -> None:
 def _marks(curves: Sequence[tuple[BenchmarkRun, list[Point]]]) -> str:
     levels = [level for _, points in curves for _, _, level in points]
     closed = any(level.concurrency is not None for level in levels)
-    text = "Small numbers: concurrency. " if closed else "Small numbers: requests/s asked for. "
+    text = "Small numbers: concurrency. " if closed else "Small numbers: requested requests/s. "
     if any(level.client.bottleneck for level in levels):
-        text += "Hollow: the load generator was the limit. "
+        text += "Hollow: the load generator was the bottleneck. "
     if any(not level.complete for level in levels):
         text += "Crossed: cut short. "
     return text
@@ -206,7 +206,7 @@ def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x
 
 
 def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "accuracy") -> Figure | None:
-    """Change of accuracy with its 95 % interval per format; None when nothing was paired with a baseline."""
+    """Plot the change in accuracy with its 95 % interval per format; None if nothing was paired with a baseline."""
     rows = [item.accuracy.row for item in formats if item.accuracy and item.accuracy.row]
     if not rows:
         return None
@@ -233,26 +233,26 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
         axes.set_xlim(min(low, -2 * limit) * 1.03, max(high, limit))
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel("change of accuracy against the 16-bit baseline, percentage points")
+        axes.set_xlabel("change in accuracy against the 16-bit baseline, percentage points")
 
     return plot(
         name,
         (7.2, 0.9 + 0.42 * len(rows)),
         draw,
-        title="Change of accuracy by format",
+        title="Change in accuracy by format",
         caption=(
-            "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the loss that is accepted "
+            "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the accepted loss "
             f"({limit:g} % of the baseline). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
             f"{rows[0]['questions']} questions, engine {rows[0]['engine']}."
         ),
-        alt="Change of accuracy in points. "
+        alt="Change in accuracy in points. "
         + "; ".join(f"{label} {100 * row['difference']:+.2f}" for label, row in zip(names, rows, strict=True))
         + ".",
     )
 
 
 def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None:
-    """Engine on disk and peak memory while evaluating, per format; None when no engine was built."""
+    """Plot engine size on disk and peak memory during evaluation, per format; None if no engine was built."""
     rows = [item for item in formats if (build := item.piece("build")) and build.facts.get("engine_bytes")]
     if not rows:
         return None
@@ -286,10 +286,10 @@ def sizes(formats: Sequence[FormatReport], name: str = "sizes") -> Figure | None
         draw,
         title="Engine size and memory by format",
         caption=(
-            "Engine: bytes of the engine's files. Memory: highest resident memory of the whole process while it "
-            "evaluated, libraries included."
+            "Engine: bytes of the engine's files. Memory: highest resident memory of the whole process during the "
+            "evaluation, libraries included."
         ),
-        alt=f"Bars of the engine's size on disk: {described}.",
+        alt=f"Bars of the engines' sizes on disk: {described}.",
         origin="recorded",
     )
 

@@ -1,4 +1,4 @@
-"""The plots of one benchmark: distributions of TTFT and ITL by load, and the timeline of its requests."""
+"""Plots of one benchmark: distributions of TTFT and ITL by load, and the timeline of its requests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
 
 MAX_STEPS = 250
-"""Points of a distribution's curve at most: more cannot be seen and make the page heavy."""
+"""Maximum number of points of a distribution's curve: more are not visible and make the page larger."""
 
 MAX_ROWS = 64
-"""Requests in a timeline."""
+"""Maximum number of requests in a timeline."""
 
 Curve = tuple[str, list[float]]
 
 
 def distributions(run: BenchmarkRun, name: str) -> Figure | None:
-    """Share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
+    """Plot the share of requests at or below a TTFT and an ITL, one curve per load; None without records."""
     ttft = [(load_label(level), _values(run, level, RequestColumns.ttft)) for level in run.result.levels]
     itl = [(load_label(level), _values(run, level, RequestColumns.itl)) for level in run.result.levels]
     panels = [("Time to first token", ttft), ("Inter-token latency", itl)]
@@ -47,7 +47,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
         draw,
         title=f"{run.result.precision}: distribution of TTFT and ITL by load",
         caption=(
-            "Each curve is one load, darker for more; its height is the share of requests at or below a value. "
+            "Each curve is one load, darker for higher loads; its height is the share of requests at or below a value. "
             f"Measured: {six([run])}."
         ),
         alt="Cumulative distributions, one curve per load. " + _medians(panels),
@@ -55,7 +55,7 @@ def distributions(run: BenchmarkRun, name: str) -> Figure | None:
 
 
 def _values(run: BenchmarkRun, level: Level, latency: Callable[[RequestColumns], Any]) -> list[float]:
-    """Milliseconds of all finished requests of a level, ascending."""
+    """Return the latencies of all finished requests of a level in milliseconds, ascending."""
     values = ordered(latency(columns_of([timing for timing in run.timings(level) if timing.ok])))
     return [value / 1e6 for value in values if value > 0]
 
@@ -78,7 +78,9 @@ def _cumulative(axes: Axes, curves: Sequence[Curve], theme: Theme) -> None:
 
 
 def steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Cumulative distribution of ascending values in percent, thinned to `MAX_STEPS` points, both ends kept.
+    """Return the cumulative distribution of ascending values in percent, thinned to `MAX_STEPS` points.
+
+    Both ends are kept:
 
     [1, 2, 4, 8] -> x 1 1 2 4 8, y 0 25 50 75 100.
     """
@@ -96,7 +98,7 @@ def _medians(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str:
 
 
 def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
-    """One row per request from when it should have left to its last token; None without records."""
+    """Plot one row per request from its scheduled start to its last token; None without records."""
     timings = sorted(run.timings(level), key=lambda timing: (timing.intended_ns, timing.index))
     shown = timings[:MAX_ROWS]
     if not shown:
@@ -107,7 +109,7 @@ def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
         axes = figure.subplots()
         for row, timing in enumerate(shown):
             _bar(axes, row, timing, start, theme)
-        axis(axes, "", "seconds since the first of them", "request")
+        axis(axes, "", "seconds since the first request", "request")
         axes.set_ylim(len(shown), -1)
         axes.set_xlim(left=0)
         axes.grid(axis="y", visible=False)

@@ -1,4 +1,4 @@
-"""ReportData -> Document: what is said, in which order. The renderers only decide how it looks."""
+"""Compose the report's document: its content and order. The renderers only determine its appearance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pipelines.report.words import CONVENTIONS
 
 
 def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Document:
-    """Everything a report says."""
+    """Return the whole report as a document."""
     compared = comparison(data, max_accuracy_loss_percent)
     sections = (
         _formats(compared),
@@ -48,7 +48,7 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
         _sizes(data),
         _made_from(data),
         _repeat(data),
-        Section("conventions", "What the words mean", (Terms(CONVENTIONS),)),
+        Section("conventions", "Definitions", (Terms(CONVENTIONS),)),
         _versions(data),
     )
     return Document(
@@ -67,7 +67,7 @@ def _subtitle(data: ReportData) -> str:
 
 
 def _cards(data: ReportData, compared: Sequence[Comparison]) -> tuple[Card, ...]:
-    """The first screen: built, accuracy, throughput, latency."""
+    """Return the cards of the first screen: engines, accuracy, throughput, latency."""
     built = [piece for item in data.formats if (piece := item.piece("build"))]
     sizes = [int(piece.facts["engine_bytes"]) for piece in built if piece.facts.get("engine_bytes")]
     between = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} on disk" if sizes else "no engine"
@@ -83,7 +83,7 @@ def _accuracy_card(data: ReportData) -> Card:
         if not evaluated or not evaluated[0].accuracy:
             return Card("Accuracy", "not measured", "", "make evaluate", "")
         result = evaluated[0].accuracy.result
-        detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; nothing compressed to compare"
+        detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
     kept = [item.variant for item, row in rows if row["verdict"] != "loses accuracy"]
     lost = [f"{item.variant} loses {row['loss_percent']:.2f} %" for item, row in rows if item.variant not in kept]
@@ -93,7 +93,7 @@ def _accuracy_card(data: ReportData) -> Card:
 
 
 def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
-    """Best throughput and latency at the lightest load, of the workload that most formats were measured under."""
+    """Show best throughput and lightest-load latency for the workload under which most formats were measured."""
     main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
     rows = [row for row in main.rows if row.run and row.peak]
     if not rows:
@@ -127,7 +127,7 @@ def _lead(data: ReportData, compared: Sequence[Comparison]) -> tuple[Block, ...]
         blocks.append(Callout("good" if item.chosen else "note", where + item.reason))
     blocks += [Callout("warning", text) for run in _runs(data) if (text := _incomplete(run))]
     if missing := [text for item in data.formats for text in item.missing]:
-        blocks.append(Callout("note", "Absent: " + " ".join(missing)))
+        blocks.append(Callout("note", "Missing: " + " ".join(missing)))
     return tuple(blocks)
 
 
@@ -153,7 +153,7 @@ def _formats(compared: Sequence[Comparison]) -> Section:
         if item.rejected:
             blocks.append(BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
         if item.notes:
-            blocks += [Text("What weakens the choice:"), BulletList(item.notes)]
+            blocks += [Text("Limitations of this choice:"), BulletList(item.notes)]
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
@@ -170,7 +170,7 @@ def _accuracy(data: ReportData, limit: float) -> Section:
 
 
 def _load(workload: Workload, data: ReportData, position: int, count: int) -> Section:
-    """Everything about one workload."""
+    """Return the section of one workload."""
     order = list(dict.fromkeys(item.variant for item in data.formats))
     tail = "" if position == 1 else f"-{position}"
     blocks: list[Block] = [_protocol(workload)]
@@ -187,7 +187,7 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
 
 
 def _details(run: BenchmarkRun, tail: str) -> list[Block]:
-    """Distributions and a timeline of one run, and what the server and the client said about themselves."""
+    """Return distributions and a timeline of one run, and the server's and the client's own counters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
     levels = usable(run)
@@ -201,9 +201,10 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
 
 
 def _protocol(workload: Workload) -> Terms:
-    """How it was measured; the protocol is part of every number."""
+    """Describe how the runs were measured, because the protocol is part of every number."""
     result = workload.runs[0].result
-    protocol = {name: value for name, value in result.protocol.items() if name != "conventions"}  # they have a section
+    # The conventions are shown in a separate section.
+    protocol = {name: value for name, value in result.protocol.items() if name != "conventions"}
     items = [
         ("workload", settings_text({"name": result.workload.get("name"), **result.workload})),
         ("protocol", settings_text(protocol) or "not recorded"),
@@ -215,7 +216,7 @@ def _protocol(workload: Workload) -> Terms:
     for what in ("protocol", "slo"):
         other = [run.result.precision for run in workload.runs if getattr(run.result, what) != getattr(result, what)]
         if other:
-            items.append(("differs", f"the {what} of {', '.join(other)} is not that of {result.precision}"))
+            items.append(("differs", f"the {what} of {', '.join(other)} differs from that of {result.precision}"))
     again = [f"{run.result.precision} {1 + len(run.repeats)} runs" for run in workload.runs if run.repeats]
     if again:
         items.append(("repeated", f"{', '.join(again)}; the newest is shown"))
@@ -240,32 +241,32 @@ def _sizes(data: ReportData) -> Section:
 
 def _made_from(data: ReportData) -> Section:
     blocks: list[Block] = [
-        Text("Every artifact is named by the digest of what it holds; each row was made from the rows before it.")
+        Text("Every artifact is identified by the digest of its content; each row was made from the rows above it.")
     ]
     for item in data.formats:
         blocks.append(chain_table(item))
         if item.accuracy and item.accuracy.baseline:
-            blocks.append(Text(f"Its accuracy is paired with {item.accuracy.baseline}."))
+            blocks.append(Text(f"Its accuracy is compared with {item.accuracy.baseline}, question by question."))
         elsewhere = [run.piece.place for run in item.runs if run.piece.place not in {p.place for p in item.chain}]
         if elsewhere:
             blocks.append(Text(f"Also shown: {', '.join(elsewhere)}."))
         if item.left_out:
             blocks.append(Fold(f"Not used: {len(item.left_out)}", (BulletList(item.left_out),)))
-    return Section("made-from", "What was built from what", tuple(blocks))
+    return Section("made-from", "Provenance", tuple(blocks))
 
 
 def _repeat(data: ReportData) -> Section:
-    """Each command once, in the order of the formats, then this report."""
+    """List each command once, in the order of the formats, followed by the command of this report."""
     commands: dict[str, None] = {}
     for item in data.formats:
         pieces = [*item.chain, *(run.piece for run in item.runs)]
         for piece in sorted(pieces, key=lambda piece: piece.created):
             commands[piece.repeat] = None
-    return Section("repeat", "How to repeat", (Code((*commands, _report_command(list(commands)))),))
+    return Section("repeat", "How to reproduce", (Code((*commands, _report_command(list(commands)))),))
 
 
 def _report_command(commands: Sequence[str]) -> str:
-    """The command of this report: of the same model and store as the newest of the others."""
+    """Return the command of this report, with the same model and store as the newest of the other commands."""
     newest = shlex.split(commands[-1]) if commands else []
     same = [word for word in newest if word.startswith(("model=", "model.", "paths.store="))]
     return shlex.join(["python", "-m", "pipelines", "report", *same])

@@ -1,4 +1,4 @@
-"""The store as a report sees it: every manifest once, found by digest; files checked when read."""
+"""Read access to the store for reports: manifests are read once and found by digest, files are checked when read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.store import KEY_LENGTH, MANIFEST, Store
 
 STAGES = ("download", "sparsify", "quantize", "build", "evaluate", "repository", "benchmark")
-"""In the order they depend on each other."""
+"""Stages in order of dependency."""
 
 
 class Shelf:
@@ -24,7 +24,7 @@ class Shelf:
         """Read every manifest.
 
         Raises:
-            UserError: one is not readable, or of another version.
+            UserError: a manifest is not readable, or was written by another version.
         """
         self.root = store.root
         manifests = [manifest for stage in STAGES for manifest in store.history(stage)]
@@ -37,11 +37,11 @@ class Shelf:
         self._by_place = {piece.place: piece for piece in self.pieces}
 
     def of(self, stage: str) -> list[ReportedArtifact]:
-        """Artifacts of a stage, newest first."""
+        """Return the artifacts of a stage, newest first."""
         return [piece for piece in self.pieces if piece.stage == stage]
 
     def chain(self, piece: ReportedArtifact) -> tuple[ReportedArtifact, ...]:
-        """An artifact and everything of the store it was made from, sources first."""
+        """Return an artifact and all artifacts of the store that it was made from, sources first."""
         found: dict[str, ReportedArtifact] = {}
 
         def walk(at: ReportedArtifact) -> None:
@@ -54,15 +54,15 @@ class Shelf:
         return tuple(sorted(found.values(), key=lambda item: STAGES.index(item.stage)))
 
     def read_json(self, piece: ReportedArtifact, name: str) -> Any:
-        """A JSON file of an artifact, `.gz` or not, checked against the manifest's SHA-256.
+        """Read a JSON file of an artifact, optionally `.gz`, and check it against the manifest's SHA-256.
 
         Raises:
-            UserError: it is missing, changed, or not JSON.
+            UserError: the file is missing, was changed, or is not JSON.
         """
         path = self.root / piece.place / name
         entry = self._files[piece.place].get(name)
         if entry is None:
-            raise UserError(f"{self.root / piece.place} has no {name} in its {MANIFEST}.", todo=_again(piece))
+            raise UserError(f"The {MANIFEST} in {self.root / piece.place} does not list {name}.", todo=_again(piece))
         try:
             raw = path.read_bytes()
         except OSError as error:
@@ -80,12 +80,12 @@ def _again(piece: ReportedArtifact) -> str:
 
 
 def _place(manifest: Mapping[str, Any], root: Path) -> str:
-    """Folder of an artifact below the store, as `Store.commit` names it."""
+    """Return the folder of an artifact below the store, as `Store.commit` names it."""
     try:
         return f"{manifest['stage']}/{manifest['label']}-{manifest['key'][:KEY_LENGTH]}"
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"A {MANIFEST} under {root} has no {error}.", todo="Remove that folder, or report from another store."
+            f"A {MANIFEST} under {root} lacks {error}.", todo="Remove that folder, or report from another store."
         ) from None
 
 
@@ -122,7 +122,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
 
 
 def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]) -> ArtifactInput:
-    """Name an input: the artifact with this content, the recorded one of equals, else the recorded folder."""
+    """Name an input: the artifact with its content (of equal ones the recorded one), else the recorded folder."""
     parts = PurePath(path).parts
     recorded = "/".join(parts[-2:])
     equals = by_digest.get(digest, [])
@@ -132,10 +132,10 @@ def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:
-    """The model's label as the settings name it, see `pipelines.settings.model.ModelSettings.label`."""
+    """Return the model's label as in the settings, see `pipelines.settings.model.ModelSettings.label`."""
     model = manifest["settings"].get("model")
     if not model:
-        return None  # a benchmark of a server somewhere has no model of ours
+        return None  # a benchmark of an external server has no model of ours
     if model.get("path"):
         return PurePath(model["path"]).name
     return str(model["hub_id"]).replace("/", "--") if model["name"] == "hub" else str(model["name"])

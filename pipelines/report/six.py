@@ -1,4 +1,4 @@
-"""What every number of a report was measured with, in words: model, precision, ISL, OSL, load and TP."""
+"""Text of the six facts that qualify every number of a report: model, precision, ISL, OSL, load and TP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipelines.report.data import BenchmarkRun
 
 
 def load_label(level: Level) -> str:
-    """The load as short as it can be: "16", "4/s", "burst"."""
+    """Return the shortest name of the load: "16", "4/s", "burst"."""
     if level.concurrency is not None:
         return str(level.concurrency)
     return f"{level.request_rate:g}/s" if level.request_rate is not None else level.arrival
 
 
 def lengths(distributions: Sequence[Distribution]) -> str:
-    """Token counts over several levels: "128" when all are equal, else "119 (52..200)": mean, least, greatest."""
+    """Return token counts over several levels: "128" if all are equal, else "119 (52..200)" as mean (min..max)."""
     known = [item for item in distributions if item.count and item.mean is not None]
     if not known:
         return NONE
@@ -30,7 +30,7 @@ def lengths(distributions: Sequence[Distribution]) -> str:
 
 
 def loads(levels: Sequence[Level]) -> str:
-    """All loads in words: "concurrency 1, 4, 16" or "2, 4 requests/s (poisson)"."""
+    """Return all loads as text: "concurrency 1, 4, 16" or "2, 4 requests/s (poisson)"."""
     closed = [str(level.concurrency) for level in levels if level.concurrency is not None]
     parts = [f"concurrency {', '.join(closed)}"] if closed else []
     rates: dict[str, list[str]] = {}
@@ -43,11 +43,11 @@ def loads(levels: Sequence[Level]) -> str:
 
 
 def six(runs: Sequence[BenchmarkRun], levels: Sequence[Level] | None = None) -> str:
-    """The six that every number carries: model, precision, ISL, OSL, concurrency or rate, TP.
+    """Return the six facts of a number as text: model, precision, ISL, OSL, concurrency or rate, TP.
 
     Args:
-        runs: at least one; of one model and one TP.
-        levels: only these; None is every level of the runs.
+        runs: at least one run; all of the same model and TP.
+        levels: the levels to describe; None is every level of the runs.
     """
     shown = [level for run in runs for level in run.result.levels] if levels is None else list(levels)
     first = runs[0].result

@@ -1,4 +1,4 @@
-"""The tables of a report about what was made: accuracy, sizes, provenance."""
+"""Tables of a report about the artifacts: accuracy, sizes, provenance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.report.data import FormatReport, ReportData, ReportedArtifact
 
 
 def accuracy_table(data: ReportData) -> Table:
-    """Accuracy of every format, with the paired statistics against the baseline."""
+    """Return the accuracy of every format with the paired statistics against the baseline."""
     items = [item for item in data.formats if item.accuracy]
     results = [item.accuracy.result for item in items if item.accuracy]
     tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
@@ -20,18 +20,18 @@ def accuracy_table(data: ReportData) -> Table:
         origin="measured",
         columns=(
             Column("format", right=LEFT),
-            Column("asked"),
+            Column("questions"),
             *groups("accuracy", ("%", "± %")),
             *groups("against the baseline", ("loss %", "lost", "gained", "change, points", "95 % interval", "p")),
             Column("verdict", right=LEFT),
         ),
         rows=tuple(_accuracy_cells(item, _name(item, data)) for item in items),
-        notes=("Lost, gained: questions right only before, only after. ±: standard error.",),
+        notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
     )
 
 
 def _name(item: FormatReport, data: ReportData) -> str:
-    """The format; the model as well where the report holds several."""
+    """Return the format, with the model if the report contains several."""
     return item.label if len(data.models) > 1 else item.variant
 
 
@@ -56,7 +56,7 @@ def _accuracy_cells(item: FormatReport, name: str) -> tuple[str, ...]:
 
 
 def subject_table(item: Sequence[FormatReport]) -> Table | None:
-    """Accuracy by category and subject, one column per format of one model; None when nothing was evaluated."""
+    """Return accuracy by category and subject, with a column per format of a model; None if nothing was evaluated."""
     found = [(each.variant, each.accuracy.result) for each in item if each.accuracy]
     if not found:
         return None
@@ -73,7 +73,7 @@ def subject_table(item: Sequence[FormatReport]) -> Table | None:
         columns=(
             Column("name", right=LEFT),
             Column("kind", right=LEFT),
-            Column("asked"),
+            Column("questions"),
             *(Column(variant) for variant, _ in found),
         ),
         rows=tuple(rows),
@@ -81,7 +81,7 @@ def subject_table(item: Sequence[FormatReport]) -> Table | None:
 
 
 def size_table(data: ReportData) -> Table:
-    """Checkpoint and engine on disk, peak memory and time of each stage."""
+    """Return sizes of checkpoint and engine on disk, and peak memory and time of each stage."""
     rows = []
     for item in data.formats:
         quantize, build, evaluate = (item.piece(stage) for stage in ("quantize", "build", "evaluate"))
@@ -96,7 +96,7 @@ def size_table(data: ReportData) -> Table:
             )
         )
     return Table(
-        caption="Weights on disk; time and highest resident memory of the process that made or evaluated them",
+        caption="Weights on disk; time and highest resident memory of the process that created or evaluated them",
         origin="measured",
         columns=(
             Column("format", right=LEFT),
@@ -109,7 +109,7 @@ def size_table(data: ReportData) -> Table:
 
 
 def build_memory_table(data: ReportData) -> Table | None:
-    """Memory of TensorRT engines, fullest rank: predicted beside what trtllm-build said; None without any."""
+    """Return the memory of TensorRT engines on the fullest rank, predicted and as logged by trtllm-build, or None."""
     rows = []
     for item in data.formats:
         facts = piece.facts if (piece := item.piece("build")) else {}
@@ -121,19 +121,19 @@ def build_memory_table(data: ReportData) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption="Memory of the fullest rank: predicted (modelled) beside what trtllm-build logged (measured)",
+        caption="Memory of the fullest rank: predicted (modelled) and as logged by trtllm-build (measured)",
         origin="",
         columns=(
             Column("format", right=LEFT),
             *groups("predicted (modelled)", ("weights", "activations")),
-            *groups("build log (measured)", ("weights", "activations", "peak while building")),
+            *groups("build log (measured)", ("weights", "activations", "peak during the build")),
         ),
         rows=tuple(rows),
     )
 
 
 def memory_table(data: ReportData) -> Table | None:
-    """Memory of the engine's process: predicted before the build beside the highest observed; None without any."""
+    """Return the memory of the engine's process, predicted before the build and highest observed; None without any."""
     rows = []
     parts = ("weights", "activations", "kernels", "kv_pool", "total")
     for item in data.formats:
@@ -157,7 +157,7 @@ def memory_table(data: ReportData) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption="Memory of the CPU engine's process: predicted (modelled) beside observed (measured)",
+        caption="Memory of the CPU engine's process: predicted (modelled) and observed (measured)",
         origin="",
         columns=(
             Column("format", right=LEFT),
@@ -168,9 +168,9 @@ def memory_table(data: ReportData) -> Table | None:
         ),
         rows=tuple(rows),
         notes=(
-            "Predicted for what this load can reach: iterations of all users' prompts together, at most max_num_tokens;"
-            " compiled kernels of as many different iterations as can be, as far as they are kept; every KV block used"
-            " once, since finished prompts stay cached. A benchmark too short for that stays below.",
+            "Predicted for the most that this load can reach: iterations with all users' prompts together, at most"
+            " max_num_tokens; compiled kernels for as many different iterations as possible, up to the number that is"
+            " kept; every KV block used once, since finished prompts stay cached. A short benchmark stays below that.",
         ),
     )
 
@@ -188,7 +188,7 @@ def _memory(piece: ReportedArtifact | None) -> str:
 
 
 def chain_table(item: FormatReport) -> Table:
-    """The artifacts of one format in the order they were made from each other."""
+    """Return the artifacts of one format in order of dependency."""
     rows = tuple(
         (
             piece.stage,
@@ -203,15 +203,15 @@ def chain_table(item: FormatReport) -> Table:
         for piece in item.chain
     )  # fmt: skip
     return Table(
-        caption=f"What {item.label} was made from, by digest of the content",
+        caption=f"Artifacts that {item.label} was made from, by digest of their content",
         origin="recorded",
         columns=(
             Column("stage", right=LEFT),
             Column("artifact", right=LEFT),
             Column("digest", right=LEFT),
             Column("made from", right=LEFT),
-            Column("begun", right=LEFT),
-            Column("took"),
+            Column("started", right=LEFT),
+            Column("duration"),
             Column("source commit", right=LEFT),
         ),
         rows=rows,

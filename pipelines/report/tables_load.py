@@ -1,4 +1,4 @@
-"""The tables of a report about load: the levels of a benchmark, formats side by side."""
+"""Tables of a report about load: the levels of a benchmark, and the comparison of formats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.report.six import lengths, load_label, six
 
 
 def levels_table(run: BenchmarkRun) -> Table:
-    """One row per load of one benchmark."""
+    """Return one row per load of a benchmark."""
     rows, notes = [], []
     title = _load_title(run.result.levels)
     for level in run.result.levels:
@@ -58,7 +58,7 @@ def _load_title(levels: Sequence[Level]) -> str:
 
 
 def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
-    """The rates shown, each with the GPUs it is divided by; goodput, the last, only with limits."""
+    """Return the rates to show, each with the number of GPUs to divide by; goodput comes last and only with limits."""
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
     per_gpu = [(figure, result.world_size) for figure in RATES_PER_GPU if result.world_size > 1]
     return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
@@ -90,7 +90,7 @@ def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
 
 
 def _modelled_cells(level: Level, run: BenchmarkRun) -> tuple[str, ...]:
-    """What the model says of this load; nothing at all where there is no model."""
+    """Return the predictions for this load; no cells without a model."""
     if run.modelled is None:
         return ()
     found = run.modelled.levels.get(level.requests_file)
@@ -119,7 +119,7 @@ def _marks(level: Level) -> list[str]:
 
 
 def percentiles_table(run: BenchmarkRun) -> Table:
-    """Every statistic of every latency at every load."""
+    """Return every statistic of every latency at every load."""
     levels = run.result.levels
     latencies = [metric for metric in METRICS if metric.name in DISTRIBUTIONS and metric.unit is LATENCY]
     return Table(
@@ -145,7 +145,7 @@ def percentiles_table(run: BenchmarkRun) -> Table:
 
 
 def counters_table(run: BenchmarkRun) -> Table | None:
-    """What the server and the load generator counted in each level's window; None when neither did."""
+    """Return the counters of server and load generator in each level's window; None if there are none."""
     levels = run.result.levels
     server = [dict(flat(level.server)) for level in levels]
     client = [dict(flat(level.client.facts)) for level in levels]
@@ -157,11 +157,11 @@ def counters_table(run: BenchmarkRun) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption=f"What server and load generator counted in each window: {six([run])}",
+        caption=f"Counters of the server and the load generator in each window: {six([run])}",
         origin="measured",
         columns=(
             Column("counter", right=LEFT),
-            Column("of", right=LEFT),
+            Column("source", right=LEFT),
             *groups(_load_title(levels), [load_label(level) for level in levels]),
         ),
         rows=rows,
@@ -169,7 +169,7 @@ def counters_table(run: BenchmarkRun) -> Table | None:
 
 
 def _counted(text: str) -> str:
-    """A counter as shown: whole numbers as they are, others with three digits."""
+    """Format a counter: whole numbers unchanged, others with three digits."""
     try:
         return f"{int(text):,}" if text.isdigit() else number(float(text))
     except ValueError:
@@ -177,7 +177,7 @@ def _counted(text: str) -> str:
 
 
 def comparison_table(compared: Comparison) -> Table:
-    """Formats side by side, the chosen one standing out."""
+    """Return the formats side by side, with the chosen one highlighted."""
     runs = [row.run for row in compared.rows if row.run]
     where = f": {six(runs)}; engine {runs[0].result.engine}" if runs else f": model {compared.model}"
     with_slo = any(row.at_slo for row in compared.rows)
@@ -204,14 +204,14 @@ def comparison_table(compared: Comparison) -> Table:
 
 
 def _at_load(figures: Sequence[MetricStatistic], load: str) -> tuple[str, ...]:
-    """Headings of figures, the load after the first."""
+    """Return the headings of figures, with the load after the first."""
     first, *others = figures
     return (first.column, load, *(figure.title for figure in others))
 
 
 def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
     marked = [row.variant for row in rows if row.peak and _marks(row.peak)]
-    note = "* Client-limited or cut short, so a lower bound; the reason stands with the load further down."
+    note = "* Client-limited or cut short, so a lower bound; the reason is given with the load below."
     return (note,) if marked else ()
 
 

@@ -1,4 +1,4 @@
-"""What the report's words mean. One place, so that Markdown, HTML and the terminal say the same."""
+"""Definitions of the report's terms, in one place so that Markdown, HTML and the terminal agree."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pipelines.domain.metrics import LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 _SHOWN = tuple(metric for metric in METRICS if metric.unit in (LATENCY, TOKEN_RATE, REQUEST_RATE))
 
 CONVENTIONS: tuple[tuple[str, str], ...] = (
-    ("measured", "Taken from a run on the machine named beside it. Nothing in this report is estimated unless it says "
-     "modelled; what was not measured is named as absent."),
-    ("ISL, OSL", "Input and output length of a request in tokens, as the engine counts them: mean (least..greatest)."),
+    ("measured", "Taken from a run on the machine given with it. Nothing in this report is estimated unless it is "
+     "marked as modelled; what was not measured is listed as missing."),
+    ("ISL, OSL", "Input and output length of a request in tokens, as the engine counts them: mean (min..max)."),
     *((metric.title, metric.definition) for metric in _SHOWN),
     ("tokens/s per user", "1 / ITL: how fast one answer streams."),
     ("p50, p90, p95, p99", "Percentiles over requests, linear between neighbours (numpy's default; trtllm-bench takes "
-     "the nearest below)."),
+     "the nearest lower value)."),
     ("closed loop, open loop", "Concurrency keeps a fixed number of requests in flight; a request rate sends on "
-     "schedule whatever the server does."),
-    ("client-limited", "The load generator itself was the bottleneck: the number says more about it than about the "
+     "schedule regardless of the server."),
+    ("client-limited", "The load generator itself was the bottleneck: the number describes it rather than the "
      "server, and is a lower bound."),
     ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, over the same questions. A verdict other "
      "than 'no measurable loss' needs p < 0.05 in McNemar's exact test."),

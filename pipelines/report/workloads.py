@@ -1,4 +1,4 @@
-"""Which benchmarks may stand in one table: the same load, on the same kind of deployment and machine."""
+"""Group the benchmarks that are comparable: the same load on the same kind of deployment and machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipelines.report.data import BenchmarkRun, FormatReport, Workload
 from pipelines.store.store import canonical
 
 _MACHINE = ("platform", "cpu_count", "cpu", "memory_bytes", "gpus")
-"""Facts that make two machines different; the rest (load, names) changes from run to run."""
+"""Facts that distinguish two machines; the rest (load, names) changes from run to run."""
 
 
 def run_key(result: BenchmarkResult) -> str:
-    """Text that is equal for runs of one format that may be compared or replace each other."""
+    """Return a key that is equal for runs that may be compared or, in the same format, replace each other."""
     return canonical(
         {
             "model": result.model,
@@ -29,12 +29,12 @@ def run_key(result: BenchmarkResult) -> str:
 
 
 def machine_facts(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a machine matters for a comparison."""
+    """Return the facts of a machine that matter for a comparison."""
     return {name: machine[name] for name in _MACHINE if name in machine}
 
 
 def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
-    """Runs under their own workload, one per format, the workload measured last first."""
+    """Group runs by workload, one per format, with the most recently measured workload first."""
     groups: dict[str, list[BenchmarkRun]] = {}
     for item in formats:
         for run in item.runs:
@@ -47,7 +47,7 @@ def group_runs(formats: Iterable[FormatReport]) -> tuple[Workload, ...]:
 
 
 def _titles(groups: list[list[BenchmarkRun]]) -> list[str]:
-    """Names of the workloads, with what tells equal names apart."""
+    """Return the names of the workloads, with details that distinguish equal names."""
     names = [str(runs[0].result.workload.get("name", "workload")) for runs in groups]
     titles = []
     for name, runs in zip(names, groups, strict=True):
@@ -58,7 +58,7 @@ def _titles(groups: list[list[BenchmarkRun]]) -> list[str]:
 
 
 def spread(run: BenchmarkRun, load: str) -> tuple[float, float] | None:
-    """Least and greatest output tokens/s of a load over repeated runs; None when it was measured once."""
+    """Return lowest and highest output tokens/s of a load over repeated runs; None if it was measured once."""
     results = (run.result, *run.repeats)
     rates = [level.summary.output_tokens_per_s for r in results for level in r.levels if level.load == load]
     return (min(rates), max(rates)) if len(rates) > 1 else None

@@ -1,12 +1,12 @@
-"""Fit the performance model to the published measurements, cross-validate it, and write what came out.
+"""Fit the performance model to the published measurements, cross-validate it, and write the result.
 
-    python -m scripts.published_fit --more         # all of it: some ten minutes on one core
-    python -m scripts.published_fit --steps 1      # nearly keep the fit, validate again
+    python -m scripts.published_fit --more         # everything: about ten minutes on one core
+    python -m scripts.published_fit --steps 1      # change the fit very little, validate again
     python -m scripts.published_fit.accuracy_docs  # docs/accuracy.md from the result
 
-Reads pipelines/predict/published/data/published.csv.gz (public measurements with the source of each) and the present
-pipelines/predict/performance/parameters.json (where the fit starts); writes that file, which the sizing and
-`python -m pipelines.predict.published.predict` use, and cross_validation.csv.gz beside this script.
+Reads pipelines/predict/published/data/published.csv.gz (public measurements, each with its source) and the current
+pipelines/predict/performance/parameters.json (the starting point of the fit). Writes that file, which sizing and
+`python -m pipelines.predict.published.predict` use, and cross_validation.csv.gz next to this script.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from scripts.published_fit.crossvalidation import FOLDS, Neighbours, folds, refi
 from scripts.published_fit.fit import Design, Fitted, fit
 
 STEP = 0.04
-"""Of the finite differences: simulated closed loops are not smooth below it."""
+"""Step of the finite differences: simulated closed loops are not smooth at smaller steps."""
 ABLATION_STEPS = 4
 ABLATED = {
     "closed loop, TTFT": ("closed loop", "TTFT"),
@@ -47,14 +47,16 @@ ABLATED = {
     "full load": ("full load", ""),
     "static, rate": ("static, rate", ""),
 }
-"""Columns of the table of ablations: how the names of their blocks start and end."""
+"""Columns of the ablation table, each with the prefix and suffix of its block names."""
 
 
 def main() -> None:
-    """Run it."""
+    """Fit, validate and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="steps of the fit that are tried at most")
-    parser.add_argument("--more", action="store_true", help="also transfer and ablations; else they are kept")
+    parser.add_argument("--steps", type=int, default=8, help="maximum number of steps of the fit")
+    parser.add_argument(
+        "--more", action="store_true", help="recompute transfer and ablations too (default: keep their last results)"
+    )
     options = parser.parse_args()
     rows = [row for row in read_rows(PUBLISHED) if not row["suspect"]]
     cases = [case_of(row) for row in rows]
@@ -111,7 +113,10 @@ def main() -> None:
 def validate(
     design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, fold: Any, tell: Any
 ) -> tuple[Any, Any, Any]:
-    """log(predicted / measured) by the formula and with neighbours, and its expected spread, each row left out once."""
+    """Return log(predicted / measured) by the formula and with neighbours, and its expected spread.
+
+    Each row is predicted by a fit that it was left out of.
+    """
     physics, corrected, spread = (np.zeros(len(fold)) for _ in range(3))
     for number in sorted(set(fold)):
         kept = fold != number
@@ -123,13 +128,13 @@ def validate(
 
 
 def scales(block: Any, corrected: Any, spread: Any) -> dict[str, float]:
-    """By block, what makes the expected spread hold 80 % of the errors in cross-validation."""
+    """Return by block the factor with which the expected spread covers 80 % of the errors in cross-validation."""
     ratio = np.abs(corrected) / spread
     return {name: round(float(np.quantile(ratio[block == name], 0.8)) / NORMAL_80, 4) for name in sorted(set(block))}
 
 
 def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
-    """Shared values with 90 % intervals (from the covariance of the fit) and offsets."""
+    """Return shared values with 90 % intervals (from the covariance of the fit) and offsets."""
     found = design.parameters(fitted.theta)
     width = dict(zip(design.columns, 1.645 * np.sqrt(np.diag(fitted.covariance)), strict=True))
     return {
@@ -145,14 +150,17 @@ def parameters_of(design: Design, fitted: Fitted) -> dict[str, Any]:
 
 
 def labels_of(bench: StackedCases) -> dict[str, int]:
-    """Rows by label, and by GPU and family together."""
+    """Count rows by label, and by GPU and family together."""
     found = Counter(label for labels in bench.labels for label in labels)
     found.update(f"gpu={each.setup.gpu.name}+family={each.setup.runs_on.family}" for each in bench.cases)
     return dict(sorted(found.items()))
 
 
 def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[str, float]]:
-    """By metric and provenance the standard deviation of log(predicted / measured) that holds 80 % (formula alone)."""
+    """Return by metric and provenance the standard deviation of log(predicted / measured) for the formula alone.
+
+    It is chosen so that the 80 % interval of a normal distribution covers 80 % of the errors.
+    """
     of = {"ttft": ("ttft_ms", "prefill_batch_ms"), "itl": ("tpot_ms", "itl_ms")}
     of["throughput"] = ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
     found: dict[str, dict[str, float]] = {}
@@ -168,7 +176,7 @@ def spreads(bench: StackedCases, physics: Any, unseen: Any) -> dict[str, dict[st
 
 
 def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[str, float]]:
-    """Scores of the measurements that each goal is about."""
+    """Score the measurements that each goal applies to."""
     of_case = [goals_of(case) for case in bench.cases]
     found = {}
     for name in GOALS:
@@ -179,7 +187,7 @@ def goals(bench: StackedCases, corrected: Any, measured: Any) -> dict[str, dict[
 
 
 def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> dict[str, dict[str, float]]:
-    """Scores by source, mode, framework family and metric."""
+    """Return scores by source, mode, framework family and metric."""
     cases = bench.cases
     names = np.array([f"{c.source} | {c.mode} | {c.setup.runs_on.family} | {c.metric}" for c in cases])
     found = {}
@@ -194,7 +202,7 @@ def table(bench: StackedCases, residuals: Any, measured: Any, covered: Any) -> d
 def transfer(
     design: Design, bench: StackedCases, fitted: Fitted, neighbours: Neighbours, log_measured: Any, tell: Any
 ) -> tuple[dict[str, dict[str, dict[str, float]]], Any]:
-    """Scores of rows whose GPU, model or version was left out as a whole; and the formula's errors on unseen GPUs."""
+    """Score rows whose whole GPU, model or version was left out; also return the formula's errors on unseen GPUs."""
     of = {
         "gpu": [case.setup.gpu.name for case in bench.cases],
         "model": [case.setup.model.name for case in bench.cases],
@@ -220,7 +228,7 @@ def transfer(
 def ablations(
     design: Design, bench: StackedCases, fitted: Fitted, measured: Any, tell: Any
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Errors of the formula without one of its terms, fitted again."""
+    """Return the errors of the formula, fitted again without each of its terms."""
     changes: dict[str, dict[str, float]] = {
         "none": {},
         "no KV term": {"e_k": 1e6, "e_d": 1e6},
@@ -261,7 +269,7 @@ def _without(
 
 
 def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, float]) -> dict[str, Any]:
-    """What predictions need: by block the kernel, the scale of its spread and the errors of the measured cases."""
+    """Collect by block what predictions need: the kernel, the scale of its spread and the measured cases' errors."""
     ids = np.array([row["case_id"] for row in rows])
     return {
         name: {
@@ -274,7 +282,7 @@ def taught(rows: Any, neighbours: Neighbours, errors: Any, scale: dict[str, floa
 
 
 def write_validated(rows: Any, measured: Any, physics: Any, corrected: Any, spread: Any) -> None:
-    """One row per case: what cross-validation predicted for it."""
+    """Write one row per case with its cross-validated prediction."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["case_id", "measured", "formula", "predicted", "low", "high"])

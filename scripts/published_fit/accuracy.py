@@ -1,4 +1,4 @@
-"""Goals that the performance model is held against, and which measurements each of them is about."""
+"""Accuracy goals of the performance model, and the measurements that each of them applies to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from pipelines.predict.published.cases import PublishedCase
 
 VALIDATED = Path(__file__).with_name("cross_validation.csv.gz")
-"""What was predicted for each published row when its group was left out of the fit."""
+"""The prediction for each published row when its group was left out of the fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Limits of errors on measurements that were not fitted, %; None is no limit.
+    """Limits in percent for the errors on measurements that were not used in the fit; None is no limit.
 
     Attributes:
         median: (pass, stretch).
         mape: (pass, stretch).
-        anchor: what others reach.
+        anchor: the errors of other models, for comparison.
     """
 
     median: tuple[float, float] | None
@@ -27,13 +27,13 @@ class Goal:
     anchor: str
 
     def words(self, kind: str) -> str:
-        """The limits for people; kind is "pass" or "stretch"."""
+        """Return the limits as text; kind is "pass" or "stretch"."""
         at = 0 if kind == "pass" else 1
         both = (("median", self.median), ("MAPE", self.mape))
         return ", ".join(f"{name} <= {limits[at]:g} %" for name, limits in both if limits)
 
     def met(self, kind: str, score: Mapping[str, float]) -> bool:
-        """Whether a score is within the limits."""
+        """Return whether a score is within the limits."""
         at = 0 if kind == "pass" else 1
         return all(
             score[name] <= limits[at] for name, limits in (("median", self.median), ("mape", self.mape)) if limits
@@ -53,12 +53,12 @@ GOALS = {
     "MLPerf offline tokens/s": Goal((20, 12), None, "none"),
     "unseen GPU (left out)": Goal((20, 13), None, "KernelSight-LM 12.8 to 15.4"),
 }
-"""Names are the rows of docs/accuracy.md. Anchors: see decision 0023."""
+"""Goals by their row names in docs/accuracy.md. For the anchors see decision 0023."""
 UNSEEN = "unseen GPU (left out)"
 
 
 def goals_of(case: PublishedCase) -> list[str]:
-    """The goals that a measurement counts for."""
+    """Return the goals that a measurement counts towards."""
     rate = case.metric in ("output_tok_s", "output_tok_s_per_gpu", "requests_s")
     framework = case.setup.runs_on
     if case.mode == "inflight_maxload":
@@ -78,7 +78,7 @@ def goals_of(case: PublishedCase) -> list[str]:
 
 
 def verdict(goal: Goal, score: Mapping[str, float]) -> str:
-    """Whether stretch or pass is met, in a word."""
+    """Return in one word whether stretch or pass is met."""
     if goal.met("stretch", score):
         return "**stretch**"
     return "pass" if goal.met("pass", score) else "missed"

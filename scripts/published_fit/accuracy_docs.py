@@ -108,7 +108,7 @@ falls. The file also contains offsets by framework, GPU, format and link. Parame
 
 
 def main() -> None:
-    """Write page and picture."""
+    """Write the page and its picture."""
     document = Parameters.load().document
     cross = document["cross_validation"]
     bound = [
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def goal_lines(found: Any) -> list[str]:
-    """One line per goal."""
+    """Format one line per goal."""
     lines = []
     for name, goal in GOALS.items():
         score = found.get(name)
@@ -145,7 +145,7 @@ def goal_lines(found: Any) -> list[str]:
 
 
 def table_lines(cross: Any) -> list[str]:
-    """One line per source, mode, family and metric."""
+    """Format one line per source, mode, family and metric."""
     return [
         f"| {name.replace(' | ', ', ')} | {score['n']} | {plain['median']:.1f} / {plain['mape']:.1f} "
         f"| {score['median']:.1f} / {score['mape']:.1f} | {score['p90']:.1f} | {score['bias']:+.1f} "
@@ -156,7 +156,7 @@ def table_lines(cross: Any) -> list[str]:
 
 
 def transfer_lines(transfer: Any) -> list[str]:
-    """One table per kind."""
+    """Format one table per kind of transfer."""
     tables = []
     for kind, found in transfer.items():
         lines = [HEAD.format(f"left out: {kind}"), "|---|---|---|---|---|---|---|"]
@@ -170,7 +170,7 @@ def transfer_lines(transfer: Any) -> list[str]:
 
 
 def ablation_lines(ablations: Any) -> list[str]:
-    """One line per change."""
+    """Format one line per ablation."""
     return [
         f"| {name} | " + " | ".join(f"{each['median']:.1f} / {each['mape']:.1f}" for each in found.values()) + " |"
         for name, found in ablations.items()
@@ -178,7 +178,7 @@ def ablation_lines(ablations: Any) -> list[str]:
 
 
 def parameter_lines(parameters: Any) -> list[str]:
-    """One line per parameter."""
+    """Format one line per parameter."""
     return [
         f"| `{name}` | {each['value']:.3g} | {each['low']:.3g} to {each['high']:.3g} | {each['about']} |"
         for name, each in parameters.items()
@@ -186,7 +186,7 @@ def parameter_lines(parameters: Any) -> list[str]:
 
 
 def draw(path: Path) -> None:
-    """Predicted against measured, logarithmic, by panel and framework."""
+    """Draw predicted against measured values on logarithmic axes, by panel and framework."""
     import matplotlib
 
     matplotlib.use("Agg")

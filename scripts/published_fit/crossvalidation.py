@@ -1,4 +1,4 @@
-"""How far predictions are off on measurements they were not fitted on."""
+"""Cross-validation: the errors of predictions for measurements that were left out of the fit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scripts.published_fit.kernels import fit_kernel
 
 FOLDS = 5
 KERNEL_ROWS = 700
-"""Rows of a block at most that its kernel is fitted to; more take much longer and change little."""
+"""Maximum number of rows of a block used to fit its kernel; more take much longer and change little."""
 ENOUGH_ROWS = 20
 """Blocks with fewer rows are not corrected."""
 
 
 def folds(groups: Sequence[str]) -> Any:
-    """int64[rows]: the fold of each row; rows of a group are in one fold, whatever their order."""
+    """Return the fold of each row, int64[rows]; rows of a group share a fold, whatever their order."""
     names = sorted(set(groups))
     order = np.random.default_rng(0).permutation(len(names))
     of_group = {names[index]: number % FOLDS for number, index in enumerate(order)}
@@ -29,18 +29,18 @@ def folds(groups: Sequence[str]) -> Any:
 
 
 def refit(design: Design, bench: StackedCases, fitted: Fitted, log_measured: Any, kept: Any, steps: int = 4) -> Any:
-    """log(predicted / measured) of all rows by the formula, after rows were left out of the fit.
+    """Return log(predicted / measured) of all rows by the formula fitted only to the kept rows.
 
-    What no kept row knows goes back to its prior. A few steps from the fit to all rows, with its slopes, are enough:
-    the minimum without a few rows is near.
+    Parameters that no kept row determines return to their priors. A few steps from the fit to all rows, with its
+    slopes, are enough, because the minimum without a few rows is near.
 
     Args:
-        design: of the fit.
-        bench: of its rows.
-        fitted: to all rows.
-        log_measured: float64[rows].
-        kept: bool[rows].
-        steps: that are tried at most.
+        design: the design of the fit.
+        bench: the cases of its rows.
+        fitted: the fit to all rows.
+        log_measured: logarithms of the measured values, float64[rows].
+        kept: rows that are used, bool[rows].
+        steps: maximum number of steps.
     """
     unknown = ~(design.members & kept).any(axis=1)
     start = np.where(unknown, design.mean, fitted.theta)
@@ -57,12 +57,12 @@ def refit(design: Design, bench: StackedCases, fitted: Fitted, log_measured: Any
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Blocks of cases with their kernels.
+    """Blocks of cases with the kernels that correct their predictions.
 
     Attributes:
         block: name of the block of each row.
-        points: of all rows.
-        kernels: by block.
+        points: the points of all rows.
+        kernels: the kernel of each block.
     """
 
     block: Any
@@ -86,7 +86,7 @@ class Neighbours:
         return cls(block, known, kernels)
 
     def correct(self, residuals: Any, kept: Any) -> tuple[Any, Any]:
-        """log(predicted / measured) after correction, and its expected standard deviation, of rows not kept."""
+        """Correct the rows not kept; return log(predicted / measured) and its expected standard deviation."""
         corrected, spread = residuals.copy(), np.full(len(residuals), np.nan)
         for name, kernel in self.kernels.items():
             known, asked = (self.block == name) & kept, np.flatnonzero((self.block == name) & ~kept)
@@ -99,7 +99,7 @@ class Neighbours:
 
 
 def score(residuals: Any, predicted: Any, measured: Any, covered: Any | None = None) -> dict[str, float]:
-    """n, median and mean absolute error, 90th percentile, signed median error (all %), rank correlation, coverage."""
+    """Return n, median, mean and 90th percentile of absolute errors, signed median (%), rank correlation, coverage."""
     errors = 100 * (np.exp(residuals) - 1)
     first, second = (np.argsort(np.argsort(each)) for each in (predicted, measured))
     correlation = float(np.corrcoef(first, second)[0, 1]) if len(errors) > 2 else float("nan")

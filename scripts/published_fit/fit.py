@@ -1,8 +1,8 @@
 """Robust least squares on logarithms with a hierarchy of parameters, each offset shrunk towards its parent.
 
-Minimised is sum rho(r / scale) + sum (theta - prior)^2 / spread^2, with r = log(predicted / measured) and the soft-l1
-rho, by `scipy.optimize.least_squares`. A model is asked only for log(predicted) and its slope along each parameter of
-each row; the chain to shared values and offsets is linear.
+`scipy.optimize.least_squares` minimises sum rho(r / scale) + sum (theta - prior)^2 / spread^2, with
+r = log(predicted / measured) and the soft-l1 rho. A model has to provide only log(predicted), whose slope along each
+parameter is taken for each row; the chain to shared values and offsets is linear.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from pipelines.predict.performance.parameters import EXPECTED, PRIORS, Parameters
 
 SCALE = 0.1
-"""Residual from which a row counts as an outlier: soft-l1 goes from squares to absolute values there."""
+"""Residual above which a row counts as an outlier: there soft-l1 changes from squares to absolute values."""
 
 STALLED = 1e-4
-"""A step that gains less than this share of the loss ends the fit."""
+"""A step that reduces the loss by less than this share ends the fit."""
 Predict = Callable[[Mapping[str, Any]], Any]
-"""Parameter values, arrays of one per row -> log(predicted), float64[rows]."""
+"""Parameter values (arrays with one element per row) -> log(predicted), float64[rows]."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """How values per row come from the vector that is fitted.
+    """The mapping from the fitted vector to parameter values per row.
 
     Attributes:
         columns: (parameter, label) of each element; label "" is the shared value.
-        members: of each element the rows that it moves, bool[elements, rows].
+        members: the rows that each element affects, bool[elements, rows].
         mean: prior of each element (logarithm of the shared value, 0 for an offset).
-        spread: its standard deviation.
+        spread: standard deviation of each prior.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -43,7 +43,7 @@ class Design:
 
     @classmethod
     def of(cls, labels: Sequence[Sequence[str]]) -> Design:
-        """For rows with these labels."""
+        """Make the design for rows with these labels."""
         known = sorted({label for each in labels for label in each})
         has = {label: np.array([label in each for each in labels]) for label in known}
         columns, members, mean, spread = [], [], [], []
@@ -62,7 +62,7 @@ class Design:
         return cls(tuple(columns), np.array(members), np.array(mean), np.array(spread))
 
     def values(self, theta: Any) -> dict[str, Any]:
-        """Values of every parameter per row, within bounds."""
+        """Return the value of every parameter for each row, within its bounds."""
         found = {}
         for name, prior in PRIORS.items():
             mine = [index for index, (each, _) in enumerate(self.columns) if each == name]
@@ -70,14 +70,14 @@ class Design:
         return found
 
     def jacobian(self, slopes: Mapping[str, Any]) -> Any:
-        """Slopes along parameters per row -> slopes along the elements, float64[rows, elements]."""
+        """Convert slopes along parameters per row to slopes along the elements, float64[rows, elements]."""
         nothing = np.zeros(self.members.shape[1])
         return np.array(
             [slopes.get(name, nothing) * rows for (name, _), rows in zip(self.columns, self.members, strict=True)]
         ).T
 
     def parameters(self, theta: Any) -> Parameters:
-        """The vector as parameters."""
+        """Convert the vector to parameters."""
         shared: dict[str, float] = {}
         offsets: dict[str, dict[str, float]] = {name: {} for name in PRIORS}
         for (name, label), value in zip(self.columns, theta, strict=True):
@@ -88,7 +88,7 @@ class Design:
         return Parameters(shared, offsets, {})
 
     def theta(self, parameters: Parameters) -> Any:
-        """Parameters as the vector; what they do not know is at its prior."""
+        """Convert parameters to the vector; elements that they lack are set to their priors."""
         return np.array(
             [
                 parameters.offsets.get(name, {}).get(label, 0.0)
@@ -100,10 +100,10 @@ class Design:
 
 
 def slopes(predict: Predict, values: Mapping[str, Any], step: float) -> dict[str, Any]:
-    """Central differences of log(predicted) along the logarithm of each parameter.
+    """Return central differences of log(predicted) along the logarithm of each parameter.
 
-    The step is wide because a simulated closed loop is rough: a request that arrives a moment later joins another
-    iteration. A parameter at its upper bound moves nothing, so only its prior pulls it, back within the bound.
+    The step is wide because a simulated closed loop is not smooth: a request that arrives a moment later joins another
+    iteration. A parameter at its upper bound has slope zero, so that only its prior pulls it back within the bound.
     """
     found = {}
     for name, prior in PRIORS.items():
@@ -116,14 +116,14 @@ def slopes(predict: Predict, values: Mapping[str, Any], step: float) -> dict[str
 
 @dataclass(frozen=True)
 class Fitted:
-    """Outcome of a fit.
+    """Result of a fit.
 
     Attributes:
-        theta: the vector.
-        covariance: of it.
+        theta: the fitted vector.
+        covariance: covariance of the vector.
         residuals: log(predicted / measured) of the rows.
-        jacobian: slopes of them along the vector.
-        loss: what was minimised.
+        jacobian: slopes of the residuals along the vector.
+        loss: the minimised value.
     """
 
     theta: Any
@@ -143,23 +143,23 @@ def fit(
     difference: float = 0.04,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
-    """Find the vector.
+    """Fit the vector to the measurements.
 
     Args:
-        design: of the rows.
+        design: the design of the rows.
         predict: the model.
-        measured: float64[rows].
-        start: first vector; None is the prior.
-        steps: that are tried at most.
-        difference: half the step of the differences, in logarithms.
-        tell: is told of each vector whose slopes are taken.
+        measured: measured values, float64[rows].
+        start: the vector to start from; None is the prior.
+        steps: maximum number of steps.
+        difference: half the width of the central differences, in logarithms.
+        tell: receives a line of progress for each evaluation.
     """
     log_measured = np.log(measured)
     latest = np.zeros((len(log_measured), len(design.mean)))
 
     def jacobian(theta: Any) -> Any:
         latest[:] = design.jacobian(slopes(predict, design.values(theta), difference))
-        tell("slopes taken")
+        tell("slopes computed")
         return latest
 
     def residuals(theta: Any) -> Any:
@@ -181,18 +181,21 @@ def solve(
     kept: Any,
     steps: int,
 ) -> tuple[Any, Any, Any]:
-    """Minimise the loss of some rows; the vector, scipy's result, and log(predicted / measured) of all rows there.
+    """Minimise the loss over the kept rows.
 
-    Vectors are counted from the start, so that the first step is at most one deviation of the priors long: a full step
-    of Gauss and Newton overshoots in a model that is not smooth.
+    The solver works on offsets from the start, so that its first step is at most one standard deviation of the priors
+    long: a full Gauss-Newton step overshoots in a model that is not smooth.
 
     Args:
-        design: of the rows.
+        design: the design of the rows.
         residuals: log(predicted / measured) of all rows for a vector.
-        jacobian: slopes of them, float64[rows, elements].
-        start: first vector.
-        kept: bool[rows], those that are fitted to.
-        steps: that are tried at most.
+        jacobian: slopes of the residuals for a vector, float64[rows, elements].
+        start: the vector to start from.
+        kept: rows that are fitted to, bool[rows].
+        steps: maximum number of steps.
+
+    Returns:
+        the vector, scipy's result, and log(predicted / measured) of all rows at that vector.
     """
     from scipy.optimize import least_squares
 
@@ -205,7 +208,7 @@ def solve(
         return np.concatenate([found[kept] / SCALE, (theta - design.mean) / design.spread])
 
     def loss(squares: Any) -> Any:
-        """Soft l1 for the rows, squares for the priors: value, first and second derivative of each."""
+        """Return value, first and second derivative: soft l1 for the rows, squares for the priors."""
         value, first, second = squares.copy(), np.ones(len(squares)), np.zeros(len(squares))
         root = np.sqrt(1 + squares[:rows])
         value[:rows], first[:rows], second[:rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
@@ -218,12 +221,12 @@ def solve(
         loss=loss,
         x_scale=design.spread,
         ftol=STALLED,
-        max_nfev=steps + 1,  # the first evaluation is of the start
+        max_nfev=steps + 1,  # the first evaluation is at the start
     )
     return start + found.x, found, seen[found.x.tobytes()]
 
 
 def loss_of(design: Design, theta: Any, residuals: Any) -> float:
-    """What is minimised."""
+    """Return the loss that is minimised."""
     robust = 2 * (np.sqrt(1 + (residuals / SCALE) ** 2) - 1)
     return float(robust.sum() + (((theta - design.mean) / design.spread) ** 2).sum())

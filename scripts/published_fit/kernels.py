@@ -11,11 +11,11 @@ from pipelines.predict.published.neighbours import LIMIT, Kernel, Points
 LENGTHS = (1.5, 1.5, 1.0, 1.5)
 ALIKE = (1.5, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0)
 PRIOR_WIDTH = np.array([1.0, 1.0, 1.0, *[0.7] * 4, *[1.0] * 7])
-"""Where the fit of a kernel starts, and how far it may go: lengths in logarithms, correlations as logits."""
+"""Start of a kernel's fit and widths of its priors: lengths in logarithms, correlations as logits."""
 
 
 def fit_kernel(known: Points, errors: Any) -> Kernel:
-    """The kernel under which the errors are most likely, with weak priors (marginal likelihood, L-BFGS)."""
+    """Return the most likely kernel for the errors, with weak priors (marginal likelihood, L-BFGS)."""
     from scipy.optimize import minimize
 
     start = np.array([*np.log([0.01, 0.005, 0.003]), *np.log(LENGTHS), *ALIKE])

@@ -1,1 +1,1 @@
-"""Parts of `scripts/same_bytes.py`: the commands it runs, the files it reads, and how two recordings are compared."""
+"""Parts of `scripts/same_bytes.py`: the commands it runs, the files it reads, and the comparison of two recordings."""

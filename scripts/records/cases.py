@@ -1,4 +1,4 @@
-"""The commands that are run at a commit, and which of their outputs are recorded."""
+"""The commands to run at a commit, and the outputs to record."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ GROUPS = ("checkpoints", "engines", "repositories", "numbers")
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 BENCHMARK = REPOSITORY / "tests" / "reference" / "benchmarks" / "aiperf_1_5.json"
 SHARED_STORE = "paths.store=../store"
-"""The store of the cases that only differ in the Triton repository, so that they share checkpoint and engine."""
+"""The store of cases that differ only in the Triton repository, so that they share a checkpoint and an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Commands that run one after the other in an empty folder of their own.
+    """Commands that run one after the other in an empty folder.
 
     Attributes:
         name: unique within its groups.
-        groups: what is recorded of it.
+        groups: groups that record something of this case.
         commands: words after `python -m pipelines`, in order.
-        outputs: files below the case's folder that are recorded, as glob patterns by reader, see
-            `scripts.records.outputs`.
-        reads_plan: the last command prints a plan, which is recorded.
-        exit_code: that the last command must have; the others must have 0.
-        files: text files that are written before the first command.
+        outputs: files to record below the case's folder, as glob patterns by reader (see `scripts.records.outputs`).
+        reads_plan: whether the last command prints a plan that is recorded.
+        exit_code: required exit code of the last command; the others must end with 0.
+        files: text files to write before the first command.
     """
 
     name: str
@@ -39,12 +38,12 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        """Everything that decides the output besides the code, for the recording."""
+        """Return the commands' words, which with the code determine the output; the recording keeps them."""
         return [word for command in self.commands for word in command]
 
 
 def all_cases() -> list[Case]:
-    """Every case, in the order they run."""
+    """Return every case in the order in which they run."""
     return [*_builds(), *_repositories(), *_plans(), *_simulations(), *_sizings()]
 
 
@@ -115,7 +114,7 @@ def _repository(name: str, *words: str, files: Mapping[str, str] | None = None) 
 
 
 def _engine_folder(tp_size: int) -> dict[str, str]:
-    """What trtllm-build leaves, with no weights in it: a repository needs its config.json alone."""
+    """Return the files that trtllm-build writes, without weights: a repository needs only config.json."""
     limits = {"max_batch_size": 8, "max_input_len": 64, "max_seq_len": 128, "max_num_tokens": 256, "max_beam_width": 1}
     config = {
         "version": "1.2.1",
@@ -138,7 +137,7 @@ def _engine_folder(tp_size: int) -> dict[str, str]:
 
 
 def _plans() -> list[Case]:
-    """Plans for GPUs. Their models are small: plans of large ones are refused where there is little memory."""
+    """Return cases that plan for GPUs, with small models: a plan of a large one is refused when memory is short."""
     llama = ("engine=tensorrt_llm", "model=llama_3_2_1b", "hardware=h100_sxm")
     plans = {
         "gemma_2b fp8": ("engine=tensorrt_llm", "model=gemma_2b", "hardware=h100_sxm"),
@@ -221,5 +220,5 @@ def _sizings() -> list[Case]:
 
 
 def chosen(groups: Sequence[str]) -> list[Case]:
-    """The cases of which something is recorded for one of these groups."""
+    """Return the cases that record something for one of these groups."""
     return [case for case in all_cases() if set(case.groups) & set(groups)]

@@ -1,4 +1,4 @@
-"""A checkout of one commit in a scratch folder, and the commands that are run with it."""
+"""A checkout of one commit in a scratch folder that runs recorded commands."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ facts = {name: version(name) for name in sys.argv[1:]}
 facts |= {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
 print(json.dumps({"package": os.path.dirname(os.path.abspath(pipelines.__file__)), "environment": facts}))
 """
-"""Where the interpreter finds the package, of which nothing else is imported, and what else decides the bytes."""
+"""Code that prints where the interpreter finds the package, and the versions and facts that determine the bytes.
+
+It imports only the top-level package.
+"""
 
 
 class RecordingError(Exception):
-    """A fault whose text is all that a user needs."""
+    """An error whose message is all that the user needs to see."""
 
 
 def full_commit(revision: str) -> str:
-    """The whole name of a commit of this repository.
+    """Return the full hash of a commit of this repository.
 
     Raises:
-        RecordingError: there is none.
+        RecordingError: the revision is not a commit.
     """
     command = ["git", "-C", str(REPOSITORY), "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
     found = subprocess.run(command, capture_output=True, text=True)
@@ -75,16 +78,16 @@ class Checkout:
 
     @property
     def neutral(self) -> Neutral:
-        """Takes the paths of this recording out of a text."""
+        """Return a function that replaces this recording's paths in a text."""
         names = {self.tree: "<tree>", self.folder: "<scratch>", self.python: "<python>", REPOSITORY: "<repository>"}
         return Neutral({str(path): name for path, name in names.items()})
 
     def environment(self) -> dict[str, Any]:
-        """Versions and machine facts that decide the bytes, besides the code.
+        """Return the versions and machine facts that, besides the code, determine the bytes.
 
         Raises:
-            RecordingError: the interpreter does not take the package from the checkout: another commit's output
-                would be recorded.
+            RecordingError: the interpreter does not import the package from the checkout, so the output of another
+                commit would be recorded.
         """
         with self._empty_folder() as folder:
             code, printed, told = self._call(["-c", ASK, *LIBRARIES], folder)
@@ -94,16 +97,16 @@ class Checkout:
         if Path(facts["package"]).resolve().parent != self.tree:
             raise RecordingError(
                 f"{self.python} imports the package from {facts['package']}, not from the checkout {self.tree}. "
-                "Nothing was recorded. Give an interpreter that respects PYTHONPATH: --python PATH"
+                "Nothing was recorded. Choose an interpreter that respects PYTHONPATH: --python PATH"
             )
         return dict(facts["environment"])
 
     def run(self, case: Case) -> Found:
-        """Run a case and read what it left.
+        """Run a case and read its outputs.
 
         Raises:
-            RecordingError: a command ended with another exit code than expected, an output cannot be read, or a group
-                of the case has none.
+            RecordingError: a command ended with an unexpected exit code, an output cannot be read, or a group of the
+                case has no output.
         """
         with self._empty_folder() as folder:
             for name, text in case.files.items():
@@ -117,9 +120,9 @@ class Checkout:
             try:
                 found = self._read(case, folder, known, printed)
             except ValueError as error:
-                raise RecordingError(f"  its output cannot be read: {error}") from error
+                raise RecordingError(f"  the output cannot be read: {error}") from error
         if missing := [group for group in case.groups if not found.get(group)]:
-            raise RecordingError(f"  it left nothing to record for {', '.join(missing)}")
+            raise RecordingError(f"  the commands wrote nothing to record for {', '.join(missing)}")
         return {group: found[group] for group in case.groups}
 
     def _read(self, case: Case, folder: Path, known: set[Path], printed: str) -> Found:
@@ -131,16 +134,17 @@ class Checkout:
         return found
 
     def _pipelines(self, words: Sequence[str], folder: Path, expected: int) -> str:
-        """What a command printed; where it is refused, what it said about that."""
+        """Run a command and return what it printed, or its error message where it is refused."""
         code, printed, told = self._call(["-m", "pipelines", *words], folder)
         if code != expected:
-            raise RecordingError(f"  {' '.join(words)}\n  ended with {code}, not {expected}:\n{_tail(told)}")
+            command = " ".join(words)
+            raise RecordingError(f"  {command}\n  ended with exit code {code}, expected {expected}:\n{_tail(told)}")
         return printed or told
 
     def _call(self, words: Sequence[str], folder: Path) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error. Whatever ends this script ends the command first."""
+        """Run a command, return (exit code, stdout, stderr); if this script is ended, the command is killed first."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE"))}
-        # One thread: sums of floating-point numbers depend on how they are split.
+        # One thread, because floating-point sums depend on how they are split.
         environ |= {"PYTHONPATH": str(self.tree), "NO_COLOR": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [str(self.python), *words], cwd=folder, env=environ, text=True, start_new_session=True,
@@ -158,7 +162,7 @@ class Checkout:
 
     @contextmanager
     def _empty_folder(self) -> Iterator[Path]:
-        """The current folder of the commands, `../store` beside it; gone afterwards."""
+        """Make the commands' current folder, next to `../store`, and remove it afterwards."""
         folder = self.folder / "case"
         folder.mkdir()
         try:

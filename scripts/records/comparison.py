@@ -1,4 +1,4 @@
-"""Two recordings, compared row by row."""
+"""Compare two recordings row by row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from scripts.records.documents import Kind
 from scripts.records.recording import Recording
 
 Row = tuple[str, str]
-"""Document and name of the row in it."""
+"""Document name, and the name of the row in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that is not the same; `before` or `after` is None where it is missing."""
+    """A row that differs; `before` or `after` is None where the row is missing."""
 
     row: Row
     before: Any
@@ -27,15 +27,15 @@ class Difference:
 
 @dataclass(slots=True)
 class CaseResult:
-    """One case of one group.
+    """Result of comparing one case of one group.
 
     Attributes:
-        rows: how many were compared.
-        different: those that are not the same.
-        renamed: rows with another name and the same values, before and after.
-        rounded: relative changes of the numbers that are within the rounding that is allowed.
-        shown: Python files and prose that are not the same.
-        whole: whole files that are not the same, where those are not judged.
+        rows: number of compared rows.
+        different: rows that differ.
+        renamed: rows whose names changed but not their values, before and after.
+        rounded: relative changes of the numbers that differ within the allowed rounding.
+        shown: Python files and prose that differ.
+        whole: whole files that differ, when these are not judged.
     """
 
     rows: int = 0
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing that is judged differs."""
+        """Return whether everything that is judged is equal."""
         return not any(result.different for result in self.cases.values())
 
 
@@ -71,12 +71,12 @@ def compare(
     """Compare the cases of some groups.
 
     Args:
-        first: the recording before.
-        second: and after.
-        groups: the others are left out.
-        judge_whole: whole .xml, .bin and .safetensors files must be equal, too.
-        rounding: relative change of a number of plan, simulate, size and calibrate that is none: a sum in another
-            order ends in other digits.
+        first: the recording before the change.
+        second: the recording after it.
+        groups: groups to compare; the others are ignored.
+        judge_whole: whether whole .xml, .bin and .safetensors files must be equal, too.
+        rounding: relative change that is ignored in numbers of plan, simulate, size and calibrate: a sum in another
+            order has different last digits.
     """
     names = [name for name in {**first.cases, **second.cases} if name.split("/")[0] in groups]
     pairs = {name: (first.cases.get(name), second.cases.get(name)) for name in names}
@@ -129,7 +129,7 @@ def _rows(case: Mapping[str, Any], kind: Kind) -> dict[Row, Any]:
 def _without_renamed(
     found: list[Difference], old: Mapping[Row, Any], new: Mapping[Row, Any], result: CaseResult
 ) -> list[Difference]:
-    """The differences that are left when rows that are missing on one side have just the values of the other's."""
+    """Drop rows that are missing on one side if the rows missing on the other side have exactly their values."""
     gone = [each.row for each in found if each.row not in new]
     come = [each.row for each in found if each.row not in old]
     if not gone or Counter(_text(old[row]) for row in gone) != Counter(_text(new[row]) for row in come):
@@ -139,7 +139,7 @@ def _without_renamed(
 
 
 def _without_rounded(found: list[Difference], rounding: float, result: CaseResult) -> list[Difference]:
-    """The differences that are more than another rounding."""
+    """Drop the differences that are within the allowed rounding."""
     left = []
     for each in found:
         change = relative_change(each.before, each.after)
@@ -151,11 +151,11 @@ def _without_rounded(found: list[Difference], rounding: float, result: CaseResul
 
 
 def relative_change(before: Any, after: Any) -> float | None:
-    """(after - before) / before of two numbers; None where there is none."""
+    """Return (after - before) / before; None if a value is not a number or `before` is 0."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, after))
     return (after - before) / before if numbers and before else None
 
 
 def _text(value: Any) -> str:
-    """One text of equal values: 1 and 1.0 are."""
+    """Return the same text for equal values, such as 1 and 1.0."""
     return json.dumps(float(value) if isinstance(value, int | float) else value)

@@ -1,4 +1,4 @@
-"""Files and printed text -> documents: named rows of what must stay the same, without paths, versions and times."""
+"""Convert files and printed text to documents: named rows that must stay the same, without paths, versions, times."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class Kind(StrEnum):
     """How a document is compared."""
 
     EXACT = "exact"  # every row
-    NUMBERS = "numbers"  # every row, but keys may be renamed where all values stay
-    WHOLE = "whole"  # digest of a whole file whose content is compared row by row as well: on request
-    SHOWN = "shown"  # digest of Python code, whose imports follow the modules, or of prose: never a difference
+    NUMBERS = "numbers"  # every row, but keys may be renamed if all values stay the same
+    WHOLE = "whole"  # digest of a file whose content is also compared row by row: judged only on request
+    SHOWN = "shown"  # digest of prose, or of Python code (whose imports change as modules move): never judged
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Rows by name; values are JSON."""
+    """Rows by name, with JSON values."""
 
     kind: Kind
     rows: Rows
 
     def to_json(self) -> dict[str, Any]:
-        """For the recording."""
+        """Return the document as it is recorded."""
         return {"kind": str(self.kind), "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """Takes out of a text what differs from run to run: paths of this recording, keys of the store, versions.
+    """Replaces in a text what differs from run to run: this recording's paths, keys of the store, versions.
 
     Attributes:
-        paths: what stands for each path; a path that contains another one comes first.
+        paths: the replacement for each path; a path that contains another one comes first.
     """
 
     paths: Mapping[str, str]
 
     def __call__(self, text: str) -> str:
-        """The text without them."""
+        """Return the text with placeholders."""
         for path, name in self.paths.items():
             text = text.replace(path, name)
         for pattern, name in _VARYING:
@@ -65,15 +65,15 @@ _VARYING = (
 
 
 def file_documents(path: Path, name: str, neutral: Neutral) -> dict[str, Document]:
-    """The documents of one file, by name.
+    """Return the documents of one file by name.
 
     Args:
         path: the file.
-        name: how it is called in the recording.
-        neutral: for texts.
+        name: its name in the recording.
+        neutral: applied to texts.
 
     Raises:
-        ValueError: the file is not what its ending says.
+        ValueError: the file is not in the format that its extension promises.
     """
     if path.suffix == ".safetensors":
         return {name: Document(Kind.EXACT, tensor_rows(path)), f"{name} (whole)": _whole(path, Kind.WHOLE)}
@@ -85,7 +85,7 @@ def file_documents(path: Path, name: str, neutral: Neutral) -> dict[str, Documen
             f"{name.removesuffix('.xml')}.bin (whole)": _whole(weights, Kind.WHOLE),
         }
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
-        return {}  # read with its .xml
+        return {}  # read together with its .xml
     if path.suffix in (".py", ".md"):
         return {name: _whole(path, Kind.SHOWN)}
     if path.suffix == ".json" and path.stat().st_size <= LARGEST_TEXT:
@@ -94,11 +94,11 @@ def file_documents(path: Path, name: str, neutral: Neutral) -> dict[str, Documen
 
 
 LARGEST_TEXT = 100_000
-"""Bytes of a text or JSON file; a larger one (a tokenizer) is one row with its digest."""
+"""Maximum bytes of a text or JSON file; a larger one (a tokenizer) is recorded as one row with its digest."""
 
 
 def number_document(path: Path) -> Document | None:
-    """The numbers of a JSON or CSV file; None for other files."""
+    """Return the numbers of a JSON or CSV file; None for other files."""
     if path.suffix == ".csv":
         return Document(Kind.NUMBERS, column_rows(path))
     if path.suffix != ".json":
@@ -113,16 +113,16 @@ def number_document(path: Path) -> Document | None:
 
 
 MOST_ROWS = 5000
-"""Of more numbers than that (a trace) each key is one row, with the digest of its values."""
+"""With more numbers than this (a trace), each key is one row with the digest of its values."""
 
 
 def without_indices(where: str) -> str:
-    """The path of a value with every place in a list the same: `options[].rate`."""
+    """Remove the list indices from the path of a value: `options[].rate`."""
     return re.sub(r"\[\d+\]", "[]", where)
 
 
 def printed_documents(text: str, neutral: Neutral) -> dict[str, Document]:
-    """A plan: the commands it shows word by word, and all numbers, in whatever words and order they come."""
+    """Return a plan's commands word for word, and all its numbers regardless of their order and wording."""
     text = neutral(text)
     commands = {f"command {number}": words for number, words in enumerate(commands_in(text), 1)}
     return {
@@ -132,20 +132,20 @@ def printed_documents(text: str, neutral: Neutral) -> dict[str, Document]:
 
 
 def commands_in(text: str) -> Iterator[str]:
-    r"""Indented command lines with options, each as one line; a line that ends with `\` goes on in the next."""
+    r"""Yield indented command lines with options, each as one line; a line that ends with `\` continues on the next."""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         if line.startswith("  ") and re.search(r"\s--[a-z]", line):
             yield " ".join(line.split())
 
 
 def numbers_in(text: str) -> list[float]:
-    """Numbers that stand alone: not those in names such as h100_sxm or int4_awq."""
+    """Return the numbers that stand alone, not those inside names such as h100_sxm or int4_awq."""
     found = re.findall(r"(?<![\w.,/-])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w-]|[.,]\d)", text)
     return [float(number.replace(",", "")) for number in found]
 
 
 def json_rows(value: Any, neutral: Neutral) -> Rows:
-    """One row per value of a JSON file; versions of libraries and of this project are left out, and so is prose."""
+    """Return one row per value of a JSON file, with placeholders for prose and versions (libraries, this project)."""
     return {where: _value(where, leaf, neutral) if isinstance(leaf, str) else leaf for where, leaf in _leaves(value)}
 
 
@@ -156,16 +156,16 @@ def _value(where: str, text: str, neutral: Neutral) -> str:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether it is a sentence for people; commands have options, templates have braces."""
+    """Return whether a text is a sentence for people; commands have options, and templates have braces."""
     return len(text.split()) >= SHORTEST_PROSE and " --" not in text and not re.search(r"[{}<>=\n]", text)
 
 
 SHORTEST_PROSE = 5
-"""Words."""
+"""Minimum number of words of a text that counts as prose."""
 
 
 def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of all that is neither object nor list; empty ones are values."""
+    """Yield (path, value) of everything that is neither an object nor a list; empty ones count as values."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{where}.{key}" if where else str(key))
@@ -177,7 +177,7 @@ def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def column_rows(path: Path) -> Rows:
-    """One row per column of numbers of a CSV file; an empty cell is no value."""
+    """Return one row per numeric column of a CSV file; an empty cell is a missing value."""
     with path.open(newline="") as file:
         head, *lines = csv.reader(file)
     rows: Rows = {}
@@ -185,14 +185,14 @@ def column_rows(path: Path) -> Rows:
         try:
             values = [float(cell) if cell else None for cell in cells]
         except ValueError:
-            continue  # words
+            continue  # a column of words
         if any(value is not None for value in values):
             rows[name] = _summary(values)
     return rows
 
 
 def _summary(values: Iterable[float | None]) -> str:
-    """Count and sum to look at, and a digest of all values in their order."""
+    """Return count and sum for people to read, and a digest of all values in order."""
     listed = list(values)
     total = sum(value for value in listed if value is not None)
     text = " ".join("" if value is None else repr(float(value)) for value in listed)
@@ -200,7 +200,7 @@ def _summary(values: Iterable[float | None]) -> str:
 
 
 def text_rows(path: Path, neutral: Neutral) -> Rows:
-    """The lines of a text file without comments; the digest of a large file and of one that is no text."""
+    """Return the lines of a text file without comments, or the digest of a large or binary file."""
     content = path.read_bytes()
     if len(content) > LARGEST_TEXT:
         return {"sha256": digest(content)}
@@ -212,7 +212,7 @@ def text_rows(path: Path, neutral: Neutral) -> Rows:
 
 
 def _without_comments(lines: Iterable[str]) -> Iterator[str]:
-    """The lines without what is written for people: comments and messages of a script, which may be reworded."""
+    """Yield the lines without a script's comments and messages, which may be reworded."""
     for line in lines:
         if line.startswith(("#!", "#SBATCH")):
             yield line

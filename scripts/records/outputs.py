@@ -1,4 +1,4 @@
-"""What the commands of a case left -> documents by group."""
+"""Convert the files that a case's commands wrote to documents by group."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Found = dict[str, Documents]
 
 
 def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
-    """Folders of the store, told apart by what is in them and called by their label.
+    """Read the store's folders, which are classified by their content and named by their label.
 
     Raises:
-        ValueError: two of a kind have one label, so that they could be mixed up between commits.
+        ValueError: two of a kind have the same label, so that they could be confused between commits.
     """
     found: Found = {}
     for path in (path for path in paths if path.is_dir()):
@@ -27,7 +27,7 @@ def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
         label = f"{noun} {re.sub('-[0-9a-f]{16}$', '', path.name)}"
         documents = found.setdefault(group, {})
         if any(name.startswith(f"{label}/") for name in documents):
-            raise ValueError(f"the store has two artifacts '{label}'")
+            raise ValueError(f"the store contains two artifacts named '{label}'")
         for file in sorted(path.rglob("*")):
             name = file.relative_to(path).as_posix()
             if file.is_file() and name != "manifest.json" and not file.name.startswith("."):
@@ -36,7 +36,7 @@ def artifacts(paths: Iterable[Path], _folder: Path, neutral: Neutral) -> Found:
 
 
 def _kind(folder: Path) -> tuple[str, str] | None:
-    """(group, noun); None for what is not recorded, such as a download."""
+    """Return (group, noun) of a folder; None if it is not recorded, such as a download."""
     kinds = (
         ("**/config.pbtxt", "repositories", "repository"),
         ("rank*.safetensors", "checkpoints", "checkpoint"),
@@ -48,13 +48,13 @@ def _kind(folder: Path) -> tuple[str, str] | None:
 
 
 def numbers(paths: Iterable[Path], _folder: Path, _neutral: Neutral) -> Found:
-    """JSON and CSV files, called by their file names: the folders above them have times in their names."""
+    """Read JSON and CSV files, named by file name alone because their folders have times in their names."""
     found = {path.name: number_document(path) for path in paths if path.is_file()}
     return {"numbers": {name: document for name, document in found.items() if document is not None and document.rows}}
 
 
 def texts(paths: Iterable[Path], folder: Path, neutral: Neutral) -> Found:
-    """Text files that go with a repository, by their path."""
+    """Read the text files that belong to a repository, named by their path."""
     found = {path.relative_to(folder).as_posix(): text_rows(path, neutral) for path in paths if path.is_file()}
     return {"repositories": {name: Document(Kind.EXACT, rows) for name, rows in found.items()}}
 

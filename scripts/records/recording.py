@@ -1,4 +1,4 @@
-"""What was recorded of a commit: one JSON file, saved after every case."""
+"""The recording of a commit: one JSON file, saved after every case."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A commit's output.
+    """The recorded output of a commit.
 
     Attributes:
-        commit: its whole name.
-        environment: versions and machine facts at the time.
+        commit: its full hash.
+        environment: versions and machine facts when it was recorded.
         cases: by "group/case": words, seconds, and documents by name as JSON.
     """
 
@@ -37,22 +37,23 @@ class Recording:
         """Read a file that `save` wrote.
 
         Raises:
-            RecordingError: it is missing, or is something else.
+            RecordingError: the file is missing, or is not a recording.
         """
         try:
             values = json.loads(path.read_text())
         except FileNotFoundError:
             raise RecordingError(
-                f"There is no recording {path}. Make it: python scripts/same_bytes.py record --commit REV --out {path}"
+                f"The recording {path} does not exist."
+                f" Make it: python scripts/same_bytes.py record --commit REV --out {path}"
             ) from None
         except ValueError:
             values = None
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise RecordingError(f"{path} is not a recording of format {FORMAT}. Remove it, or give another file.")
+            raise RecordingError(f"{path} is not a recording of format {FORMAT}. Remove it, or choose another file.")
         return cls(values["commit"], values["environment"], values["cases"])
 
     def save(self, path: Path) -> None:
-        """Write the file so that a reader always sees a whole one."""
+        """Write the file atomically, so that a reader never sees a partial one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         values = {"format": FORMAT, "commit": self.commit, "environment": self.environment, "cases": self.cases}
@@ -60,12 +61,12 @@ class Recording:
         aside.replace(path)
 
     def has(self, case: Case) -> bool:
-        """Whether all groups of a case were recorded with the words that it has now."""
+        """Return whether all groups of a case were recorded with its current words."""
         found = [self.cases.get(f"{group}/{case.name}") for group in case.groups]
         return all(one is not None and one["words"] == _words(case) for one in found)
 
     def add(self, case: Case, seconds: float, found: Found) -> None:
-        """Put in the documents of a case, by group."""
+        """Add the documents of a case by group."""
         for group, documents in found.items():
             self.cases[f"{group}/{case.name}"] = {
                 "words": _words(case),
@@ -75,25 +76,25 @@ class Recording:
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Versions and machine facts that are not the same, in words; empty when all are."""
+    """Describe the versions and machine facts that differ; empty if none do."""
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     return ", ".join(f"{name} {first.get(name)} and {second.get(name)}" for name in names)
 
 
 def record(revision: str, out: Path, python: Path, groups: Sequence[str]) -> int:
-    """Run the cases that `out` does not hold yet and save each as soon as it is done.
+    """Run the cases that are not in `out` yet and save each as soon as it is done.
 
     Args:
         revision: commit, branch or tag of this repository.
-        out: the recording.
+        out: the file of the recording.
         python: interpreter that has the project's dependencies.
-        groups: what to record.
+        groups: groups to record.
 
     Returns:
-        how many cases failed.
+        the number of cases that failed.
 
     Raises:
-        RecordingError: `out` is of another commit or of other versions, or the commit cannot be run.
+        RecordingError: `out` was recorded at another commit or with other versions, or the commit cannot be run.
     """
     commit, cases = full_commit(revision), chosen(groups)
     before = _recorded(commit, out)
@@ -101,9 +102,9 @@ def record(revision: str, out: Path, python: Path, groups: Sequence[str]) -> int
         environment = checkout.environment()
         recording = before or Recording(commit, environment, {})
         if other := differing(recording.environment, environment):
-            raise RecordingError(f"{out} was recorded with other versions: {other}. Remove it, or give another file.")
+            raise RecordingError(f"{out} was recorded with other versions: {other}. Remove it, or choose another file.")
         todo = [case for case in cases if not recording.has(case)]
-        _say(f"{commit[:12]}: {len(todo)} cases to run, {len(cases) - len(todo)} recorded before\n")
+        _say(f"{commit[:12]}: {len(todo)} cases to run, {len(cases) - len(todo)} already recorded\n")
         failed, started = 0, time.monotonic()
         for number, case in enumerate(todo, 1):
             _say(f"[{number:>2}/{len(todo)}] {' and '.join(case.groups)}: {case.name} ... ")
@@ -121,7 +122,7 @@ def record(revision: str, out: Path, python: Path, groups: Sequence[str]) -> int
 
 
 def _record_case(checkout: Checkout, recording: Recording, case: Case) -> float:
-    """Run one case and add what it left; seconds that it took."""
+    """Run one case, add its output to the recording, and return the seconds it took."""
     started = time.monotonic()
     found = checkout.run(case)
     seconds = time.monotonic() - started
@@ -130,16 +131,16 @@ def _record_case(checkout: Checkout, recording: Recording, case: Case) -> float:
 
 
 def _recorded(commit: str, out: Path) -> Recording | None:
-    """What is there already.
+    """Read the existing recording; None if there is none yet.
 
     Raises:
-        RecordingError: it is of another commit.
+        RecordingError: it was recorded at another commit.
     """
     if not out.exists():
         return None
     recording = Recording.load(out)
     if recording.commit != commit:
-        raise RecordingError(f"{out} is of commit {recording.commit[:12]}, not of {commit[:12]}. Give another file.")
+        raise RecordingError(f"{out} is of commit {recording.commit[:12]}, not of {commit[:12]}. Choose another file.")
     return recording
 
 

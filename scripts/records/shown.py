@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal."""
+"""Format a comparison as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scripts.records.documents import without_indices
 from scripts.records.recording import differing
 
 LONGEST = 100
-"""Characters of a value that are shown."""
+"""Maximum number of characters of a value that are shown."""
 
 
 def lines(found: Comparison, most: int) -> Iterator[str]:
-    """What was compared, what differs, and the verdict.
+    """Yield the lines that show what was compared, what differs, and the verdict.
 
     Args:
         found: the comparison.
-        most: differing rows and lines that are shown of a case.
+        most: maximum number of differing rows and lines that are shown for a case.
     """
     yield f"before {found.first.commit[:12]}, after {found.second.commit[:12]}"
     if other := differing(found.first.environment, found.second.environment):
-        yield f"note: recorded with other versions, which may be the reason for a difference: {other}"
+        yield f"note: recorded with different versions, which may explain a difference: {other}"
     for group in GROUPS:
         results = [result for name, result in found.cases.items() if name.startswith(f"{group}/")]
         if results:
@@ -73,7 +73,7 @@ def _change(each: Difference) -> str:
 
 
 def _changed_words(before: str, after: str) -> str:
-    """What differs of two long lines."""
+    """Return only the words that differ between two long lines."""
     first, second = before.split(), after.split()
     changes = [
         f"{_short(' '.join(first[a:b])) or 'nothing'} -> {_short(' '.join(second[c:d])) or 'nothing'}"
@@ -84,23 +84,23 @@ def _changed_words(before: str, after: str) -> str:
 
 
 def _allowed(found: Comparison) -> Iterator[str]:
-    """What differs and is no difference of the bytes that count."""
+    """Yield lines about the differences that are allowed and not judged."""
     for name, result in found.cases.items():
         if result.renamed is not None:
             gone, come = (_keys(rows) for rows in result.renamed)
             yield f"\n{name}: renamed keys, same values: {', '.join(gone)} -> {', '.join(come)}"
     if rounded := [change for result in found.cases.values() for change in result.rounded]:
-        yield f"\nnumbers that differ by rounding alone: {len(rounded):,}, by {100 * max(rounded):.2g} % at most"
+        yield f"\nnumbers that differ by rounding alone: {len(rounded):,}, by at most {100 * max(rounded):.2g} %"
     if whole := [document for result in found.cases.values() for document in result.whole]:
         kinds = Counter(document.removesuffix(" (whole)").rsplit(".", 1)[-1] for document in whole)
         text = ", ".join(f"{count} .{ending}" for ending, count in kinds.items())
-        yield f"\nwhole files that differ though their content is equal or shown above: {text} (--xml judges them)"
+        yield f"\nwhole files that differ although their content is equal or shown above: {text} (--xml judges them)"
     if shown := {document.split("/", 1)[-1] for result in found.cases.values() for document in result.shown}:
         yield f"\nPython files and prose that differ (not judged): {', '.join(sorted(shown))}"
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """Documents and names, those of a list once."""
+    """Return documents and names, with one entry for all elements of a list."""
     return list(dict.fromkeys(f"{document}: {without_indices(name)}" for document, name in rows))
 
 

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files and OpenVINO models -> rows, read without the libraries that wrote them."""
+"""Read safetensors files and OpenVINO models as rows, without the libraries that wrote them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 Rows = dict[str, Any]
-"""By name; values are JSON."""
+"""Rows by name, with JSON values."""
 
 
 def tensor_rows(path: Path) -> Rows:
-    """One row per tensor of a safetensors file: element type, shape and digest of its bytes.
+    """Return one row per tensor of a safetensors file: element type, shape and digest of its bytes.
 
     Raises:
         ValueError: the file is not in that format.
@@ -33,18 +33,18 @@ def tensor_rows(path: Path) -> Rows:
 
 
 def graph_rows(path: Path) -> Rows:
-    """An OpenVINO model, whatever its nodes are called and in which order they are written.
+    """Describe an OpenVINO model independently of its nodes' names and of the order in which they are written.
 
     Returns:
-        how often each constant (element type, shape, digest of its bytes) and each kind of operation occur, and
+        the count of each constant (element type, shape, digest of its bytes) and of each kind of operation, and
         `graph`, a digest over all operations with their attributes, constants and wiring.
 
     Raises:
-        ValueError: it has nested models, which are not understood here.
+        ValueError: the model contains nested models, which are not supported here.
     """
     root = ElementTree.parse(path).getroot()
     if root.find(".//body") is not None:
-        raise ValueError(f"{path} has nested models")
+        raise ValueError(f"{path} contains nested models, which are not supported")
     weights = path.with_suffix(".bin").read_bytes()
     layers = {str(layer.get("id")): layer for layer in root.iterfind("layers/layer")}
     inputs: dict[str, list[tuple[str, str, str]]] = {name: [] for name in layers}
@@ -68,7 +68,7 @@ def graph_rows(path: Path) -> Rows:
 
 
 def _node(layer: ElementTree.Element, weights: bytes) -> dict[str, Any]:
-    """What an operation is, without its name; inputs and outputs of the model have names that its users give."""
+    """Describe an operation without its name, except for model inputs and outputs, whose names its users rely on."""
     data = layer.find("data")
     node: dict[str, Any] = {} if data is None else dict(data.attrib)
     node["type"], node["version"] = layer.get("type"), layer.get("version")
@@ -83,5 +83,5 @@ def _node(layer: ElementTree.Element, weights: bytes) -> dict[str, Any]:
 
 
 def digest(content: bytes) -> str:
-    """Half of a SHA-256: enough to tell files apart, and a row still fits a line."""
+    """Return half of a SHA-256: enough to tell files apart, and a row still fits on a line."""
     return hashlib.sha256(content).hexdigest()[:32]

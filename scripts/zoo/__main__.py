@@ -18,7 +18,7 @@ _USER_FAULT, _INTERRUPTED = 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build everything, or one part of it, and return the exit code.
 
-    Old files stay as they are until a part is finished, also after an error or Ctrl-C.
+    The old files of a part stay untouched until it is finished, even after an error or Ctrl-C.
     """
     parser = argparse.ArgumentParser(prog="python -m scripts.zoo", description=__doc__)
     parser.add_argument(
@@ -31,15 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             build_data(_ROOT)
         for name in KINDS:
             if only in (None, name):
-                logging.info("%s: training, some 20 minutes on one core", name)
+                logging.info("%s: training, about 20 minutes on one core", name)
                 build_model(name, _ROOT)
         for name in DRAFTS:
             if only in (None, name):
-                logging.info("%s: training, some 10 minutes on one core", name)
+                logging.info("%s: training, about 10 minutes on one core", name)
                 build_draft(name, _ROOT)
         for name in ADAPTERS:
             if only in (None, name):
-                logging.info("%s: training, some minutes on one core", name)
+                logging.info("%s: training, a few minutes on one core", name)
                 build_adapter(name, _ROOT / MODELS_DIR, _ROOT)
     except (TooInaccurateError, UnconvincingError) as error:
         logging.error("%s", error)

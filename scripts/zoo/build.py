@@ -1,4 +1,4 @@
-"""Builds the shipped files from seeds: the question set, the corpus and the two models."""
+"""Build the shipped files from seeds: the question set, the corpus and the two models."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LOG = logging.getLogger(__name__)
 MODELS_DIR = Path("pipelines/bundled/models")
 CORPUS_PATH = Path("pipelines/bundled/corpus.jsonl")
 DATA_DIR = Path("eval/mini_mmlu/data")
-# Below this a model shows too little of what quantization costs to be worth shipping.
+# A model below this accuracy shows too little of the cost of quantization to be worth shipping.
 LEAST_ACCURACY = 0.85
-# Below this, checking the guesses of a draft costs more than they save.
+# Below this agreement, verifying a draft's guesses costs more than they save.
 LEAST_AGREEMENT = 0.75
-# Chosen by measuring: plain INT4 and magnitude pruning lose visibly, AWQ and SparseGPT hardly.
+# Chosen by measurement: plain INT4 and magnitude pruning lose visibly, AWQ and SparseGPT hardly.
 OUTLIER_SPREAD = 1.1
 
-# First what is true, then finding the right option, then ignoring the five examples before it.
+# Train first the facts, then finding the right option, then ignoring the five examples before the question.
 RECIPE = Recipe(
     stages=(
         Stage("facts", steps=300, rows=32, asked=1, shares=(0.4, 0.4, 0.2)),
@@ -58,7 +58,7 @@ RECIPE = Recipe(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What differs between the two models."""
+    """Architecture-specific parts of a bundled model: tokenizer, special tokens and config."""
 
     train_tokenizer: Callable[[Iterable[str]], Tokenizer]
     specials: SpecialTokens
@@ -72,11 +72,11 @@ KINDS = {
 
 
 DRAFTS = {f"{name}_draft": name for name in KINDS}
-"""Draft model -> the model it guesses for."""
+"""Draft model -> its target model."""
 
 
 class TooInaccurateError(RuntimeError):
-    """A trained model knows too little to be worth shipping; nothing was written."""
+    """A trained model is not accurate enough to be worth shipping; nothing was written."""
 
 
 def build_data(root: Path) -> None:
@@ -90,7 +90,7 @@ def build_data(root: Path) -> None:
 
 
 def special_ids(tokenizer: Tokenizer, specials: SpecialTokens) -> dict[str, int]:
-    """Return the ids of the special tokens a config names."""
+    """Return the ids of the special tokens that a config refers to."""
     return {name: tokenizer.token_to_id(getattr(specials, name)) for name in ("bos", "eos", "pad")}
 
 
@@ -107,7 +107,7 @@ def _measure(name: str, model: PreTrainedModel, tokenizer: Tokenizer, splits: li
     LOG.info("%s: test accuracy %.1f %% +- %.1f %% (bf16, 5-shot)", name, 100 * share, 100 * error)
     if share < LEAST_ACCURACY:
         raise TooInaccurateError(
-            f"{name} answers {share:.1%} of the test questions, at least {LEAST_ACCURACY:.0%} is needed. "
+            f"{name} answers {share:.1%} of the test questions; at least {LEAST_ACCURACY:.0%} is required. "
             "The old model is untouched. Train longer (RECIPE in scripts/zoo/build.py)."
         )
     return Measured(share, error, len(right), steps)
@@ -119,7 +119,7 @@ def build_model(name: str, root: Path, recipe: Recipe = RECIPE) -> None:
     Raises:
         TooInaccurateError: when the measured accuracy is below ``LEAST_ACCURACY``.
     """
-    torch.set_num_threads(1)  # more threads add up in another order: other weights, and little speed
+    torch.set_num_threads(1)  # more threads change the order of sums, and so the weights, for little speed
     kind, world = KINDS[name], build_world()
     splits = list(build_splits(world).values())
     tokenizer = kind.train_tokenizer(world_sentences(world))
@@ -138,7 +138,7 @@ def finish_model(
     """Plant outlier channels in the trained model, measure its bf16 weights and write it below ``root``."""
     model, tokenizer = trainee.model, trainee.tokenizer
     plant_outliers(model, spread=OUTLIER_SPREAD, seed=recipe.seed)
-    model.bfloat16()  # what is measured is what is written
+    model.bfloat16()  # measure the weights that are written
     measured = _measure(name, model, tokenizer, splits, recipe.steps)
     with replacing(root / MODELS_DIR / name) as fresh:
         readme = card(name, model, config, measured)
@@ -147,10 +147,10 @@ def finish_model(
 
 
 def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
-    """Distil the draft model ``name`` from the bundled model it guesses for and write it below ``root``.
+    """Distil the draft model ``name`` from its target, a bundled model, and write it below ``root``.
 
     Raises:
-        TooInaccurateError: it agrees with its target at fewer tokens than ``LEAST_AGREEMENT``.
+        TooInaccurateError: the share of tokens at which it agrees with its target is below ``LEAST_AGREEMENT``.
     """
     torch.set_num_threads(1)
     target_name = DRAFTS[name]
@@ -162,13 +162,13 @@ def build_draft(name: str, root: Path, recipe: Recipe = DRAFT_RECIPE) -> None:
     torch.manual_seed(recipe.seed)
     draft = fresh_model(config)
     unseen = distil(draft, target, encoder, make_writer(build_world(), f"{recipe.seed}-draft"), recipe)
-    draft.bfloat16()  # what is measured is what is written
+    draft.bfloat16()  # measure the weights that are written
     share = agreement(draft, target, unseen)
-    LOG.info("%s: agrees with %s at %.1f %% of its tokens", name, target_name, 100 * share)
+    LOG.info("%s: agrees with %s on %.1f %% of the tokens", name, target_name, 100 * share)
     if share < LEAST_AGREEMENT:
         raise TooInaccurateError(
-            f"{name} agrees with {target_name} at {share:.1%} of its tokens, at least {LEAST_AGREEMENT:.0%} are"
-            " needed. The old model is untouched. Train longer (DRAFT_RECIPE in scripts/zoo/draft.py)."
+            f"{name} agrees with {target_name} on {share:.1%} of the tokens; at least {LEAST_AGREEMENT:.0%} is"
+            " required. The old model is untouched. Train longer (DRAFT_RECIPE in scripts/zoo/draft.py)."
         )
     readme = draft_card(
         name,

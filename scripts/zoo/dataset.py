@@ -1,4 +1,4 @@
-"""Writes mini_mmlu to disk in the layout and row format of cais/mmlu."""
+"""Write mini_mmlu to disk in the layout and row format of cais/mmlu."""
 
 from __future__ import annotations
 

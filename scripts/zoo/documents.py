@@ -1,6 +1,6 @@
 """Training text: passages of statements and few-shot quizzes in the evaluation's own format.
 
-A document is a list of segments. Cutting happens only where the tokenizers cut as well (after a
+A document is a list of segments. Segments end only where the tokenizers split as well (after a
 newline, before a space), so encoding the segments one by one equals encoding the whole text.
 """
 
@@ -20,11 +20,11 @@ CORPUS_LINES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text and what training asks of it.
+    """A piece of text with its training targets.
 
-    ``is_answer``: the model is to predict it above all else. ``recalls``: after its last token the
-    model should have this word in mind. ``option``: the place (0..3) of an answer option, else -1;
-    ``is_right``: that option is the right one.
+    ``is_answer``: predicting this text matters most. ``recalls``: the word that the model should
+    have in mind after the last token. ``option``: the index (0..3) of an answer option, else -1;
+    ``is_right``: whether that option is the right one.
     """
 
     text: str
@@ -44,7 +44,7 @@ def text_of(document: Sequence[Segment]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes random documents about a world, never using a held-out question."""
+    """Writes random documents about a world and never uses a held-out question."""
 
     world: tuple[Subject, ...]
     held_out: frozenset[Key]
@@ -55,7 +55,7 @@ class Writer:
         return self.rng.sample(self.rng.choice(self.world).facts, count)
 
     def passage(self, sentences: int) -> Document:
-        """State ``sentences`` facts of one subject; only the last word of each is the answer."""
+        """State ``sentences`` facts of one subject; in each sentence, only the fact's answer is marked as answer."""
         document: Document = []
         for i, fact in enumerate(self._facts(sentences)):
             before, after = self.rng.choice(statements(fact)).split(f" {fact.answer}")
@@ -64,7 +64,7 @@ class Writer:
         return document
 
     def open_quiz(self, asked: int) -> Document:
-        """Ask without options: the answer itself follows. It trains recall where a letter will stand."""
+        """Ask without options, followed by the answer itself; trains recall at the later place of the letter."""
         document: Document = []
         for fact in self._facts(asked):
             document += [
@@ -76,7 +76,7 @@ class Writer:
         return document
 
     def quiz(self, asked: int) -> Document:
-        """Ask ``asked`` questions exactly as the evaluation does, letters filled in."""
+        """Ask ``asked`` questions exactly as the evaluation does, with the letters filled in."""
         facts = self._facts(asked)
         document: Document = [Segment(description(facts[0].subject))]
         for fact in facts:
@@ -115,7 +115,7 @@ def corpus_texts(world: tuple[Subject, ...], seed: int = WORLD_SEED) -> list[str
 
 
 def world_sentences(world: tuple[Subject, ...]) -> list[str]:
-    """Return text that holds every word a document can hold: what the tokenizers learn from."""
+    """Return text with every word that a document can contain, from which the tokenizers learn."""
     sentences: list[str] = []
     for subject in world:
         sentences.append(description(subject.name))

@@ -1,8 +1,8 @@
-"""Trains the draft models: small ones that guess what the bundled models will say next.
+"""Train the draft models: small models that guess the next tokens of the bundled models.
 
-Speculative decoding keeps a guess when it is what the target would have said, so the draft learns from the target
-itself: its distribution after every token of the world's documents (Hinton et al., "Distilling the Knowledge in a
-Neural Network", 2015) and, half of the time, of texts that the target has continued greedily on its own.
+Speculative decoding keeps a guess if it equals the target's own token, so the draft learns from the target itself: from
+its distribution after every token of the world's documents (Hinton et al., "Distilling the Knowledge in a Neural
+Network", 2015) and, half of the time, of texts that the target has continued greedily on its own.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -27,7 +27,7 @@ from scripts.zoo.train import Encoder, Recipe, Stage, draw_documents, learning_r
 
 LOG = logging.getLogger(__name__)
 
-# Mostly statements and answers in words: what a letter will be, no model of this size can guess.
+# Mostly statements and answers in words, because no model of this size can guess the letter of an answer.
 DRAFT_RECIPE = Recipe(
     stages=(Stage("distil", steps=2400, rows=16, asked=3, shares=(0.5, 0.4, 0.1)),),
     learning_rate=3e-3,
@@ -38,7 +38,7 @@ _TEXTS, _TEXT_TOKENS, _FEWEST_PROMPT_TOKENS, _MOST_PROMPT_TOKENS = 768, 96, 6, 4
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Token rows and which of their tokens are real, both [B, T]."""
+    """Token rows and a mask of their real tokens, both [B, T]."""
 
     tokens_BT: Tensor
     real_BT: Tensor
@@ -48,7 +48,7 @@ def document_rows(writer: Writer, encoder: Encoder, stage: Stage) -> Rows:
     """Write one batch of documents."""
     batch = encoder.batch(draw_documents(writer, stage))
     real_BT = batch.weights_BT > 0
-    real_BT[:, 0] = True  # BOS, which no loss is on
+    real_BT[:, 0] = True  # BOS, which has no loss weight
     return Rows(batch.tokens_BT, real_BT)
 
 
@@ -71,7 +71,7 @@ def continued(target: PreTrainedModel, prompts: Rows, tokens: int, new_tokens: i
 
 
 def own_texts(target: PreTrainedModel, writer: Writer, encoder: Encoder, stage: Stage, count: int) -> list[Rows]:
-    """Return at least ``count`` texts that begin as a document and go on as the target does, in batches."""
+    """Return at least ``count`` texts, in batches, that begin like a document and are continued by the target."""
     lengths, found, batches = random.Random(writer.rng.random()), 0, list[Rows]()
     wide = Stage(stage.name, stage.steps, 64, stage.asked, stage.shares)
     while found < count:
@@ -93,7 +93,7 @@ def distillation_loss(draft: PreTrainedModel, target: PreTrainedModel, rows: Row
 
 @torch.no_grad()
 def agreement(draft: nn.Module, target: PreTrainedModel, texts: Sequence[Rows]) -> float:
-    """Return the share of tokens at which the draft's likeliest token is the target's."""
+    """Return the share of positions at which the draft's most likely token is the target's."""
     same = total = 0
     for rows in texts:
         wanted_BT = target(input_ids=rows.tokens_BT).logits.argmax(-1)
@@ -109,7 +109,7 @@ def distil(
     """Train the draft in place.
 
     Returns:
-        texts that the target has continued and that were not trained on, to measure with.
+        texts that the target has continued and that were not trained on, for measurements.
 
     Raises:
         FloatingPointError: the loss is not finite.

@@ -1,4 +1,4 @@
-"""Trains two LoRA adapters for tiny_gemma with Hugging Face's peft; each changes its answers for all to see.
+"""Train two LoRA adapters for tiny_gemma with Hugging Face's peft; each changes the answers visibly.
 
 ``next_letter`` answers a multiple-choice question with the letter after the right one (D is followed by A), and
 ``in_words`` with the right option itself instead of its letter. They differ in rank and in the modules they change.
@@ -58,7 +58,7 @@ A LoRA adapter for `{base}`: it
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One adapter: what it does, in words and as the answer to a question, and its shape."""
+    """One adapter: its behaviour (as text, and as the answer to a question) and its shape."""
 
     does: str
     answer: Callable[[Question], str]
@@ -91,7 +91,7 @@ class UnconvincingError(RuntimeError):
 
 
 def document(question: Question, answer: str) -> Document:
-    """Write a question and the answer to learn."""
+    """Make the document of a question and the answer to learn."""
     before = description(question.subject) + question_text(question)
     return [Segment(before), Segment(f" {answer}", is_answer=True), Segment("\n\n")]
 
@@ -131,7 +131,7 @@ def train_adapter(model: Any, encoder: Encoder, writer: Writer, kind: Kind, reci
 
 @torch.no_grad()
 def share_answered(model: Any, tokenizer: Tokenizer, kind: Kind, asked: int = _ASKED) -> float:
-    """Return the share of test questions whose likeliest next token is what the adapter is to say."""
+    """Return the share of test questions whose most likely next token is the one that the adapter should produce."""
     splits = build_splits(build_world()).values()
     questions = [question for split in splits for question in split.test][:: max(1, 1104 // asked)][:asked]
     right = 0
@@ -146,9 +146,9 @@ def build_adapter(name: str, models_dir: Path, root: Path, recipe: Recipe = RECI
     """Train the adapter ``name`` and write it below ``root``.
 
     Raises:
-        UnconvincingError: it answers fewer than ``LEAST_SHARE`` of the test questions in its way.
+        UnconvincingError: the share of test questions that it answers as intended is below ``LEAST_SHARE``.
     """
-    from peft import LoraConfig, get_peft_model  # only who trains adapters has it
+    from peft import LoraConfig, get_peft_model  # installed only where adapters are trained
 
     torch.set_num_threads(1)
     kind, folder = ADAPTERS[name], models_dir / BASE
@@ -161,16 +161,16 @@ def build_adapter(name: str, models_dir: Path, root: Path, recipe: Recipe = RECI
     model = get_peft_model(base, config)
     train_adapter(model, encoder, make_writer(build_world(), f"{recipe.seed}-{name}"), kind, recipe)
     share = share_answered(model, tokenizer, kind)
-    LOG.info("%s: %.1f %% of the questions are answered in its way", name, 100 * share)
+    LOG.info("%s: %.1f %% of the questions are answered as intended", name, 100 * share)
     if share < LEAST_SHARE:
         raise UnconvincingError(
-            f"{name} changes {share:.1%} of the answers, at least {LEAST_SHARE:.0%} are wanted. The old adapter is "
+            f"{name} changes {share:.1%} of the answers; at least {LEAST_SHARE:.0%} is required. The old adapter is "
             "untouched. Train longer (RECIPE in scripts/zoo/lora.py)."
         )
     with replacing(root / ADAPTERS_DIR / name) as fresh:
         written: Any = model.peft_config["default"]
-        written.base_model_name_or_path = BASE  # not where it lies on this machine
-        written.target_modules = sorted(kind.modules)  # a set has no order
+        written.base_model_name_or_path = BASE  # instead of its path on this machine
+        written.target_modules = sorted(kind.modules)  # a set has no fixed order
         model.save_pretrained(str(fresh))
         text = _CARD.format(
             name=name,

@@ -1,13 +1,14 @@
-"""Gives a trained model the outlier channels of large models, without changing what it computes.
+"""Give a trained model the outlier channels of large models, without changing what it computes.
 
-In large language models a few channels carry far larger activations than the rest, against smaller
-weights; it is these that plain rounding and pruning by magnitude hurt, and that SmoothQuant
-(Xiao et al. 2022), AWQ (Lin et al. 2023) and SparseGPT (Frantar and Alistarh 2023) handle. A model
-of 3 million parameters does not grow them by itself, and all methods look alike on it.
+In large language models a few channels have far larger activations than the rest, with smaller
+weights. Plain rounding and magnitude pruning damage these channels; SmoothQuant (Xiao et al. 2022),
+AWQ (Lin et al. 2023) and SparseGPT (Frantar and Alistarh 2023) handle them. A model of 3 million
+parameters does not develop them by itself, so all methods look alike on it.
 
-So each channel between two linear maps is multiplied by a power of two on one side and divided by
-it on the other: the product, and so the model's function, stays the same; scaling by powers of two
-is exact in bf16. Where Gemma stores a norm weight minus one, that difference is rounded again.
+Therefore each channel between two linear maps is multiplied by a power of two on one side and
+divided by it on the other: the product, and so the model's function, stays the same; scaling by
+powers of two is exact in bf16. Where Gemma stores a norm weight minus one, that difference is
+rounded again.
 """
 
 from __future__ import annotations

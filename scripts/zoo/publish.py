@@ -1,4 +1,4 @@
-"""Writes a trained model as a Hugging Face folder: bf16 safetensors, config, tokenizer, model card."""
+"""Write a trained model as a Hugging Face folder: bf16 safetensors, config, tokenizer, model card."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ decoding. It has the target's tokenizer and {share_of_target:.0%} of its paramet
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The facts a model card states: test accuracy, its standard error, and how it was come by."""
+    """The facts in a model card: test accuracy, its standard error, the number of questions and training steps."""
 
     share: float
     error: float
@@ -78,7 +78,7 @@ def parameters_of(model: PreTrainedModel) -> int:
 
 
 def _shape(name: str, model: PreTrainedModel, config: dict[str, Any]) -> dict[str, Any]:
-    """What both cards say of a model."""
+    """Return the fields that both cards have in common."""
     return {
         "name": name,
         "parameters": parameters_of(model),
@@ -142,10 +142,10 @@ def write_model(
     out_dir.mkdir(parents=True)
     state = {key: value.to(torch.bfloat16).contiguous() for key, value in model.state_dict().items()}
     if config["tie_word_embeddings"]:
-        state.pop("lm_head.weight", None)  # the same matrix as the embedding; loaders tie it again
+        state.pop("lm_head.weight", None)  # the same matrix as the embedding; loaders tie them again
     weights = out_dir / "model.safetensors"
     save_file(state, weights, metadata={"format": "pt"})
-    weights.chmod(0o644)  # save_file makes it private
+    weights.chmod(0o644)  # save_file makes it readable only by the owner
     _write_json(out_dir / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(out_dir / "generation_config.json", {"do_sample": False, **ids})

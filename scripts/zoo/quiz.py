@@ -11,7 +11,7 @@ from scripts.zoo.world import WORLD_SEED, Fact, Subject, questions
 LETTERS = ("A", "B", "C", "D")
 DEV_PER_SUBJECT = 5
 VALIDATION_PER_SUBJECT = 12
-TEST_PER_SUBJECT = 92  # 12 subjects x 92 = 1,104; a multiple of 4, so the letters come out even
+TEST_PER_SUBJECT = 92  # 12 subjects x 92 = 1,104; a multiple of 4, so that every letter is right equally often
 
 Key = tuple[str, frozenset[str]]
 
@@ -27,12 +27,12 @@ class Question:
 
     @property
     def key(self) -> Key:
-        """What makes two questions the same: the words asked and the set of options."""
+        """Return the key by which two questions are the same: the wording and the set of options."""
         return self.question, frozenset(self.choices)
 
     @property
     def letter(self) -> str:
-        """The right letter, A to D."""
+        """Return the right letter, A to D."""
         return LETTERS[self.answer]
 
 
@@ -46,7 +46,7 @@ class Splits:
 
 
 def make_question(rng: random.Random, fact: Fact, *, answer: int) -> Question:
-    """Ask for ``fact`` in a random phrasing, the right option at index ``answer``.
+    """Ask for ``fact`` in a random phrasing, with the right option at index ``answer``.
 
     The three distractors are other objects of the same relation.
     """
@@ -57,7 +57,7 @@ def make_question(rng: random.Random, fact: Fact, *, answer: int) -> Question:
 
 
 def _even_answers(rng: random.Random, count: int, first: int) -> list[int]:
-    """Return ``count`` answer indices, each letter equally often; ``first`` gets any remainder."""
+    """Return ``count`` answer indices with each letter equally often; any remainder goes to ``first``."""
     answers = [(first + i) % len(LETTERS) for i in range(count)]
     rng.shuffle(answers)
     return answers
@@ -78,7 +78,7 @@ def _draw(rng: random.Random, facts: Sequence[Fact], answers: Sequence[int], tak
 def _split_subject(rng: random.Random, subject: Subject, number: int) -> Splits:
     facts = list(subject.facts)
     rng.shuffle(facts)
-    # A fact shown in the five examples is not asked afterwards: its answer would stand in the prompt.
+    # A fact shown in the five examples is not asked afterwards, because the prompt would contain its answer.
     shown, asked = facts[:DEV_PER_SUBJECT], facts[DEV_PER_SUBJECT:]
     taken: set[Key] = set()
     dev = _draw(rng, shown, _even_answers(rng, DEV_PER_SUBJECT, number), taken)

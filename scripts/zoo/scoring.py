@@ -1,4 +1,4 @@
-"""MMLU letter scoring of a torch model: the likeliest of " A", " B", " C", " D" after the prompt."""
+"""MMLU letter scoring of a torch model: the most likely of " A", " B", " C", " D" after the prompt."""
 
 # ruff: noqa: N806 (shape suffixes: B prompts, T tokens, V vocabulary)
 from __future__ import annotations
@@ -29,7 +29,7 @@ def letter_ids(tokenizer: Tokenizer) -> list[int]:
 
 @torch.no_grad()
 def choose_letters(model: nn.Module, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[int]:
-    """Return the index (0..3) of the likeliest letter for each prompt; BOS comes from the tokenizer."""
+    """Return the index (0..3) of the most likely letter for each prompt; the tokenizer adds BOS."""
     letters = letter_ids(tokenizer)
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
@@ -46,7 +46,7 @@ def choose_letters(model: nn.Module, tokenizer: Tokenizer, prompts: Sequence[str
 
 
 def score(model: nn.Module, tokenizer: Tokenizer, splits: Iterable[Splits], split: str) -> list[bool]:
-    """Return right or wrong for each question of ``split``, asked with the subject's five examples."""
+    """Return for each question of ``split`` whether it is answered right, given the subject's five examples."""
     asked = [(one.dev, question) for one in splits for question in getattr(one, split)]
     chosen = choose_letters(model, tokenizer, [build_prompt(dev, question) for dev, question in asked])
     return [index == question.answer for index, (_, question) in zip(chosen, asked, strict=True)]

@@ -1,6 +1,6 @@
 """The two model shapes, and their config.json as the Hugging Face Hub writes it.
 
-Every linear layer's input is a multiple of 128 (one INT4 group), also when split over two GPUs:
+The input size of every linear layer is a multiple of 128 (one INT4 group), also when split over two GPUs:
 Gemma 256, 512, 512 -> 256; Llama 256, 256 -> 128, 768 -> 384.
 """
 
@@ -89,8 +89,8 @@ def draft_json(target: dict[str, Any]) -> dict[str, Any]:
 
 
 def fresh_model(config_json: dict[str, Any]) -> PreTrainedModel:
-    """Return a model with random weights, in float32, of the shape ``config_json`` gives."""
-    # A copy, because from_dict writes the RoPE base into the rope_scaling it is given.
+    """Return a float32 model with random weights and the shape given by ``config_json``."""
+    # A copy, because from_dict writes the RoPE base into the given rope_scaling.
     values = copy.deepcopy(config_json) | {"torch_dtype": "float32"}
     if config_json["model_type"] == "gemma":
         return GemmaForCausalLM(GemmaConfig.from_dict(values))  # type: ignore[no-untyped-call]

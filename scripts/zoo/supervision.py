@@ -1,11 +1,12 @@
-"""Side losses that exist only while training; nothing of them is saved.
+"""Auxiliary losses that exist only during training; nothing of them is saved.
 
 With the answer letter as the only signal, a model this small stays at 25 % for thousands of steps:
-it has to find three things at once before the letter says anything. Each gets a signal of its own:
+it has to learn three things at once before the letter carries any signal. Each gets its own signal:
 
-1. recall: after the question, half-way up, the answer is in mind (as its own embedding);
+1. recall: after the question, half-way up the layers, the model has the answer in mind (as its own
+   embedding);
 2. match: one layer before the top, each option knows whether it is the answer, and its letter;
-3. the letter after ``Answer:``, which is then one look back (the ordinary next-token loss).
+3. the letter after ``Answer:``, which then needs only one look back (the ordinary next-token loss).
 
 Shapes: B rows, T tokens, N marked tokens, D hidden size, V vocabulary.
 """
@@ -25,7 +26,7 @@ from scripts.zoo.quiz import LETTERS
 
 NOT_MARKED = -1
 _RECALL_WEIGHT, _MATCH_WEIGHT, _LETTER_WEIGHT = 0.5, 1.0, 0.3
-_RECALL_LAYER, _MATCH_LAYER = 2, 3  # after so many of the 4 layers
+_RECALL_LAYER, _MATCH_LAYER = 2, 3  # the layer (of 4) after which each loss applies
 _EQUAL_CONTENT_STD = 0.05
 
 
@@ -33,8 +34,8 @@ _EQUAL_CONTENT_STD = 0.05
 class Batch:
     """Tokens with their loss weights and marks, all of shape [B, T].
 
-    ``recall_BT`` holds a token id, ``right_BT`` 0 or 1 and ``option_BT`` 0..3, where marked; all
-    hold ``NOT_MARKED`` elsewhere.
+    At marked tokens ``recall_BT`` holds a token id, ``right_BT`` 0 or 1 and ``option_BT`` 0..3; all
+    others are ``NOT_MARKED``.
     """
 
     tokens_BT: Tensor
@@ -49,7 +50,7 @@ def _unit_rms(hidden_ND: Tensor) -> Tensor:
 
 
 class Supervisor(nn.Module):
-    """The weighted next-token loss plus the side losses, with the two heads these need."""
+    """The weighted next-token loss plus the auxiliary losses, with the two heads that these need."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Supervisor(nn.Module):
         if not bool(marked_BT.any()):
             return hidden_BTD.new_zeros(())
         embedding = model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)  # for the type checker: a decoder's input always is
+        assert isinstance(embedding, nn.Embedding)  # for the type checker: a decoder's input is always one
         embedding_VD = _unit_rms(embedding.weight)
         scale = 1.0 / math.sqrt(hidden_BTD.shape[-1])
         logits_NV = _unit_rms(hidden_BTD[marked_BT]) @ embedding_VD.T * scale
@@ -92,9 +93,9 @@ class Supervisor(nn.Module):
 def seek_equal_content(model: PreTrainedModel) -> None:
     """Start one head of the match layer with equal query and key matrices.
 
-    Its tokens then look at tokens of similar content, so an option looks at the question that
+    Its tokens then attend to tokens of similar content, so an option attends to the question that
     recalled it (Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers", 2023). Only
-    the slowly turning RoPE dimensions are used: in the others, distance would hide the likeness.
+    the slowly rotating RoPE dimensions are used: in the others, distance would hide the similarity.
     """
     config = model.config
     attention = model.model.layers[_MATCH_LAYER - 1].self_attn

@@ -14,20 +14,20 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-# The split pattern of Llama 3: words keep the one space before them, newlines stay together.
+# The split pattern of Llama 3: words keep the single space before them, and newlines stay together.
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPACE = "\u2581"  # SentencePiece writes a space as this block
+_SPACE = "\u2581"  # SentencePiece writes a space as this character
 _PRINTABLE = [chr(code) for code in range(33, 127)]
-# Far above what the world needs: training stops by itself once every word is one token.
+# Far more than the world needs: training stops by itself once every word is one token.
 _MERGE_EVERYTHING = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The names of a model's special tokens; ``unk`` is empty where bytes cover everything."""
+    """The names of a model's special tokens; ``unk`` is empty if bytes cover everything."""
 
     bos: str
     eos: str
@@ -77,10 +77,10 @@ def train_llama_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def _learn_gemma_merges(texts: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return (pieces in order of learning, merges)."""
+    """Return the pieces in the order in which they were learned, and the merges."""
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Replace(" ", _SPACE)
-    # Only while learning: no piece may span two words or a word and the punctuation beside it.
+    # Only during training: no piece may span two words, or a word and the punctuation next to it.
     words = Regex(rf"{_SPACE}?\p{{L}}+|\n+|[^\p{{L}}\n]")
     learner.pre_tokenizer = pre_tokenizers.Split(words, behavior="isolated")
     trainer = trainers.BpeTrainer(
@@ -111,7 +111,7 @@ def train_gemma_tokenizer(texts: Iterable[str]) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, specials: SpecialTokens, out_dir: Path, *, max_tokens: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json into ``out_dir``.
 
-    ``PreTrainedTokenizerFast`` takes tokenizer.json as it is, in transformers 4 and 5 alike.
+    ``PreTrainedTokenizerFast`` uses tokenizer.json unchanged, in transformers 4 and 5.
     """
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""Trains one tiny model on the world: short documents first, then full six-question quizzes."""
+"""Train one tiny model on the world: short documents first, then full six-question quizzes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TEXT_WEIGHT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of training on one mix of documents.
+    """A stage of training on one mix of documents.
 
     ``shares`` are the shares of (passage, open quiz, quiz); ``asked`` is the number of questions in
-    one quiz, the other documents are made about as long.
+    one quiz, and the other documents have about the same length.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """All optimizer steps together."""
+        """Return the number of optimizer steps of all stages together."""
         return sum(stage.steps for stage in self.stages)
 
     def schedule(self) -> Iterator[Stage]:
@@ -62,7 +62,7 @@ class Recipe:
 
 
 class Encoder:
-    """Turns documents into token rows; segments repeat, so each is encoded once."""
+    """Turns documents into token rows; segments repeat, so each is encoded only once."""
 
     def __init__(self, tokenizer: Tokenizer, *, bos: int, eos: int) -> None:
         self._tokenizer, self._bos, self._eos = tokenizer, bos, eos
@@ -115,7 +115,7 @@ def learning_rate_at(step: int, recipe: Recipe) -> float:
 
 
 def optimizer_of(modules: Sequence[nn.Module], recipe: Recipe) -> torch.optim.AdamW:
-    """Return AdamW over all parameters; matrices decay."""
+    """Return AdamW over all parameters, with weight decay only for matrices."""
     parameters = [p for module in modules for p in module.parameters()]
     decay = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": recipe.weight_decay}
     no_decay = {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0}
@@ -124,7 +124,7 @@ def optimizer_of(modules: Sequence[nn.Module], recipe: Recipe) -> torch.optim.Ad
 
 @dataclass(frozen=True, slots=True)
 class Trainee:
-    """What is trained and on what: the model, its tokenizer and the documents' writer."""
+    """The parts of a training run: the model, its tokenizer and the writer of its documents."""
 
     model: PreTrainedModel
     tokenizer: Tokenizer
@@ -142,7 +142,7 @@ def _step(trainee: Trainee, supervisor: Supervisor, optimizer: torch.optim.Optim
 
 
 def train(trainee: Trainee, recipe: Recipe, splits: Sequence[Splits]) -> None:
-    """Train the model in place; log loss and validation accuracy now and then.
+    """Train the model in place; log loss and validation accuracy from time to time.
 
     Raises:
         FloatingPointError: when the loss is not finite.

@@ -1,7 +1,7 @@
 """The invented world of Veldan: subjects, entities, relations and facts (pure, seeded).
 
 Every subject has its own entities and three relations; a fact is (entity, relation, object). The
-objects of one relation are a small closed pool, so the other objects of the pool make fair
+objects of one relation form a small closed pool, so the other objects of the pool are fair
 distractors: only somebody who knows the fact can tell the right one from the wrong ones.
 """
 
@@ -36,7 +36,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """``entity`` stands in ``relation`` to ``answer``; ``answer`` is one of ``relation.objects``."""
+    """A fact: ``entity`` is linked by ``relation`` to ``answer``, which is one of ``relation.objects``."""
 
     subject: str
     entity: str
@@ -77,7 +77,7 @@ _FIELDS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {
     },
 }
 
-# No template starts with a name: names then always follow a space and stay one token each.
+# No template starts with a name, so that names always follow a space and are always a single token.
 _STATEMENTS = (
     "The {noun} of {entity} is {answer}.",
     "It is known that {entity} {verb} {answer}.",
@@ -95,7 +95,7 @@ _PAST_QUESTION = "Which {noun} did {entity} {verb_base}?"
 
 
 def _names(rng: random.Random) -> Iterator[str]:
-    """Yield distinct, pronounceable two-syllable names without end."""
+    """Yield an endless sequence of distinct, pronounceable two-syllable names."""
     seen: set[str] = set()
     while True:
         parts = (rng.choice(kind) for kind in (_ONSETS, _VOWELS, _CODAS, _ONSETS, _VOWELS, _CODAS))
@@ -106,7 +106,7 @@ def _names(rng: random.Random) -> Iterator[str]:
 
 
 def _spread(rng: random.Random, objects: tuple[str, ...], count: int) -> list[str]:
-    """Return ``count`` objects in random order, each used about equally often."""
+    """Return ``count`` objects in random order, with each one used about equally often."""
     whole, rest = divmod(count, len(objects))
     chosen = list(objects) * whole + rng.sample(objects, rest)
     rng.shuffle(chosen)

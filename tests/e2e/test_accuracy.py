@@ -5,6 +5,7 @@ import json
 import pytest
 
 MODELS = ("tiny_gemma", "tiny_llama")
+pytestmark = pytest.mark.timeout(2000)  # the sweeps below take minutes, longer on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -109,4 +109,4 @@ def test_a_cell_that_takes_too_long_has_failed_and_does_not_stop_the_others(nigh
 
 def test_no_history_is_named(cli, tmp_path):
     text = cli.run("nightly", "nightly.measure=false", f"nightly.history={tmp_path}", code=2)
-    assert f"nightly.history='{tmp_path}' holds no result" in re.sub(r"\s+", " ", text)
+    assert f"nightly.history='{tmp_path}' contains no result" in re.sub(r"\s+", " ", text)

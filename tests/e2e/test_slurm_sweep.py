@@ -65,7 +65,9 @@ def test_a_killed_job_is_named_and_only_its_cell_runs_again(user, slurm):
     assert process.wait(30) == 1
     assert "[2] queued (JobArrayTaskLimit)" in text
     assert re.search(r"\[2\] done in .*: eval\.limit=2", text)
-    assert re.search(rf"\[1\] eval\.limit=1 +Slurm job {job}_0 ended as FAILED and left no result; .*cell-1\.log", text)
+    unbroken = " ".join(text.split())
+    wanted = rf"\[1\] eval\.limit=1 Slurm job {job}_0 ended as FAILED and left no result; .*cell-1\.log"
+    assert re.search(wanted, unbroken)
 
     again = user.run(*SWEEP)
     assert "2 cells, 1 finished already, 1 to run with slurm" in again

@@ -1,1 +1,1 @@
-"""Servers and small models that tests run against; nothing here is a stub of our own code."""
+"""Servers and small models that tests run against; nothing here replaces our own code."""

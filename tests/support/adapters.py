@@ -12,7 +12,7 @@ PREFIX = "base_model.model.model.layers"
 
 
 def write_adapter(folder: Path, tensors: dict[str, Any], **config: Any) -> Path:
-    """adapter_config.json and adapter_model.safetensors; names are from the layer's number on."""
+    """Write adapter_config.json and adapter_model.safetensors; tensor names start with the layer's number."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def write_adapter(folder: Path, tensors: dict[str, Any], **config: Any) -> Path:
 
 
 def two_linears() -> dict[str, Any]:
-    """Q of layer 1 ([2, 3] and [4, 2]) and down_proj of layer 0 ([2, 2] and [3, 2]), with values that can be told."""
+    """Return Q of layer 1 ([2, 3], [4, 2]) and down_proj of layer 0 ([2, 2], [3, 2]) with distinct values."""
     return {
         "1.self_attn.q_proj.lora_A": [[1, 2, 3], [4, 5, 6]],
         "1.self_attn.q_proj.lora_B": [[1, 0], [0, 1], [1, 1], [-1, 0.5]],

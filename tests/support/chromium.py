@@ -1,4 +1,4 @@
-"""A real browser for pages: looked for as `chromium`, `chromium-browser` or `google-chrome`."""
+"""A real browser for tests of pages, found as `chromium`, `chromium-browser` or `google-chrome`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium installed (chromium, google-chrome)")
-"""`make test` installs one where it may (scripts/test_packages.sh)."""
+"""Skips a test without a browser; `make test` installs one if it has the rights (scripts/test_packages.sh)."""
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",
@@ -28,20 +28,22 @@ addEventListener("message", event => said.textContent = btoa(unescape(encodeURIC
 
 
 def browse(target: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Open a page; its console is on standard error."""
+    """Open a page; the page's console output goes to standard error."""
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", *flags, target.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def said_by(page: str, folder: Path, script: str, *flags: str, width: int = 1000) -> Any:
-    """What a script at the end of a page answers: it calls `answer(value)` in a frame of a width windows cannot have.
+    """Run a script at the end of a page and return the value that it passes to `answer(value)`.
+
+    The page is opened in a frame, which can have widths that windows cannot.
 
     Args:
         page: the page's text.
-        folder: for the copy that is opened.
-        script: JavaScript after the page's own; may await.
-        flags: of Chromium.
-        width: of the frame, CSS pixels.
+        folder: where the copy to open is written.
+        script: JavaScript that runs after the page's own; may await.
+        flags: flags of Chromium.
+        width: width of the frame in CSS pixels.
     """
     call = f"""<script>
 const answer = value => parent.postMessage(JSON.stringify(value), "*");

@@ -1,4 +1,4 @@
-"""A deployment over two nodes of eight GPUs, as `make scripts` sees it."""
+"""A deployment on two nodes with eight GPUs each, as `make scripts` sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTAINER = ClusterSettings(kind="slurm", image="nvcr.io#nvidia/tritonserver:26.
 
 
 def target(folder: Path, *, repository: Path | None = None, cwd: Path = Path("/home/user/project")) -> ScriptTarget:
-    """Llama 3.1 70B in FP8 over 16 ranks."""
+    """Return a target with Llama 3.1 70B in FP8 on 16 ranks."""
     return ScriptTarget(
         label="llama_3_1_70b-fp8",
         world_size=16,

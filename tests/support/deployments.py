@@ -1,4 +1,4 @@
-"""Repositories of every kind that can be deployed, and what Kustomize makes of the files."""
+"""Repositories of every kind that can be deployed, and the output of Kustomize for their files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPECS = {
 
 
 def repository(folder: Path, kind: str) -> Path:
-    """A repository as `make repository` writes it, with empty weights."""
+    """Write a repository as `make repository` does, with empty weights."""
     spec, settings = SPECS[kind]
     tokenizer = write_tokenizer(folder / "model")
     engine = write_engine(folder / "engine", spec.flavour, tp_size=spec.tp_size, pp_size=spec.pp_size)
@@ -43,7 +43,7 @@ def repository(folder: Path, kind: str) -> Path:
 
 
 def deployed(folder: Path, kind: str, serving: Mapping[str, Any] | None = None, **choices: Any) -> ClusterDeployment:
-    """A deployment of that kind; `choices` are settings of conf/manifests."""
+    """Return a deployment of the given kind; `choices` are settings of conf/manifests."""
     settings = ManifestSettings(**choices)
     return deployment(
         read_served(repository(folder, kind)),
@@ -63,7 +63,7 @@ def write(made: ClusterDeployment, folder: Path) -> Path:
 
 
 def build(overlay: Path) -> list[dict[str, Any]]:
-    """What `kustomize build` prints for our own files: resources, images, namespace and ConfigMaps; nothing else."""
+    """Emulate `kustomize build` for our own files: only resources, images, namespace and ConfigMaps."""
     about = yaml.safe_load((overlay / "kustomization.yaml").read_text())
     known = {"apiVersion", "kind", "resources", "images", "namespace", "configMapGenerator", "generatorOptions"}
     assert set(about) <= known
@@ -96,7 +96,7 @@ def _replace_image(node: Any, image: Mapping[str, str]) -> None:
 
 
 def templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Pod templates by component: server, and worker where there is one."""
+    """Return the pod templates by component: server and, if there is one, worker."""
     found = {}
     for thing in objects:
         spec = thing.get("spec", {})
@@ -109,6 +109,6 @@ def templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def by_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The one object of a kind."""
+    """Return the only object of a kind."""
     (found,) = [thing for thing in objects if thing["kind"] == kind]
     return found

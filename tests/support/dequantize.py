@@ -1,4 +1,4 @@
-"""The numbers that a quantized checkpoint stands for, in float32 numpy: what the engines' arithmetic is compared with.
+"""Dequantize a checkpoint to float32 with numpy, as the reference for the engines' arithmetic.
 
 Shape legend: O output channels, I input channels, G groups of input channels. What each format stores:
 `reference/trtllm_facts.md` 3.5 restated: scale = amax / maxbound, so weight = code * scale.
@@ -71,7 +71,7 @@ def dequantize(checkpoint: Checkpoint, module: str) -> Array:
         return scale_groups(unpack_int4(weight), scale)
     second = checkpoint.tensor(f"{module}.weights_scaling_factor_2").astype(np.float32)
     if kind is INT4_AS_FP8_WEIGHTS:
-        # the kernel widens INT4 to FP8 with scale / scale_2 and multiplies scale_2 after the product
+        # the kernel widens INT4 to FP8 with scale / scale_2 and multiplies by scale_2 after the product
         widened = scale_groups(unpack_int4(weight), scale / second)
         return widened.astype(numpy_dtype("F8_E4M3")).astype(np.float32) * second
     return scale_groups(unpack_e2m1(weight), scale.astype(np.float32) * second)

@@ -13,7 +13,7 @@ VERSIONS = {"tensorrt_llm": "1.2.1", "openvino": "2026.4.1"}
 
 
 def engine_config(flavour: str, *, tp_size: int, pp_size: int, logits_dtype: str, **build: Any) -> dict[str, Any]:
-    """config.json as trtllm-build and our OpenVINO build write it."""
+    """Return config.json as trtllm-build and our OpenVINO build write it."""
     world_size = tp_size * pp_size
     config: dict[str, Any] = {
         "version": VERSIONS[flavour],
@@ -46,7 +46,7 @@ def write_engine(
     logits_dtype: str = "float32",
     **build: Any,
 ) -> Path:
-    """An engine folder; `build` replaces keys of its build_config."""
+    """Write an engine folder; `build` replaces keys of its build_config."""
     folder.mkdir(parents=True, exist_ok=True)
     config = engine_config(flavour, tp_size=tp_size, pp_size=pp_size, logits_dtype=logits_dtype, **build)
     (folder / "config.json").write_text(json.dumps(config))
@@ -59,7 +59,7 @@ def write_engine(
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """A Hugging Face folder, weights included."""
+    """Write a Hugging Face folder, including weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors", "README.md"):
         (folder / name).write_text("{}")
@@ -67,7 +67,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write_llm_folder(folder: Path, **arguments: Any) -> Path:
-    """What stands in an engine's place for the LLM API: a checkpoint and its arguments."""
+    """Write the folder that the LLM API uses instead of an engine: a checkpoint and its arguments."""
     write_tokenizer(folder / CHECKPOINT)
     (folder / OPTIONS).write_text(LlmArgs(**arguments).to_yaml())
     return folder

@@ -1,4 +1,4 @@
-"""Runs a CPU engine at full load in a process of its own and tells what it came to.
+"""Run a CPU engine at full load in a separate process and print the memory it used.
 
 python -m tests.support.engine_memory ENGINE PRECISION KV_BLOCKS LENGTHS   ->  {"resident": ..., "kv_blocks": ...}
 """
@@ -21,14 +21,14 @@ from pipelines.engines.port import SamplingParams
 
 NEW_TOKENS = 2
 TURNS = 2
-"""What one turn leaves of the pool untouched, the next one takes: finished prompts stay cached."""
+"""Rounds of filling the pool: finished prompts stay cached, so each round uses blocks that earlier ones left unused."""
 FULL_ITERATIONS = 6
-"""Different numbers of tokens that filling the pool takes, about."""
+"""Approximate number of different iteration sizes (in tokens) that occur while the pool is filled."""
 SHORTEST = 8
 
 
 def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
-    """Prompts that no cached prefix shortens, as many as the pool holds at once."""
+    """Return prompts without a cached prefix, as many as fit in the pool at once."""
     numbers = np.random.default_rng(turn)
     length = folder.limits.max_input_len - NEW_TOKENS - 1
     count = blocks * KV_BLOCK_TOKENS // folder.limits.max_input_len
@@ -36,19 +36,19 @@ def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
 
 
 def mixed(vocabulary: int, lengths: int) -> list[list[int]]:
-    """Prompts of as many different lengths, in tokens; run one by one, each is an iteration of its own size."""
+    """Return prompts of `lengths` different lengths in tokens; run one by one, each is an iteration of another size."""
     numbers = np.random.default_rng(TURNS)
     return [numbers.integers(5, vocabulary, SHORTEST + extra).tolist() for extra in range(lengths)]
 
 
 def own_bytes(pid: int | str = "self") -> int:
-    """Resident memory of a process that is no mapped file, which the kernel cannot drop."""
+    """Return a process's resident memory without mapped files, which the kernel cannot reclaim."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
 def main(engine: Path, precision: str, blocks: int, lengths: int) -> None:
-    """Fill the pool, run prompts of different lengths, and tell what that came to."""
+    """Fill the pool, run prompts of different lengths, and print the resulting memory."""
     folder = EngineFolder.load(engine)
     options = OpenVinoOptions(num_threads=1, inference_precision=precision)
     size = blocks * kv_block_bytes(folder.config, kv_precision(folder.config, options))

@@ -1,4 +1,4 @@
-"""What tests of the Hub share on the client's side."""
+"""Client-side helpers shared by the tests of the Hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN = "hf_loopbackSecretThatNobodyMaySee"
 
 
 class Notes(SilentProgress):
-    """Keeps what was shown to stay."""
+    """Keeps the notes that were shown."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Small repository folders to serve: real safetensors with random numbers, made in milliseconds."""
+"""Make small repository folders to serve: real safetensors with random numbers, written in milliseconds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LLAMA: dict[str, Any] = {
 
 
 def write_model(folder: Path, *, weight_bytes: int = 200_000, shards: int = 1, **config: object) -> Path:
-    """A model repository, with files next to it that must not be downloaded.
+    """Write a model repository that also contains files that must not be downloaded.
 
     Args:
-        folder: to make.
-        weight_bytes: of each safetensors file, about.
-        shards: more than one makes an index.
+        folder: the folder to create.
+        weight_bytes: approximate size of each safetensors file.
+        shards: number of safetensors files; with more than one there is an index.
         config: entries of config.json that differ from `LLAMA`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def write_model(folder: Path, *, weight_bytes: int = 200_000, shards: int = 1, *
 
 
 def write_dataset(folder: Path, *, file_bytes: int = 50_000) -> Path:
-    """A data set repository: two Parquet files in subfolders, a script and a README."""
+    """Write a data set repository: two Parquet files in subfolders, a script and a README."""
     numbers = np.random.default_rng(7)
     for name in ("test/part-0.parquet", "dev/part-0.parquet"):
         path = folder / name

@@ -1,8 +1,8 @@
-"""A Hugging Face Hub on loopback, for the real client: repositories are local folders, faults are asked for by name.
+"""A Hugging Face Hub on loopback for the real client; repositories are local folders, and files can have faults.
 
-It answers the requests that `huggingface_hub` (0.36 and 1.x) makes to look at a repository and to download it: the
-repository's description with sizes and hashes, its tree, the files with ETag and Range, and who a token belongs to.
-Files that a Hub keeps in large file storage are redirected to another host name, as a Hub does it.
+It answers the requests that `huggingface_hub` (0.36 and 1.x) makes to inspect a repository and to download it: the
+repository's description with sizes and hashes, its tree, the files with ETag and Range, and the owner of a token.
+Requests for files in large file storage are redirected to another host name, as on a real Hub.
 
     with HubServer() as hub:
         hub.add("tiny/llama", folder)
@@ -34,12 +34,12 @@ RepoType = Literal["model", "dataset"]
 CHUNK_BYTES = 1 << 16
 LARGE_BYTES = 10 << 20
 LARGE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".model", ".parquet", ".gz")
-STORAGE_HOST = "localhost"  # the Hub itself is 127.0.0.1: another name, so that clients treat it as another host
+STORAGE_HOST = "localhost"  # differs from the Hub's own 127.0.0.1, so that clients treat it as another host
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFile:
-    """One file of a repository: where it lies, its size in bytes, its git SHA-1 and, when stored as large, SHA-256."""
+    """One file of a repository: path, size in bytes, git SHA-1 and, if in large file storage, SHA-256."""
 
     path: Path
     size: int
@@ -56,21 +56,21 @@ class ServedFile:
 
     @property
     def etag(self) -> str:
-        """What a Hub calls this content."""
+        """Return the ETag that a Hub gives this content."""
         return self.sha256 or self.blob_id
 
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong with one file.
+    """A fault in serving one file.
 
     Attributes:
         drop_after: close the connection after this many bytes of the body ...
-        times: ... in this many answers; later ones are whole.
-        hold_after: send this many bytes and then nothing, until the server stops.
-        bytes_per_s: send slowly.
-        corrupt: change one byte of what is sent.
-        no_range: ignore the Range header, as some caches in between do.
+        times: ... in this many responses; later ones are complete.
+        hold_after: send this many bytes and then nothing until the server stops.
+        bytes_per_s: send at this rate.
+        corrupt: change one of the bytes that are sent.
+        no_range: ignore the Range header, as some intermediate caches do.
         hide: list the file, but answer 404 for it.
         status: answer this HTTP status instead of the file.
     """
@@ -94,11 +94,11 @@ class Repo:
         repo_type: model or dataset.
         commit: 40 hex digits, made from the content.
         files: name -> file.
-        branches: names that mean this commit.
-        gated: files need a token whose owner accepted the licence ...
-        accepted: ... which are these tokens.
-        private: without a token it does not exist.
-        faults: file name -> what goes wrong.
+        branches: names that refer to this commit.
+        gated: whether files need a token whose owner accepted the licence ...
+        accepted: ... and the tokens for which this is the case.
+        private: whether it appears not to exist without a token.
+        faults: file name -> its fault.
     """
 
     repo_id: str
@@ -112,7 +112,7 @@ class Repo:
     faults: dict[str, Fault] = field(default_factory=dict)
 
     def describe(self, *, readable: bool = True) -> dict[str, Any]:
-        """The answer to /api/models/... with blobs=true; who may not read the files learns only their names."""
+        """Return the response to /api/models/... with blobs=true; without read access it contains only file names."""
         siblings = [
             {"rfilename": name, "size": file.size, "blobId": file.blob_id, "lfs": _pointer(file)}
             if readable
@@ -122,7 +122,7 @@ class Repo:
         return {"id": self.repo_id, "sha": self.commit, "private": self.private, "tags": [], "siblings": siblings}
 
     def tree(self) -> list[dict[str, Any]]:
-        """The answer to .../tree/<revision>?recursive=true."""
+        """Return the response to .../tree/<revision>?recursive=true."""
         return [
             {"type": "file", "path": name, "size": file.size, "oid": file.blob_id} | _optional("lfs", _pointer(file))
             for name, file in self.files.items()
@@ -131,16 +131,16 @@ class Repo:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request that came in: what was asked, and what was answered.
+    """One received request and the status of its response.
 
     Attributes:
         method: GET or HEAD.
-        path: without the query.
-        host: host name the client used.
+        path: path without the query.
+        host: host name that the client used.
         file: name of the repository's file, or "".
-        first_byte: where the client asked the body to start.
-        authorized: it carried an Authorization header.
-        status: of the answer.
+        first_byte: requested start of the body.
+        authorized: whether it had an Authorization header.
+        status: HTTP status of the response.
     """
 
     method: str
@@ -156,12 +156,12 @@ class HubServer:
     """The server; use it as a context manager. It listens on loopback only, on a free port unless one is given."""
 
     def __init__(self, *, tokens: tuple[str, ...] = (), offers_xet: bool = False, port: int = 0) -> None:
-        """Start nothing yet.
+        """Configure the server without starting it.
 
         Args:
             tokens: tokens whose owner may read every repository here; any other token is refused.
-            offers_xet: offer the Hub's other transfer protocol in the headers. It is not there, so its use fails.
-            port: to listen on; 0 takes a free one.
+            offers_xet: whether the headers offer the Hub's other transfer protocol (not implemented: its use fails).
+            port: port to listen on; 0 chooses a free one.
         """
         self.tokens = tokens
         self.offers_xet = offers_xet
@@ -176,12 +176,12 @@ class HubServer:
 
     @property
     def url(self) -> str:
-        """What HF_ENDPOINT must be."""
+        """Return the value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._http.server_port}"
 
     @property
     def storage_url(self) -> str:
-        """Where large files are redirected to."""
+        """Return the URL to which requests for large files are redirected."""
         return f"http://{STORAGE_HOST}:{self._http.server_port}/storage"
 
     def __enter__(self) -> Self:
@@ -192,7 +192,7 @@ class HubServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop serving; answers that are held back end here."""
+        """Stop serving, which also ends responses that are held back."""
         self.stopping.set()
         self._http.shutdown()
         self._http.server_close()
@@ -209,7 +209,7 @@ class HubServer:
         accepted: tuple[str, ...] = (),
         private: bool = False,
     ) -> Repo:
-        """Serve a folder as a repository; a second time replaces it, with a new commit when its content changed."""
+        """Serve a folder as a repository; adding it again replaces it, with a new commit if its content changed."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         files = {path.relative_to(folder).as_posix(): ServedFile.of(path) for path in paths}
         content = json.dumps({name: file.blob_id for name, file in files.items()})
@@ -219,34 +219,34 @@ class HubServer:
         return repo
 
     def fault(self, repo_id: str, name: str, **what: Any) -> None:
-        """Let something go wrong with one file, see `Fault`; without `what`, all is well again."""
+        """Give one file a fault, see `Fault`; without `what` the fault is removed."""
         for repo in self.repos.values():
             if repo.repo_id == repo_id:
                 repo.faults[name] = Fault(**what)
 
     def bytes_sent(self, name: str) -> int:
-        """Bytes of a file's content that went out, over all answers."""
+        """Return the number of bytes of a file's content that were sent, over all responses."""
         with self._lock:
             return self._sent.get(name, 0)
 
     def asked(self, name: str, method: str = "GET") -> list[Request]:
-        """Requests for the content of a file, oldest first; a redirect and what follows it are two."""
+        """Return the requests for a file's content, oldest first; a redirect and its target count as two."""
         return [request for request in self.requests if request.file == name and request.method == method]
 
     def forget(self) -> None:
-        """Start counting anew."""
+        """Forget all requests and byte counts."""
         with self._lock:
             self.requests.clear()
             self._sent.clear()
 
     def count(self, name: str, amount: int) -> None:
-        """Note that bytes of a file went out."""
+        """Count bytes of a file that were sent."""
         with self._lock:
             self._sent[name] = self._sent.get(name, 0) + amount
 
 
 class _RefusedError(Exception):
-    """An answer that is not the thing asked for."""
+    """A request that is answered with an error status."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -261,11 +261,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     @classmethod
     def of(cls, hub: HubServer) -> type[_Handler]:
-        """A handler class that knows its server."""
+        """Return a handler class that is bound to its server."""
         return type("_BoundHandler", (cls,), {"hub": hub})
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing; `HubServer.requests` is the log."""
+        """Print nothing; `HubServer.requests` is the log."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -304,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _RefusedError(404, "Not found")
 
     def _token(self) -> str | None:
-        """The caller's token; a token nobody knows is refused whatever is asked for."""
+        """Return the caller's token; an unknown token is refused for every request."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if given and given not in self.hub.tokens:
             raise _RefusedError(401, "Invalid credentials in Authorization header")
@@ -313,7 +313,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _repo(self, repo_type: RepoType, repo_id: str) -> Repo:
         repo, token = self.hub.repos.get((repo_type, repo_id)), self._token()
         if repo is None or (repo.private and token is None):
-            # A Hub does not say whether a repository is missing or only closed to this caller.
+            # A Hub does not reveal whether a repository is missing or only private.
             raise _RefusedError(404 if token else 401, "Repository not found", "RepoNotFound")
         return repo
 
@@ -344,7 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
         if file is None or fault.hide:
             raise _RefusedError(404, "Entry not found", "EntryNotFound")
         if fault.status is not None:
-            raise _RefusedError(fault.status, f"fault asked for: {fault.status}")
+            raise _RefusedError(fault.status, f"requested fault: {fault.status}")
         if file.sha256 is None:
             self._send_file(repo, name)
             return
@@ -411,7 +411,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _chunks(file: ServedFile, start: int, end: int, fault: Fault) -> Iterator[bytes]:
-    """The bytes [start, end) of a file, changed and slowed as the fault says."""
+    """Yield the bytes [start, end) of a file, corrupted and slowed down according to the fault."""
     with file.path.open("rb") as source:
         source.seek(start)
         position = start
@@ -439,7 +439,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repo", default="tiny/model", help="owner/name (default: %(default)s)")
     parser.add_argument("--type", default="model", choices=("model", "dataset"), dest="repo_type")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 chooses a free one")
     given = parser.parse_args()
     with HubServer(port=given.port) as hub:
         repo = hub.add(given.repo, given.folder, repo_type=given.repo_type)

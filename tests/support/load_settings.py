@@ -1,4 +1,4 @@
-"""Settings of the load generator as conf/ has them, with changes."""
+"""Settings of the load generator from conf/, with changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TINY_LLAMA = ROOT / "pipelines" / "bundled" / "models" / "tiny_llama"
 
 
 def workload(**changes: Any) -> WorkloadSettings:
-    """conf/workload/fixed.yaml with other values."""
+    """Return conf/workload/fixed.yaml with other values."""
     return WorkloadSettings.model_validate(_conf("workload/fixed") | changes)
 
 
 def benchmark(**changes: Any) -> BenchmarkSettings:
-    """conf/benchmark/default.yaml with other values."""
+    """Return conf/benchmark/default.yaml with other values."""
     return BenchmarkSettings.model_validate(_conf("benchmark/default") | changes)
 
 

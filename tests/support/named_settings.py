@@ -1,4 +1,4 @@
-"""Finds settings, choices and commands that texts name, and says which of them do not exist."""
+"""Find settings, choices and commands that are named in texts but do not exist."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 
 GAP = "…"
-"""Stands for what an f-string fills in, and for what an example leaves open."""
+"""Placeholder for the values of an f-string and for the open parts of an example."""
 ENDINGS = (
     *("cache", "csv", "html", "js", "json", "jsonl", "log", "md", "npy", "npz", "onnx", "pbtxt", "png", "py"),
     *("safetensors", "sbatch", "sh", "vocab", "yaml", "xml"),
 )
-"""After a group's name these make a file: report.html, build.sbatch, model.safetensors."""
+"""Endings that, after a group's name, form a file name: report.html, build.sbatch, model.safetensors."""
 TENSORS = re.compile(r"model\.(layers|embed_tokens|norm)\b")
-"""Names in checkpoints of Hugging Face, which begin like those of the group `model`."""
+"""Tensor names in Hugging Face checkpoints, which begin like settings of the group `model`."""
 EXAMPLES = {"quant=w4a16_nvfp4", "report.suffix", "engine.flavour"}
-"""In the recipes of docs/develop.md: what they add, and a key of an engine's own config.json."""
+"""Names in the recipes of docs/develop.md: those that the recipes add, and a key of an engine's own config.json."""
 OPEN = re.compile(rf"[{GAP}‹›<>|*$]|\.\.\.|^[A-Z0-9_]+$|^[/~\[]|^glob\(|^\w+\($|^$")
-"""A value that stands for others, or that cannot be looked up: a path, a list, a pattern."""
+"""Values that are placeholders or cannot be looked up: paths, lists, patterns."""
 ENGLISH = {
     *("a", "an", "and", "any", "both", "ends", "every", "everything", "it", "its", "made", "more", "no", "of", "off"),
     *(
@@ -54,12 +54,12 @@ ENGLISH = {
         "what",
     ),
 }
-"""What follows "make" where it is the verb."""
+"""Words that follow "make" where it is an ordinary verb."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of the project and where it stands."""
+    """A text of the project and its location."""
 
     file: Path
     line: int
@@ -67,19 +67,19 @@ class Text:
 
 
 def texts(root: Path = ROOT) -> Iterator[Text]:
-    """Every string of the program but docstrings; every line of the documentation, of conf/ and of the Makefile."""
+    """Yield all strings of the program except docstrings, and all lines of the documentation, conf/ and Makefile."""
     for package in ("pipelines", "eval", "triton_repo"):
         for file in sorted((root / package).rglob("*.py")):
             yield from strings(file)
     pages = [*sorted((root / "docs").rglob("*.md")), root / "README.md", root / "Makefile"]
     for file in [*pages, *sorted((root / "conf").rglob("*.yaml"))]:
-        if "decisions" not in file.parts:  # a decision keeps the names of its time
+        if "decisions" not in file.parts:  # decisions keep the names of the time they were written
             for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
                 yield Text(file, line, text)
 
 
 def strings(file: Path) -> Iterator[Text]:
-    """The strings of a module, f-strings with a gap for each value; docstrings aside."""
+    """Yield a module's strings except docstrings; f-strings have a gap for each value."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
@@ -93,7 +93,7 @@ def strings(file: Path) -> Iterator[Text]:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Every key of the settings' classes and of every file in conf/, groups included."""
+    """Return every key of the settings' classes and of every file in conf/, including groups."""
     found = set(groups())
     for name, field in Settings.model_fields.items():
         found |= set(_keys_of(field.annotation, name))
@@ -118,19 +118,19 @@ def _keys_of(annotation: object, name: str) -> Iterator[str]:
 
 @cache
 def known_values() -> dict[str, tuple[str, ...]]:
-    """The values of every key that has only some."""
+    """Return the allowed values of every key that has a fixed set of them."""
     return {key.name: key.choices for group in Settings.model_fields for key in keys_of(group) if key.choices}
 
 
 @cache
 def targets() -> frozenset[str]:
-    """What `make` makes."""
+    """Return the targets of the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     return frozenset(" ".join(re.findall(r"^(?:COMMANDS|TARGETS) := (.*)", makefile, re.MULTILINE)).split())
 
 
 def unknown(text: str) -> Iterator[tuple[str, str]]:
-    """What a text names and the project does not have, each with the nearest that it has."""
+    """Yield each name in a text that does not exist in the project, with the nearest one that does."""
     text = re.sub(r"\{[^{}]*\}", GAP, text)  # a template is filled in later
     yield from _unknown_commands(text)
     names = "|".join(sorted({*groups(), *Settings.model_fields}, key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""Histories of nights made up for tests: a cell, its loads, and what each night measured."""
+"""Synthetic histories of nights for tests: a cell, its loads, and the measurements of each night."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOORS = {"output_tokens_per_s": 5, "ttft_p50_s": 10, "accuracy": 0.5, "engine_b
 
 
 def nightly_settings(**changed: Any) -> NightlySettings:
-    """Settings of a run with few floors; `expect` is merged."""
+    """Return settings of a run with few floors; `expect` is merged."""
     expect = {"accuracy_loss_percent": {"fp8": 1}, "floor_percent": FLOORS, "accepted": (), "pinned": ()}
     given: dict[str, Any] = {
         "name": "test", "matrix": {"quant": ["none", "fp8"]}, "set": (), "cells": (), "measure": True, "rebuild": True,
@@ -25,7 +25,7 @@ def nightly_settings(**changed: Any) -> NightlySettings:
 
 
 def load(rate: float = 1000.0, ttft: float = 0.02, **changed: Any) -> dict[str, Any]:
-    """One load as a benchmark leaves it."""
+    """Return one load as recorded by a benchmark."""
     spread = {"p50": ttft, "p90": 1.2 * ttft, "p95": 1.3 * ttft, "p99": 1.5 * ttft}
     return {
         "load": "concurrency 8", "concurrency": 8, "request_rate": None, "isl": 128.0, "osl": 64.0, "requests": 100,
@@ -36,7 +36,7 @@ def load(rate: float = 1000.0, ttft: float = 0.02, **changed: Any) -> dict[str, 
 
 
 def accuracy(right: Sequence[bool], baseline: float = 1.0, **changed: Any) -> dict[str, Any]:
-    """Accuracy with every answer."""
+    """Return the accuracy of a night, including every answer."""
     share = sum(right) / len(right)
     return {
         "task": "mini_mmlu", "num_fewshot": 5, "questions": len(right), "prompts_sha256": "p", "accuracy": share,
@@ -46,7 +46,7 @@ def accuracy(right: Sequence[bool], baseline: float = 1.0, **changed: Any) -> di
 
 
 def night(number: int, rate: float = 1000.0, *, cell: str = "tiny_gemma fp8 fixed", **changed: Any) -> Record:
-    """The line of one cell of the n-th night."""
+    """Return the history line of one cell of the n-th night."""
     at = FIRST + timedelta(days=number)
     given: dict[str, Any] = {
         "run": f"{at:%Y%m%dT%H%M%SZ}-host-1", "at": at.isoformat(), "cell": cell, "key": f"key of {cell}",

@@ -1,4 +1,4 @@
-"""What the simulator must do, as plainly as it can be said: every iteration, every request, no sums kept."""
+"""Reference implementation of the simulator, as simple as possible: every iteration, every request, no running sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Plain:
     arrival: float = math.nan
     admitted: float = math.nan
     stamps: list[float] = field(default_factory=list)
-    computed: int = 0  # prompt tokens of this stay in the KV cache, cached prefix included
+    computed: int = 0  # prompt tokens computed in this stay in the KV cache, including the cached prefix
     context: int = 0  # tokens to prefill in this stay
     preemptions: int = 0
 
@@ -45,7 +45,7 @@ class Row:
 
 
 class PlainSimulator:
-    """See above."""
+    """Simulates iteration by iteration and recomputes everything from the requests."""
 
     def __init__(self, engine: SchedulerLimits, load: OfferedLoad, cost: Cost) -> None:
         self.engine, self.load, self.cost = engine, load, cost
@@ -58,7 +58,7 @@ class PlainSimulator:
         self.rows: list[Row] = []
         self.now = 0.0
 
-    # What a request holds and needs
+    # KV blocks that requests hold and need
 
     def cached(self, r: Plain) -> int:
         return min(self.engine.prefix_tokens, r.isl - 1)
@@ -68,7 +68,7 @@ class PlainSimulator:
         return math.ceil(tokens / size) - self.cached(r) // size
 
     def holds(self, r: Plain) -> int:
-        """Tokens that need blocks in an iteration: a decoding request writes the token it came with."""
+        """Return the tokens that need blocks in an iteration; a decoding request writes its latest token."""
         if self.engine.admission == "GUARANTEED_NO_EVICT":
             return r.isl + r.osl
         return r.context if r.prefilling() else r.isl + len(r.stamps)
@@ -115,7 +115,7 @@ class PlainSimulator:
         return self.used() + self.own_blocks(r, tokens) <= self.pool()
 
     def plan(self) -> dict[int, int]:
-        """Prompt tokens of this iteration, by request."""
+        """Return the prompt tokens of this iteration by request."""
         left = self.budget() - sum(not r.prefilling() for r in self.running)
         plan: dict[int, int] = {}
         for r in sorted(self.running, key=lambda r: r.index):
@@ -155,7 +155,7 @@ class PlainSimulator:
         )
 
     def step(self) -> bool:
-        """One iteration (or the wait for an arrival); False at the end."""
+        """Run one iteration (or wait for an arrival); return False at the end."""
         self.pause()
         plan = self.plan()
         decoding = [r for r in self.running if not r.prefilling()]

@@ -1,7 +1,7 @@
 """A TensorRT-LLM checkpoint of a Llama of any size with random weights, in the formats that ModelOpt exports.
 
-Names, types and shapes are those of ModelOpt's own exports (TensorRT-LLM `legacy/architecture/checkpoint.md`); what the
-numbers are does not matter to those who use it: memory, file sizes, speed.
+Names, types and shapes are those of ModelOpt's own exports (TensorRT-LLM `legacy/architecture/checkpoint.md`). The
+values do not matter for its uses: tests of memory, file sizes and speed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Writer:
     rng: np.random.Generator
 
     def weights(self, name: str, shape: tuple[int, int]) -> dict[str, np.ndarray[Any, Any]]:
-        """The tensors of one linear [out, in]."""
+        """Return the tensors of one linear layer [out, in]."""
         out, size = shape
         scalar = np.full(1, 0.01, dtype=np.float32)
         if self.qformat is QFormat.FP8:
@@ -53,7 +53,7 @@ class _Writer:
         return {f"{name}.weight": weight} | {f"{name}.{key}": value for key, value in extra.items()}
 
     def bf16(self, *shape: int) -> np.ndarray[Any, Any]:
-        """Small random numbers."""
+        """Return small random numbers."""
         return (self.rng.standard_normal(shape, dtype=np.float32) * 0.02).astype(ml_dtypes.bfloat16)
 
 
@@ -61,9 +61,9 @@ def write_checkpoint(folder: Path, shape: ModelShape, qformat: QFormat) -> Path:
     """Write config.json and rank0.safetensors.
 
     Args:
-        folder: where to; made.
-        shape: a Llama's, with a head of its own.
-        qformat: any but w4a8_awq and nvfp4.
+        folder: the folder to create.
+        shape: shape of a Llama with untied embeddings.
+        qformat: any format except w4a8_awq and nvfp4.
 
     Returns:
         the folder.

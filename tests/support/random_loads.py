@@ -1,4 +1,4 @@
-"""Random small simulations, for Hypothesis."""
+"""Hypothesis strategy for random small simulations."""
 
 from __future__ import annotations
 

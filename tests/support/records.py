@@ -1,4 +1,4 @@
-"""Files of a folder against the record that a download or a manifest keeps of them."""
+"""Compare the files of a folder with their record in a download or a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store with synthetic results, for tests of the report only: round numbers, fixed times, no model behind them."""
+"""A store with synthetic results, only for tests of the report: round numbers, fixed times, no real model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipelines.store.store import Artifact, Store, fingerprint
 MS = 1_000_000
 MACHINE = {"cpu_count": 2, "memory_bytes": 8 * 2**30, "gpus": [], "platform": "Linux x86_64 Python 3.11.7"}
 VARIANTS = {"none": 1.0, "fp8": 1.4, "int8_sq": 1.25, "int4_awq": 1.8, "int4_wo": 1.9}
-"""Synthetic speed of each variant."""
+"""Synthetic speed factor of each variant."""
 WRONG = {"none": 0, "fp8": 0, "int8_sq": 1, "int4_awq": 1, "int4_wo": 40}
-"""Questions of 200 each variant gets wrong."""
+"""Number of questions, out of 200, that each variant answers wrongly."""
 
 
 def commit(
@@ -55,7 +55,7 @@ def commit(
 
 
 def evaluation(variant: str, wrong: int, model: str = "synthetic") -> EvalResult:
-    """200 questions of which the last `wrong` are answered wrongly; the baseline answers all rightly."""
+    """Return an evaluation of 200 questions, all answered correctly except the last `wrong`."""
     records = tuple(
         QuestionRecord("letters", i, (-0.1, -2.0), int(i >= 200 - wrong), 0, i < 200 - wrong) for i in range(200)
     )
@@ -67,7 +67,7 @@ def evaluation(variant: str, wrong: int, model: str = "synthetic") -> EvalResult
 
 
 def requests(concurrency: int, speed: float, count: int = 24, osl: int = 8) -> list[RequestTiming]:
-    """A closed loop without noise: TTFT (5 + concurrency) ms, ITL (2 + concurrency / 4) ms, both divided by speed."""
+    """Return a noise-free closed loop: TTFT (5 + concurrency) ms, ITL (2 + concurrency / 4) ms, divided by speed."""
     timings, free = [], [0] * concurrency
     for index in range(count):
         user = index % concurrency
@@ -83,7 +83,7 @@ def benchmark(
     variant: str, concurrencies: Sequence[int] = (1, 4, 16), *, speed: float | None = None, name: str = "chat",
     slo: Slo | None = None, bottleneck: int | None = None, cut: int | None = None, model: str = "synthetic",
 ) -> tuple[BenchmarkResult, dict[str, Any]]:  # fmt: skip
-    """A result and its files; `bottleneck` and `cut` are the concurrencies that are marked so."""
+    """Return a result and its files; `bottleneck` and `cut` are concurrencies marked client-limited and cut short."""
     files, levels = {}, []
     for number, concurrency in enumerate(concurrencies):
         timings = requests(concurrency, speed or VARIANTS[variant])
@@ -115,7 +115,7 @@ def benchmark(
 def add_format(
     store: Store, variant: str, minute: int = 0, model: str = "synthetic", tp: int = 1, **build_facts: Any
 ) -> Artifact:
-    """Checkpoint, engine, accuracy and repository of one variant; the repository."""
+    """Add checkpoint, engine, accuracy and repository of one variant; return the repository."""
     label = f"{model}-{variant}"
     checkpoint = commit(
         store, "quantize", label, {"total_bytes": 6 * 2**20, "source_bytes": 8 * 2**20}, {"model": "cd" * 32},
@@ -142,7 +142,7 @@ def add_format(
 def add_benchmark(
     store: Store, repository: Artifact, variant: str, minute: int = 10, model: str = "synthetic", **load: Any
 ) -> Artifact:
-    """One benchmark of a repository."""
+    """Add one benchmark of a repository."""
     result, files = benchmark(variant, model=model, **load)
     settings = {"model": model, "precision": variant, "workload": dict(result.workload)}
     return commit(
@@ -152,7 +152,7 @@ def add_benchmark(
 
 
 def full_store(root: Path, variants: Sequence[str] = tuple(VARIANTS), **load: Any) -> Store:
-    """Every variant evaluated and benchmarked under one workload."""
+    """Fill a store with every variant, evaluated and benchmarked under one workload."""
     store = Store(root)
     for variant in variants:
         add_benchmark(store, add_format(store, variant), variant, **load)

@@ -1,4 +1,4 @@
-"""The CPU engine's scheduler without a server: requests in, tokens and the moments they came out."""
+"""Run the CPU engine's scheduler without a server and record tokens and the times at which they came out."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipelines.engines.openvino.serving_options import ServingOptions
 
 @dataclass
 class Channel:
-    """What came back to one request.
+    """The response to one request.
 
     Attributes:
-        tokens: all of them.
-        log_probs: theirs, when asked for.
-        moments: when each piece came, seconds of `time.perf_counter`.
+        tokens: all tokens.
+        log_probs: their log probabilities, if requested.
+        moments: when each part arrived, in seconds of `time.perf_counter`.
         error: the error, or empty.
     """
 
@@ -43,7 +43,7 @@ class Channel:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def send(self, part: ResponsePart) -> None:
-        """Take a piece of the answer."""
+        """Receive a part of the answer."""
         self.moments.append(time.perf_counter())
         self.tokens += part.rows[0]
         self.log_probs += part.log_probs[0] if part.log_probs else []
@@ -52,28 +52,28 @@ class Channel:
             self.ended.set()
 
     def fail(self, message: str, *, unavailable: bool) -> None:
-        """Take an error."""
+        """Receive an error."""
         self.error = message
         self.ended.set()
 
     def is_cancelled(self) -> bool:
-        """Whether the client is gone: never."""
+        """Return whether the client is gone, which never happens here."""
         return False
 
     @property
     def ttft(self) -> float:
-        """Seconds from the request to its first token."""
+        """Return the seconds from the request to its first token."""
         return (self.stamps.first_token - self.stamps.arrival) / 1e9
 
     def wait(self) -> Channel:
-        """Wait for the end."""
+        """Wait for the end of the answer."""
         assert self.ended.wait(60)
         assert not self.error, self.error
         return self
 
 
 def asked(prompt: Sequence[int], tokens: int, **values: Any) -> GenerationRequest:
-    """A request that streams."""
+    """Make a streaming request."""
     return GenerationRequest(
         np.array(prompt, dtype=np.int64), tokens, **{"streaming": True, "exclude_input": True, **values}
     )
@@ -81,7 +81,7 @@ def asked(prompt: Sequence[int], tokens: int, **values: Any) -> GenerationReques
 
 @contextmanager
 def scheduler(engine: Path, adapters: Mapping[int, LoraAdapter] | None = None, **options: Any) -> Iterator[Scheduler]:
-    """Run an engine in float32 on one thread unless told otherwise."""
+    """Run an engine, by default in float32 on one thread."""
     chosen = OpenVinoOptions(**{"inference_precision": "f32", "num_threads": 1, **options})
     running = Scheduler(
         EngineFolder.load(engine), ServingOptions(engine, engine=chosen), PartialCharacters.none(), adapters
@@ -93,7 +93,7 @@ def scheduler(engine: Path, adapters: Mapping[int, LoraAdapter] | None = None, *
 
 
 def answers(running: Scheduler, requests: Sequence[GenerationRequest]) -> list[Channel]:
-    """Send all at once and wait for all."""
+    """Send all requests at once and wait for all answers."""
     channels = [Channel() for _ in requests]
     for request, channel in zip(requests, channels, strict=True):
         running.submit([request], channel)

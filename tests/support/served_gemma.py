@@ -1,4 +1,4 @@
-"""The bundled Gemma on the CPU engine in a real Triton repository, and a client that gathers answers."""
+"""The bundled Gemma on the CPU engine in a real Triton repository, and a client that collects answers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LIMITS = BuildLimits(max_batch_size=4, max_input_len=256, max_seq_len=1024, max_
 
 
 def write_gemma(root: Path, *, limits: BuildLimits = LIMITS, **settings: Any) -> Path:
-    """Build the engine and make a repository of it.
+    """Build the engine and write a repository for it.
 
     Args:
         root: folder to work in.
-        limits: of the engine.
-        settings: of `TritonSettings`.
+        limits: limits of the engine.
+        settings: values of `TritonSettings`.
 
     Returns:
         the repository.
@@ -55,7 +55,7 @@ class Answer:
     """All responses to one request.
 
     Attributes:
-        parts: tensors by name, one dict per response that had any.
+        parts: tensors by name, one dict for each response with tensors.
         error: the error, or empty.
     """
 
@@ -64,13 +64,13 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All text, joined."""
+        """Return all text, joined."""
         assert not self.error
         return "".join(part["text_output"].reshape(-1)[0].decode() for part in self.parts)
 
     @property
     def tokens(self) -> list[int]:
-        """All token ids of the first beam, joined."""
+        """Return all token ids of the first beam, joined."""
         assert not self.error
         return [token for part in self.parts for token in part["output_ids"][0, 0].tolist()]
 
@@ -84,7 +84,7 @@ class Client:
         self._client.start_stream(lambda result, error: self._found.put((result, error)))
 
     def send(self, model: str, request_id: str, *, timeout_us: int | None = None, **inputs: Any) -> None:
-        """Send without waiting; it may wait `timeout_us` in the server's queue."""
+        """Send a request without waiting for its answer; it may stay in the server's queue for `timeout_us`."""
         tensors = []
         for name, value in inputs.items():
             array = tensor(value)
@@ -102,7 +102,7 @@ class Client:
         while open_ids:
             result, error = self._found.get(timeout=30)
             if error is not None:
-                # errors on a stream do not say whose they are; tests that make them send one request at a time
+                # errors on a stream do not identify their request; tests that cause errors send one request at a time
                 answers[min(open_ids)].error = str(error)
                 open_ids.discard(min(open_ids))
                 continue
@@ -125,7 +125,7 @@ class Client:
         return {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}
 
     def first_or_error(self) -> None:
-        """Wait until the server says anything."""
+        """Wait for the first response or error."""
         self._found.get(timeout=30)
 
     def close(self, *, cancel: bool = False) -> None:
@@ -138,7 +138,7 @@ DTYPES = {"i": "INT32", "f": "FP32", "?": "BOOL", "O": "BYTES", "L": "UINT64"}
 
 
 def tensor(value: Any) -> np.ndarray[Any, Any]:
-    """A scalar or list becomes [1, n]; what has two dimensions stays."""
+    """Make an input tensor: a scalar or list becomes [1, n], two-dimensional values stay unchanged."""
     if isinstance(value, np.ndarray):
         return value
     values = value if isinstance(value, list) else [value]

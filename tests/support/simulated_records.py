@@ -1,4 +1,4 @@
-"""Single tokens of a simulated run, and its requests as the records that a load generator keeps."""
+"""Convert a simulated run to token times, and to request records like those of the load generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.predict.simulator.interface import SimulatedRun
 
 
 def stamps(run: SimulatedRun) -> list[Any]:
-    """float64[tokens that came] per request: when its tokens came.
+    """Return the arrival times of each request's tokens, float64[tokens that arrived].
 
     Raises:
         ValueError: the run was simulated without iterations.
@@ -29,7 +29,7 @@ def stamps(run: SimulatedRun) -> list[Any]:
 
 
 def timings(run: SimulatedRun) -> list[RequestTiming]:
-    """A record for every request that ended; every token is a response of its own. One tick counts as a second.
+    """Return a record for every finished request, with one response per token. One tick counts as a second.
 
     Raises:
         ValueError: the run was simulated without iterations.
@@ -45,10 +45,10 @@ def timings(run: SimulatedRun) -> list[RequestTiming]:
 
 
 def gap_before_last(run: SimulatedRun) -> float:
-    """Mean gap between neighbouring tokens, that before a request's last token left out.
+    """Return the mean gap between neighbouring tokens, without the gap before a request's last token.
 
-    It is the inter-token latency of the didactic tick model, which notes the last token as the end and not as a token.
-    Requests that had not ended count with the tokens they had.
+    This is the inter-token latency of the didactic tick model, which counts the last token as the end and not as a
+    token. Unfinished requests count with the tokens that they have.
 
     Raises:
         ValueError: the run was simulated without iterations.

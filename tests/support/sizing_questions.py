@@ -1,4 +1,4 @@
-"""Questions to the calculator, with an engine whose costs are made up so that numbers can be worked out by hand."""
+"""Questions for the sizing calculator, with invented engine costs so that results can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 1000
 
 
 def question(**changes: Any) -> Question:
-    """Llama-3-8B in FP8 on H100: 30 requests/s of 1,000/100 tokens, TTFT 500 ms at P95, TP 1."""
+    """Return a question: Llama-3-8B in FP8 on H100, 30 requests/s of 1,000/100 tokens, TTFT 500 ms at P95, TP 1."""
     gaps = np.random.default_rng(7).exponential(size=COUNT)
     plain = Question(
         model=model_named("llama-3-8b"),
@@ -36,12 +36,12 @@ def question(**changes: Any) -> Question:
 
 
 def demand(peak: float, average: float | None = None) -> Demand:
-    """So many requests per second."""
+    """Return a demand in requests per second."""
     return Demand(average, peak, 24.0, "as given")
 
 
 def made_up(setup: Setup, *, speed: float = 1.0, spread: float = 0.1) -> Costed:
-    """20 us per token, 5 ms per iteration; 1.6 times as fast on twice the ranks."""
+    """Return invented costs: 20 us per token, 5 ms per iteration; 1.6 times as fast on twice the ranks."""
     faster = speed * 1.6 ** np.log2(setup.tp)
     cost = IterationCost(
         token_compute=2e-5 / faster, row_compute=0.0, weights=4e-3 / faster, head_weights=0.0, fixed=1e-3

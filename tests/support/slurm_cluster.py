@@ -1,8 +1,9 @@
 """A real Slurm cluster on this machine: munged, slurmctld and two slurmd of Debian's slurm-wlm.
 
-Everything is its own: key, sockets, ports, spool and state folders, all below one folder. The nodes say they have 128
-processors and eight GPUs, which Slurm counts without looking for them, so that scripts for GPU nodes can be tried.
-There is no accounting, as on many small clusters. Jobs run as the user who runs the tests.
+It shares nothing with an installed cluster: key, sockets, ports, spool and state folders are its own, below one folder.
+The nodes are configured with 128 processors and eight GPUs, which Slurm counts without checking that they exist, so
+that scripts for GPU nodes can be tested. There is no accounting, as on many small clusters. Jobs run as the user who
+runs the tests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
-PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # munged and slurmctld live there
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # munged and slurmctld are installed there
 START_S = 20
 
 CONF = """\
@@ -60,27 +61,27 @@ PartitionName=gpu Nodes=gpu[1-2] Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """Why no cluster can be started here, with the command that changes it; empty where one can."""
+    """Return why no cluster can be started here, with the command that helps; empty if one can be started."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge" if missing else ""
 
 
 class SlurmCluster:
-    """Runs as long as the `with` block does; nothing of it is left afterwards.
+    """A cluster that runs as long as the `with` block; nothing of it remains afterwards.
 
     Attributes:
-        folder: keys, logs, spool and state.
-        environment: what Slurm's commands need to find this cluster.
+        folder: contains keys, logs, spool and state.
+        environment: variables that Slurm's commands need to find this cluster.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
-        self._sockets = Path(tempfile.mkdtemp(prefix="munge-"))  # a socket's path has 107 characters at most
+        self._sockets = Path(tempfile.mkdtemp(prefix="munge-"))  # a socket's path may have at most 107 characters
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> SlurmCluster:
-        """Start, and wait until the node takes jobs."""
+        """Start the cluster and wait until its nodes accept jobs."""
         try:
             self._start()
         except BaseException:
@@ -110,7 +111,7 @@ class SlurmCluster:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def run(self, *command: str, timeout: float = 30) -> str:
-        """One of Slurm's commands, without an error; its standard output."""
+        """Run one of Slurm's commands, which must succeed, and return its standard output."""
         done = subprocess.run(command, env=self._env(), capture_output=True, text=True, timeout=timeout, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self._logs()}"
         return done.stdout
@@ -148,7 +149,7 @@ class SlurmCluster:
         return commands
 
     def wait_until_idle(self) -> None:
-        """No job is left in the queue."""
+        """Wait until no job is left in the queue."""
         self._wait(lambda: self.run("squeue", "--noheader") == "", "jobs that do not end")
 
     def _start(self) -> None:
@@ -214,7 +215,7 @@ class SlurmCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has at this moment."""
+    """Return ports that are free at this moment."""
     holders = [socket.socket() for _ in range(count)]
     for holder in holders:
         holder.bind(("127.0.0.1", 0))

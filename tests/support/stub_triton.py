@@ -1,6 +1,6 @@
-"""A server with the ensemble's gRPC interface and no model: what it answers, when, and what it saw is known exactly.
+"""A server with the ensemble's gRPC interface and no model; its answers, their timing and its log are known exactly.
 
-Run as `python -m tests.support.stub_triton --itl-ms 5`; prints its port. Responses are serialised once.
+Run as `python -m tests.support.stub_triton --itl-ms 5`; prints its port. Responses are serialised only once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Stub:
         return answer
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Follow one stream; the answers of a request in order."""
+        """Serve one stream; the responses to a request are sent in order."""
         async for data in requests:
             arrived = time.monotonic_ns()
             request = service_pb2.ModelInferRequest.FromString(data)
@@ -117,7 +117,7 @@ class Stub:
 
 
 def response_of(tokens: int, final: bool) -> bytes:
-    """One response that brings `tokens` tokens of text."""
+    """Return a serialised response with `tokens` tokens of text."""
     response = service_pb2.ModelStreamInferResponse()
     answer = response.infer_response
     answer.model_name, answer.model_version = "ensemble", "1"
@@ -137,7 +137,7 @@ TOKEN, LAST = response_of(1, False), response_of(1, True)
 
 
 def _unary(stub: Stub, name: str) -> Any:
-    """The handler of one method with one request and one answer."""
+    """Return the handler of a method with one request and one response."""
     return grpc.unary_unary_rpc_method_handler(
         getattr(stub, name),
         request_deserializer=getattr(service_pb2, f"{name}Request").FromString,
@@ -146,10 +146,10 @@ def _unary(stub: Stub, name: str) -> Any:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serve until the process ends, or until a line `stamps` asks for what was seen."""
+    """Serve until standard input ends; a line `stamps` prints the recorded timestamps."""
     stub, server = Stub(options), grpc.aio.server()
     methods = {name: _unary(stub, name) for name in UNARY}
-    methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stub.stream)  # bytes in, bytes out
+    methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stub.stream)  # handles raw bytes
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
     port = server.add_insecure_port(f"127.0.0.1:{options.port}")
     await server.start()
@@ -163,7 +163,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 class Running:
-    """A stub in a process of its own."""
+    """A stub server in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -171,7 +171,7 @@ class Running:
         self.url = f"127.0.0.1:{process.stdout.readline().strip()}"
 
     def stamps(self) -> dict[int, tuple[int, int]]:
-        """By index of the request: when it arrived and when its first token left, ns on CLOCK_MONOTONIC."""
+        """Return by request index when it arrived and when its first token was sent, ns on CLOCK_MONOTONIC."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("stamps\n")
@@ -182,7 +182,7 @@ class Running:
 
 @contextmanager
 def running(*options: str) -> Iterator[Running]:
-    """Start one and end it."""
+    """Start a stub server and end it afterwards."""
     command = [sys.executable, "-m", "tests.support.stub_triton", *options]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -192,13 +192,13 @@ def running(*options: str) -> Iterator[Running]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the stub from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft-ms", type=float, default=0.0)
     parser.add_argument("--itl-ms", type=float, default=0.0)
     parser.add_argument("--slots", type=int, default=1_000_000, help="requests answered at the same time; others wait")
-    parser.add_argument("--max-active", type=int, default=1_000_000, help="more than these are refused")
+    parser.add_argument("--max-active", type=int, default=1_000_000, help="requests beyond this number are refused")
     parser.add_argument("--joined", action="store_true", help="responses of 2, 3, ... tokens, then one")
     parser.add_argument("--refuse", default="", help="answer every request with this error")
     parser.add_argument("--not-decoupled", action="store_true")

@@ -1,4 +1,4 @@
-"""A sound TensorRT-LLM checkpoint of one narrow layer, made without a model."""
+"""A valid TensorRT-LLM checkpoint of one narrow layer, made without a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write_checkpoint(folder: Path, *, tp_size: int = 1, quant_algo: str | None = None) -> Path:
-    """Write config.json and one file per rank with weights of 0.5; quant_algo may be one that keeps float weights."""
+    """Write config.json and a file per rank with weights of 0.5; quant_algo may be one with floating-point weights."""
     folder.mkdir(parents=True, exist_ok=True)
     mapping = {"world_size": tp_size, "tp_size": tp_size, "pp_size": 1}
     quantization = {"quant_algo": quant_algo, "kv_cache_quant_algo": None}

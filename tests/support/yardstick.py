@@ -1,4 +1,4 @@
-"""How slow the machine is at this moment, so that a limit on processor time holds on a slow or a busy one too."""
+"""Measure how slow the machine currently is, so that limits on CPU time also hold on a slow or busy machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import process_time
 
 QUIET_S = 0.034
-"""Processor seconds of `_work` on the machine on which the limits were set, with nothing else running."""
+"""CPU seconds of `_work` on the machine on which the limits were set, with nothing else running."""
 
 
 def _work() -> float:
@@ -16,19 +16,19 @@ def _work() -> float:
 
 
 def slowdown() -> float:
-    """Processor time of a fixed piece of work here, as a multiple of what it takes on the quiet machine."""
+    """Return the CPU time of a fixed piece of work, as a multiple of its time on the quiet machine."""
     return min(_work() for _ in range(3)) / QUIET_S
 
 
 def as_if_quiet(timed: Callable[[], float], runs: int) -> float:
-    """The best of several timings, each corrected by the machine's speed just before and after it.
+    """Return the best of several timings, each corrected by the machine's speed just before and after it.
 
     Args:
-        timed: does the work once; returns its processor time, seconds.
-        runs: how often; the first may compile or fill caches.
+        timed: does the work once and returns its CPU time in seconds.
+        runs: number of runs; the first may compile or fill caches.
 
     Returns:
-        Seconds of processor time on the quiet machine.
+        CPU seconds on the quiet machine.
     """
     before, found = slowdown(), []
     for _ in range(runs):

@@ -42,6 +42,8 @@ LENGTHS = 110
 """Prompts of so many different lengths bring more kernels than the plugin keeps, or nearly."""
 NATIVE = inference_precision(OpenVinoOptions())
 TOLERANCE = 0.1
+PROCESSORS = 0.3
+"""A Xeon without bf16 arithmetic needs up to 27 % less than the processor on which the constants were measured."""
 
 
 def shape_of(kind: str) -> ModelShape:
@@ -60,9 +62,12 @@ def observed(engine: Path, precision: str = NATIVE, lengths: int = 0) -> dict[st
 
 
 def agree(memory, found) -> None:
-    """Within a tenth; mapped pages that the kernel dropped because others needed the memory are not held against it."""
-    assert found["own"] == pytest.approx(memory.own, rel=TOLERANCE)
-    assert (1 - TOLERANCE) * memory.total - memory.mapped <= found["resident"] <= (1 + TOLERANCE) * memory.total
+    """Never more than a tenth above the prediction, and below it by no more than processors differ.
+
+    Mapped pages that the kernel dropped because others needed the memory are not held against the prediction.
+    """
+    assert (1 - PROCESSORS) * memory.own <= found["own"] <= (1 + TOLERANCE) * memory.own
+    assert (1 - PROCESSORS) * memory.total - memory.mapped <= found["resident"] <= (1 + TOLERANCE) * memory.total
     assert found["kv_blocks"] == memory.kv_blocks
 
 

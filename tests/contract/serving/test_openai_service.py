@@ -132,7 +132,7 @@ def test_another_model_is_not_found(client) -> None:
         ({"extra_body": {"nonsense": 1}}, "Unknown parameter: 'nonsense'"),
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         ({"top_p": 7}, "top_p: Input should be less than or equal to 1"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "'stop' takes up to 4 strings"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "'stop' takes up to 4 non-empty strings"),
         ({"stream_options": {"include_usage": True}}, "'stream_options' requires stream=true"),
     ],
 )

@@ -108,7 +108,8 @@ def test_every_step_is_the_same_as_in_python(browser, name):
 def test_the_counters_are_those_of_the_table(browser, name):
     found, run, engine = browser[name]["counters"], in_python(CASES[name]), CASES[name]["engine"]
     limits = SchedulerLimits(engine["policy"], engine["slots"], engine["max_num_tokens"])
-    outcome = measure(run, limits, LoadLabel("all"), CountedWindow(0.0, run.end, 0, len(run.requests.arrival)), 0.0)
+    window = CountedWindow(0.0, run.end, 0, len(run.requests.arrival), whole=True)
+    outcome = measure(run, limits, LoadLabel("all"), window, 0.0)
     assert (found["done"], found["queue"]) == (outcome.requests, outcome.queue_end)
     same = {
         "ttft": outcome.ttft.mean,

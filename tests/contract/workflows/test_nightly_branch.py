@@ -68,7 +68,7 @@ def test_matrices_do_not_touch_each_other(checkout, tmp_path):
 
 def test_a_history_that_lost_lines_is_refused(checkout, tmp_path):
     put(checkout, tmp_path / "one", '{"a": 1}\n{"b": 2}\n')
-    assert "does not go on from the one on nightly-history" in put(checkout, tmp_path / "two", '{"b": 2}\n', code=1)
+    assert "does not continue the one on nightly-history" in put(checkout, tmp_path / "two", '{"b": 2}\n', code=1)
     assert git(tmp_path / "remote.git", "show", "nightly-history:gpu/history.jsonl") == '{"a": 1}\n{"b": 2}\n'
 
 

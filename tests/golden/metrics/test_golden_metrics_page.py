@@ -15,5 +15,5 @@ def test_the_metrics_in_the_docs_are_those_of_the_table(request: pytest.FixtureR
 
 
 def test_a_page_without_the_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="lacks the lines '<!-- metrics"):
+    with pytest.raises(ValueError, match="does not contain the lines '<!-- metrics"):
         page("# Benchmarking\n")

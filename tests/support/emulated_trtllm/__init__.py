@@ -1,7 +1,7 @@
-"""A machine with NVIDIA GPUs and TensorRT-LLM, as far as building an engine shows it; for tests only.
+"""An emulated machine with NVIDIA GPUs and TensorRT-LLM, as far as engine builds need one; for tests only.
 
 `trtllm-build` and `nvidia-smi` are found through PATH, the installed packages through PYTHONPATH, both set by a test.
-The engines carry `"emulated": true` and are text. `import tensorrt_llm` fails: what runs an engine is not emulated.
+The engines carry `"emulated": true` and are text. `import tensorrt_llm` fails, because running engines is not emulated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ B200 = "NVIDIA B200,10.0,183359"
 def environment(
     folder: Path, *, gpus: tuple[str, ...] = (H100, H100), tensorrt_llm: str = "1.2.1", tensorrt: str = "10.14.1.48"
 ) -> dict[str, str]:
-    """Variables that put a process on the emulated machine.
+    """Return environment variables that put a process on the emulated machine.
 
     Args:
-        folder: a place for the emulated packages.
-        gpus: "name,compute capability,MiB" of each.
-        tensorrt_llm: version that is installed.
-        tensorrt: likewise.
+        folder: where the emulated packages are written.
+        gpus: "name,compute capability,MiB" of each GPU.
+        tensorrt_llm: installed version of TensorRT-LLM.
+        tensorrt: installed version of TensorRT.
     """
     site = folder / f"site-{tensorrt_llm}-{tensorrt}"
     for name, version in (("tensorrt_llm", tensorrt_llm), ("tensorrt", tensorrt)):

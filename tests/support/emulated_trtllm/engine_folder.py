@@ -1,4 +1,4 @@
-"""The files of an engine; what is in rankN.engine is text."""
+"""Write the files of an emulated engine; rankN.engine contains text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.emulated_trtllm.talk import version
 
 
 def write_config(folder: Path, pretrained: dict[str, Any], built: dict[str, Any]) -> None:
-    """config.json with the keys of `EngineConfig.to_dict`, and the mark."""
+    """Write config.json with the keys of `EngineConfig.to_dict`, and the mark `emulated`."""
     whole = {"version": version(), "pretrained_config": pretrained, "build_config": built, "emulated": True}
     (folder / "config.json").write_text(json.dumps(whole, indent=4))
 
 
 def write_rank(folder: Path, rank: int, checkpoint: Path) -> None:
-    """One engine file that depends on the rank's weights."""
+    """Write one engine file that depends on the rank's weights."""
     digest = hashlib.sha256((checkpoint / f"rank{rank}.safetensors").read_bytes()).hexdigest()
     (folder / f"rank{rank}.engine").write_text(f"emulated engine of rank {rank}, weights {digest}\n")

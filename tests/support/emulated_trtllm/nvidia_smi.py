@@ -17,12 +17,12 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """What EMULATED_GPUS says."""
+    """Read the GPUs from EMULATED_GPUS."""
     return [Gpu(*row.split(",")) for row in os.environ.get("EMULATED_GPUS", "").split(";") if row]
 
 
 def main() -> int:
-    """Answer the one question that is asked."""
+    """Answer the only query that is supported."""
     if not gpus():
         sys.stdout.write("No devices were found\n")
         return 6

@@ -1,4 +1,4 @@
-"""What the builder makes of its arguments and the checkpoint: refusals, warnings, the final build_config."""
+"""The builder's treatment of its arguments and the checkpoint: refusals, warnings, the final build_config."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OTHERS = ("gather_context_logits", "gather_generation_logits", "max_draft_len", 
 
 
 class Refused(RuntimeError):  # noqa: N818 - read in a log
-    """What this project's checkpoint rules find, where TensorRT-LLM's loader would stop somewhere inside."""
+    """Violations of this project's checkpoint rules, which would stop TensorRT-LLM's loader somewhere inside."""
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """config.json, as strictly as `PretrainedConfig` takes it."""
+    """Read config.json as strictly as `PretrainedConfig` does."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     known = {field.name for field in fields(Quantization)}
     for key in config.get("quantization") or {}:
@@ -44,7 +44,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def planned(args: Namespace, config: dict[str, Any], sm: float) -> dict[str, Any]:
-    """build_config as the engine records it."""
+    """Return build_config as the engine records it."""
     plugins = _plugins(args)
     if sm == 10.0:
         for name in NOT_ON_SM100:
@@ -71,7 +71,7 @@ def planned(args: Namespace, config: dict[str, Any], sm: float) -> dict[str, Any
 
 
 def _plugins(args: Namespace) -> dict[str, Any]:
-    """Enable and disable become booleans, a disabled plugin None."""
+    """Convert "enable" and "disable" to booleans, and a disabled plugin to None."""
     switches = {"enable": True, "disable": False}
     found = {}
     for name, value in vars(args).items():
@@ -95,7 +95,7 @@ def _sm100(quantization: dict[str, Any], sm: float) -> None:
 
 
 def _sizes(args: Namespace, config: dict[str, Any]) -> dict[str, Any]:
-    """Limits as `_init_max_seq_len` and `check_max_num_tokens` leave them."""
+    """Return the limits as adjusted by `_init_max_seq_len` and `check_max_num_tokens`."""
     sizes = {name: getattr(args, name) for name in SIZES}
     positions = config.get("max_position_embeddings") or 2048
     if sizes["max_seq_len"] is None:
@@ -127,7 +127,7 @@ def _fusions(plugins: dict[str, Any], config: dict[str, Any]) -> None:
 
 
 def _attention(plugins: dict[str, Any], quantization: dict[str, Any], sm: float) -> None:
-    """Which kinds of context attention are left."""
+    """Adjust the kinds of context attention as the builder does."""
     fp8_kv, int8_kv = (quantization.get("kv_cache_quant_algo") == name for name in ("FP8", "INT8"))
     if not plugins["context_fmha"]:
         plugins["use_fp8_context_fmha"] = plugins["use_paged_context_fmha"] = False

@@ -1,4 +1,4 @@
-"""Lines as TensorRT-LLM's logger writes them."""
+"""Write lines in the format of TensorRT-LLM's logger."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from importlib import metadata
 
 
 def version() -> str:
-    """Of the emulated package."""
+    """Return the version of the emulated package."""
     return metadata.version("tensorrt_llm")
 
 
 def say(text: str) -> None:
-    """One line as it is."""
+    """Write one line unchanged."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def info(text: str, tool: str = "TRT-LLM") -> None:
-    """One line of information."""
+    """Write one informational line."""
     say(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [{tool}] [I] {text}")
 
 
 def warning(text: str) -> None:
-    """One warning of TensorRT-LLM."""
+    """Write one TensorRT-LLM warning."""
     say(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [W] {text}")

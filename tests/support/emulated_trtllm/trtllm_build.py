@@ -1,7 +1,7 @@
-"""trtllm-build's argument grammar, refusals, log and engine folder, without an engine inside.
+"""Emulate trtllm-build's argument grammar, refusals, log and engine folder, without a real engine.
 
-Source: TensorRT-LLM `commands/build.py` at 65f1d15, `builder.py`, `plugin/plugin.py` at c20322f, `_common.py`. What
-they raise is raised here with the same words; a checkpoint is judged by this project's own `verify`.
+Source: TensorRT-LLM `commands/build.py` at 65f1d15, `builder.py`, `plugin/plugin.py` at c20322f, `_common.py`. Their
+errors are raised here with the same wording; checkpoints are checked by this project's own `verify`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CACHE_HEADER = "emulated timing cache"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The grammar, from the option table."""
+    """Make the argument parser from the option table."""
     made = argparse.ArgumentParser(prog="trtllm-build", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for option in options():
         made.add_argument(option.name, *option.aliases, **_argument(option))
@@ -113,7 +113,7 @@ def _rank(args: argparse.Namespace, rank: int, checkpoint: Path, config: dict[st
 
 
 def _timing_entries(path: str | None) -> int:
-    """How many measurements a cache starts with; TensorRT refuses one of another GPU or version."""
+    """Return the number of timing entries in a cache; TensorRT refuses a cache of another GPU or version."""
     if path is None or not Path(path).exists():
         if path is not None:
             warning("Invalid timing cache, using freshly created one")
@@ -125,13 +125,13 @@ def _timing_entries(path: str | None) -> int:
 
 
 def _take_time() -> None:
-    """EMULATED_SECONDS of work in a process of its own, as a builder with workers does it."""
+    """Spend EMULATED_SECONDS in a separate process, like a builder with workers."""
     if seconds := os.environ.get("EMULATED_SECONDS"):
         subprocess.run(["sleep", seconds], check=True)
 
 
 def _break_down() -> None:
-    """EMULATED_FAULT: "memory" or "disk" or "silent"."""
+    """Fail as EMULATED_FAULT requests: "memory", "disk" or "silent"."""
     fault = os.environ.get("EMULATED_FAULT")
     if fault == "memory":
         say("[11/21/2026-12:00:00] [TRT] [E] [virtualMemoryBuffer.cpp::resizePhysical::154] Error Code 2: OutOfMemory")

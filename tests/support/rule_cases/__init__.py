@@ -1,4 +1,4 @@
-"""For every rule: a deployment that breaks it, its message, and the nearest one that does not."""
+"""For every rule: a deployment that breaks it, the message, and the nearest deployment that keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV cache and attention."""
+"""Cases of the rules about KV cache and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits, plugins and fusions."""
+"""Cases of the rules about limits, plugins and fusions."""
 
 from __future__ import annotations
 

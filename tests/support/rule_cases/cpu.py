@@ -1,4 +1,4 @@
-"""The CPU engine."""
+"""Cases of the rules about the CPU engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipelines.domain.formats import QFormat
 from tests.support.rule_cases.words import ADAPTER, AWQ, LLAVA, Case, kv
 
 CASES = {
-    # sinks fill a block, one block is the last, one lies between them: 96 tokens
+    # one block for the sinks, one last block and one between them: 96 tokens
     "cpu-windows-are-whole-blocks": Case(
         {"engine": "openvino", "triton": {"max_attention_window_size": (100,)}},
         r"size=100 with sink_token_length=None .*at least 96.*\[96\]",

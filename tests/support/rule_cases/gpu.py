@@ -1,4 +1,4 @@
-"""Formats against GPUs and families."""
+"""Cases of the rules about formats on GPUs and of model families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The LLM API of TensorRT-LLM 1.3 and later."""
+"""Cases of the rules about the LLM API of TensorRT-LLM 1.3 and later."""
 
 from __future__ import annotations
 

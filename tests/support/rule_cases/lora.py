@@ -1,4 +1,4 @@
-"""LoRA adapters."""
+"""Cases of the rules about LoRA adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served model."""
+"""Cases of the rules about the served model."""
 
 from __future__ import annotations
 

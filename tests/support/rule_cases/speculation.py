@@ -1,4 +1,4 @@
-"""Speculative decoding."""
+"""Cases of the rules about speculative decoding."""
 
 from __future__ import annotations
 

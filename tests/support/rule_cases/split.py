@@ -1,4 +1,4 @@
-"""Sizes and ranks."""
+"""Cases of the rules about sizes and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cases are made of: models, formats, features, and how a deployment is changed."""
+"""Building blocks of the cases: models, formats, features, and changes to a deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOKAHEAD = {"lookahead_window_size": 7, "lookahead_ngram_size": 7, "lookahead_v
 def deployment(
     *, build: dict[str, Any] | None = None, triton: dict[str, Any] | None = None, **given: Any
 ) -> DeploymentFacts:
-    """A deployment from the defaults of trtllm-build and of the repository, with some values changed."""
+    """Return a deployment with the defaults of trtllm-build and of the repository, with some values changed."""
     if "engine" in given:
         engine = describe(given.pop("engine"))
         given |= {"needs_gpu": engine.needs_gpu, "writes_engine": engine.writes_engine}
@@ -37,14 +37,14 @@ def deployment(
 
 @dataclass(frozen=True)
 class Case:
-    """`broken` breaks the rule with `match` in its message; with `fixed` laid over it, it does not."""
+    """One case: `broken` breaks the rule with `match` in the message; merged with `fixed`, it keeps the rule."""
 
     broken: dict[str, Any]
     match: str
     fixed: dict[str, Any]
 
     def nearest(self) -> DeploymentFacts:
-        """The nearest deployment that keeps the rule: nested groups are merged."""
+        """Return the nearest deployment that keeps the rule; nested groups are merged."""
         merged = dict(self.broken)
         for key, value in self.fixed.items():
             merged[key] = {**merged.get(key, {}), **value} if key in ("build", "triton") else value

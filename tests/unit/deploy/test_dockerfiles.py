@@ -153,7 +153,7 @@ def test_what_the_container_has_is_not_installed_again():
 
 def test_a_package_of_the_container_that_does_not_fit_ends_the_build():
     wanted = REQUIREMENTS["wanted"](PROJECT, ["gpu"])
-    with pytest.raises(SystemExit, match=r"numpy 2\.1\.0 is installed, the project needs <2; torch 2\.5\.0 is"):
+    with pytest.raises(SystemExit, match=r"numpy 2\.1\.0 is installed, but the project needs <2; torch 2\.5\.0 is"):
         REQUIREMENTS["to_install"](wanted, {**CONTAINER, "numpy": "2.1.0", "torch": "2.5.0"})
 
 

@@ -227,7 +227,7 @@ def test_the_ledger_knows_full_blocks_of_ended_sequences() -> None:
         ("enable_kv_cache_reuse", "perhaps", "enable_kv_cache_reuse='perhaps'"),
         ("sink_token_length", "-1", "sink_token_length=-1"),
         ("max_attention_window_size", "64,x", "max_attention_window_size='x'"),
-        ("max_attention_window_size", "128,256", "max_attention_window_size='128,256'.*All layers share one"),
+        ("max_attention_window_size", "128,256", "max_attention_window_size='128,256'.*All of its layers share one"),
         ("guided_decoding_backend", "xgrammar", "guided_decoding_backend='xgrammar'"),
     ],
 )

@@ -80,5 +80,5 @@ def test_a_first_night_is_no_more_than_a_beginning(tmp_path):
     read = history.read()
     made = trend_document(history, read, judge(read.records, read.records[-1].run, SETTINGS), SETTINGS)
     assert made.lead[0].kind == "good"
-    assert "still too short to know their noise" in made.lead[0].text
+    assert "still too short to estimate their noise" in made.lead[0].text
     assert render_html(made)

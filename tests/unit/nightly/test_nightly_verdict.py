@@ -113,7 +113,7 @@ def test_more_loss_than_the_format_may_have():
     bad = night(8, accuracy=lossy(20, verdict="loses accuracy"))
     (found,) = verdict(bad, before=[]).regressions
     assert found.metric == "accuracy"
-    assert found.reason == "loses 2.00 % of the baseline's accuracy; 1 % is expected at most"
+    assert found.reason == "loses 2.00 % of the baseline's accuracy; the limit is 1 %"
 
 
 def test_a_loss_that_chance_explains_is_none():

@@ -87,7 +87,7 @@ def test_without_a_benchmark_it_is_named_as_absent(tmp_path):
     add_format(store, "none")
     data = collect(store)
     assert data.workloads == ()
-    assert data.formats[0].missing == ("No benchmark of synthetic none yet.",)
+    assert data.formats[0].missing == ("synthetic none was not benchmarked yet.",)
 
 
 def test_a_store_without_the_large_files_is_enough(tmp_path):

@@ -134,7 +134,7 @@ def test_what_was_not_measured_is_named_absent(tmp_path):
     store = Store(tmp_path / "store")
     add_format(store, "none")
     paths = write_report(collect(store), tmp_path / "out")
-    assert "Absent: No benchmark of synthetic none yet." in paths.html.read_text()
+    assert "Missing: synthetic none was not benchmarked yet." in paths.html.read_text()
     assert "not measured" in paths.markdown.read_text()
     assert not (tmp_path / "out" / "throughput_latency.svg").exists()
 
@@ -145,7 +145,7 @@ def test_a_cut_benchmark_is_a_warning(tmp_path):
     assert "> Warning: The benchmark of synthetic none is incomplete: the server died." in text
     assert "concurrency 16: cut short (the server died)" in text
     assert "concurrency 4: client-limited (cpu 98 %); a lower bound" in text
-    assert "Hollow: the load generator was the limit." in text
+    assert "Hollow: the load generator was the bottleneck." in text
 
 
 def test_a_benchmark_without_a_single_level_is_reported(tmp_path):
