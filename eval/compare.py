@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from eval.paired import ALPHA, above_chance, compare_pair
+from eval.paired import ALPHA, SMALL_LOSS, above_chance, compare_pair
 from eval.results import EvalResult, Score
 from pipelines.host.text import table, wrapped
 
@@ -95,7 +95,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     notes = [
         "Loss is in percent of the baseline's accuracy, change and interval in points.",
         "lost, gained: questions right only before, only after. p: McNemar's exact test;",
-        f"a verdict other than 'no measurable loss' needs p < {ALPHA}.",
+        f"below {ALPHA}, accuracy changed. Above, 'no measurable loss' if the interval",
+        f"excludes a loss of {100 * SMALL_LOSS:g} point, else 'not decided': ask more questions.",
     ]
     if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
         notes.append(

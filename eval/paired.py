@@ -12,6 +12,9 @@ from pipelines.domain.errors import UserError
 ALPHA = 0.05
 """A change is called measurable if chance alone would produce one as large in fewer than 5 % of cases."""
 
+SMALL_LOSS = 0.01
+"""A format keeps its accuracy only if a loss of one point (of all questions) can be excluded."""
+
 Z_95 = 1.959964
 """Half width of a 95 % interval in standard errors (normal distribution)."""
 
@@ -59,10 +62,25 @@ class Paired:
         return 100 * (self.lost - self.gained) / right_before if right_before else None
 
     @property
+    def greatest_loss(self) -> float:
+        """Upper end of the 95 % interval of the loss, as a fraction of all questions.
+
+        If no answer changed, the interval has no width, however few the questions; the rule of three bounds the loss
+        instead: an event that did not occur in n trials has a probability of at most 3 / n.
+        """
+        if self.interval is None:
+            return 1.0
+        return -self.interval[0] if self.lost or self.gained else min(1.0, 3 / self.questions)
+
+    @property
     def verdict(self) -> str:
-        """One of "no measurable loss", "loses accuracy", "gains"."""
+        """One of "loses accuracy", "gains", "no measurable loss", "not decided".
+
+        A p-value of 0.05 or more alone proves nothing: too few questions give one as well. It means "no measurable
+        loss" only if a loss of `SMALL_LOSS` can be excluded.
+        """
         if self.p_value >= ALPHA:
-            return "no measurable loss"
+            return "no measurable loss" if self.greatest_loss < SMALL_LOSS else "not decided"
         return "loses accuracy" if self.lost > self.gained else "gains"
 
 

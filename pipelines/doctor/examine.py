@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pipelines.doctor import gpus, hub, places, processor, templates, verdicts, versions
 from pipelines.doctor.record import Diagnosis, ProbeResult
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan.plan import make_plan
 from pipelines.settings.root import Settings
@@ -47,12 +47,12 @@ def _broken(settings: Settings, machine: Machine, found: list[ProbeResult]) -> l
     """List what stops the configured pipeline here: what planning refuses and what the probes call broken."""
     broken = [finding for finding in found if finding.status == "bad"]
     try:
-        make_plan(settings, "all", Store(settings.paths.store), machine)
+        faults: Sequence[Fault] = make_plan(settings, "all", Store(settings.paths.store), machine).not_here
     except UserError as error:
-        told = " ".join(finding.value for finding in broken)
-        broken += [
-            ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
-            for fault in error.faults
-            if fault.message not in told
-        ]
-    return broken
+        faults = error.faults
+    told = " ".join(finding.value for finding in broken)
+    return broken + [
+        ProbeResult("plan", fault.message, "bad", f"{fault.allowed} {fault.todo}".strip())
+        for fault in faults
+        if fault.message not in told
+    ]

@@ -133,6 +133,11 @@ class Level:
     notes: tuple[str, ...] = ()
 
     @property
+    def counts(self) -> bool:
+        """Whether the figures describe the server: requests finished, not cut short, not limited by the client."""
+        return self.complete and self.summary.requests > 0 and not self.client.bottleneck
+
+    @property
     def load(self) -> str:
         """The load as text: "concurrency 16", "4 requests/s (poisson)"."""
         if self.concurrency is not None:

@@ -13,7 +13,7 @@ from pipelines.host.screen import say
 from pipelines.host.text import wrapped
 from pipelines.nightly.history import History
 from pipelines.nightly.matrix import cells, own_overrides
-from pipelines.nightly.sentences import finding_text, headline
+from pipelines.nightly.sentences import by_reason, causes, headline
 from pipelines.nightly.verdict import NightVerdict, judge
 from pipelines.settings.compose import load
 
@@ -52,7 +52,9 @@ def run(overrides: Sequence[str]) -> int:
 
 def words(history: History, verdict: NightVerdict) -> list[str]:
     """Render the verdict for a terminal."""
-    lines = [f"REGRESSION  {line}" for found in verdict.regressions for line in [finding_text(history, found)]]
-    lines += [f"FAILED  {cell}: {reason}" for cell, reason in verdict.failures]
+    lines = []
+    for cause in causes(history, verdict.regressions):
+        lines += [f"REGRESSION  {cause.text}", *(f"- {item}" for item in cause.items)]
+    lines += [f"FAILED  {cells}: {reason}" for cells, reason in by_reason(verdict.failures)]
     lines.append(headline(verdict))
     return [wrapped(line) for line in lines]

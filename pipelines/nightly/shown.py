@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.document.show import NONE, number, percent
-from pipelines.domain.metrics import FIGURES, REQUEST_RATE, SHARE, TOKEN_RATE
+from pipelines.domain.metrics import FIGURES, REQUEST_RATE, SHARE, SIZE, TOKEN_RATE
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.nightly.record import base_name
 
@@ -23,6 +23,20 @@ def shown(metric: str, value: float | None) -> str:
     if figure.metric.unit in (TOKEN_RATE, REQUEST_RATE):
         return f"{number(value)}/s"
     return f"{number(figure.shown(value))} {figure.metric.unit.shown}"
+
+
+def named(metric: str) -> str:
+    """Return a metric's name in words, without a unit: "TTFT p50 at concurrency 8", "build peak memory"."""
+    base, _, load = metric.partition(" at ")
+    figure = FIGURES.get(base)
+    if figure is not None:
+        name = figure.metric.title.partition(",")[0] + (" size" if figure.metric.unit is SIZE else "")
+        name += f" {figure.statistic}" if figure.statistic else ""
+    elif base.endswith("_peak_bytes"):
+        name = f"{base.removesuffix('_peak_bytes')} peak memory"
+    else:
+        name = f"{base.removesuffix('_s')} time"
+    return f"{name}{f' at {load}' if load else ''}"
 
 
 def title(metric: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipelines.document.blocks import (
     LEFT,
     Block,
+    BulletList,
     Callout,
     Card,
     Column,
@@ -22,8 +23,8 @@ from pipelines.document.show import NONE, machine_text, number, percent, when
 from pipelines.domain.metrics import NIGHTLY_TABLE
 from pipelines.nightly.history import History, HistoryContents
 from pipelines.nightly.record import Record
-from pipelines.nightly.sentences import finding_text, headline
-from pipelines.nightly.shown import shown
+from pipelines.nightly.sentences import by_reason, causes, headline
+from pipelines.nightly.shown import named, shown
 from pipelines.nightly.trend_plots import cell_trend
 from pipelines.nightly.verdict import NightVerdict, Series, metrics_of
 from pipelines.settings.nightly import NightlySettings
@@ -79,8 +80,11 @@ def _cards(verdict: NightVerdict) -> tuple[Card, ...]:
 
 
 def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> list[Block]:
-    blocks: list[Block] = [Callout("warning", finding_text(history, found)) for found in verdict.regressions]
-    blocks += [Callout("warning", f"{cell}: {reason}") for cell, reason in verdict.failures]
+    blocks: list[Block] = []
+    for cause in causes(history, verdict.regressions):
+        blocks.append(Callout("warning", cause.text))
+        blocks += [BulletList(cause.items)] if cause.items else []
+    blocks += [Callout("warning", f"{cells}: {reason}") for cells, reason in by_reason(verdict.failures)]
     blocks.append(Callout("note" if blocks else "good", headline(verdict)))
     return blocks + [Callout("note", note) for note in read.notes]
 
@@ -162,12 +166,15 @@ def _trends(verdict: NightVerdict) -> list[Block]:
 
 
 def _not_measured(verdict: NightVerdict) -> list[Block]:
-    rows = [(r.cell, r.status, r.reason) for r in verdict.records if r.status != "done"]
-    columns = (Column("cell", right=LEFT), Column("", right=LEFT), Column("reason", right=LEFT))
-    blocks: list[Block] = (
-        [Table("Cells without a result", "recorded", columns[:2], tuple(r[:2] for r in rows))] if rows else []
-    )
-    return blocks + [Text(f"{cell}: {reason}") for cell, _, reason in rows]
+    """List the cells without a result, cells with the same reason together."""
+    rows = []
+    for status in ("failed", "not possible"):
+        cells = [(record.cell, record.reason) for record in verdict.records if record.status == status]
+        rows += [(names, status, reason) for names, reason in by_reason(cells)]
+    if not rows:
+        return []
+    columns = tuple(Column(title, right=LEFT) for title in ("cells", "status", "reason"))
+    return [Table("Cells without a result", "recorded", columns, tuple(rows))]
 
 
 def _judged(verdict: NightVerdict) -> list[Block]:
@@ -178,7 +185,7 @@ def _judged(verdict: NightVerdict) -> list[Block]:
     rows = tuple(
         (
             line.cell,
-            line.metric,
+            named(line.metric),
             str(sum(value is not None for value in line.values)),
             shown(line.metric, line.judged[-1].before),
             shown(line.metric, line.values[-1]),
@@ -195,7 +202,7 @@ def _judged(verdict: NightVerdict) -> list[Block]:
 
 def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str, str], ...]:
     expect = settings.expect
-    floors = ", ".join(f"{name} {value:g} %" for name, value in expect.floor_percent.items())
+    floors = ", ".join(f"{named(name)} {value:g} %" for name, value in expect.floor_percent.items())
     limits = ", ".join(f"{name} {value:g} %" for name, value in expect.accuracy_loss_percent.items())
     accepted = "; ".join(f"{a.cell}, {a.metric}, since {a.since}: {a.reason}" for a in expect.accepted)
     return (

@@ -19,6 +19,7 @@ from pipelines.plan.deployment import deployment
 from pipelines.plan.targets import Target, is_elsewhere
 from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance import hardware
+from pipelines.predict.performance.limits import EngineLimits, with_limits
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, warned
@@ -48,6 +49,7 @@ def check(
     machine: Machine,
     target: Target,
     found: Found,
+    limits: EngineLimits | None = None,
 ) -> Checked:
     """Apply every rule that does not need the model's files.
 
@@ -58,6 +60,7 @@ def check(
         machine: facts of this machine.
         target: of the command.
         found: what the user has on disk; with an engine already built, nothing is compressed or built.
+        limits: of an engine on the GPU, where they were chosen for the load.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
     if found.built is not None or is_elsewhere(settings, target):
@@ -69,7 +72,7 @@ def check(
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
-    _gpu_memory(settings, shape, machine, checked)
+    _gpu_memory(with_limits(settings, limits), shape, machine, checked, limits)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
     checked.faults += served
@@ -131,13 +134,18 @@ def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
 
 
-def _gpu_memory(settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked) -> None:
+def _gpu_memory(
+    settings: Settings, shape: ModelShape | None, machine: Machine, checked: Checked, limits: EngineLimits | None
+) -> None:
     """Check the engine against the memory of its GPU."""
     target = hardware.resolved(settings.hardware, machine)
     if about := hardware.describe(settings.hardware, machine):
         checked.notes += (about,)
     if shape is not None and target.memory_gb:
-        fit = memory_checks.check(settings, shape, target, formats_for(target.sm or 0))
+        if limits is not None:
+            checked.notes += tuple(f"chosen for the load: build.{line}" for line in limits.lines())
+        chosen = () if limits is None else tuple(limits.reasons)
+        fit = memory_checks.check(settings, shape, target, formats_for(target.sm or 0), chosen)
         checked.faults += fit.faults
         checked.notes += fit.notes
         checked.warnings += fit.warnings

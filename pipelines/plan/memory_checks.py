@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from pipelines.domain.errors import Fault
@@ -13,10 +14,17 @@ from pipelines.engines.openvino.memory import CpuMemory, CpuSizes, Precision, cp
 from pipelines.host.machine import native_bf16
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.gpus import usable_bytes
+from pipelines.predict.performance.lengths import known_lengths
+from pipelines.predict.performance.limits import BATCHES, LEAST_TOKENS, stepped
 from pipelines.predict.performance.memory import DeviceMemory, EngineSizes, concurrency, device_memory, what_fits
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.load import DEFAULT_CONCURRENCY
 from pipelines.settings.root import Settings
+
+FEW_REQUESTS = 4
+"""Requests at a time below which batching hardly helps."""
+LONG, MUCH_LONGER = 32_768, 8
+"""A max_seq_len from which a warning is due, if it is also so many times as long as the longest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,13 @@ class MemoryFit:
     notes: tuple[str, ...] = ()
 
 
-def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, formats: list[QFormat]) -> MemoryFit:
+def check(
+    settings: Settings,
+    shape: ModelShape,
+    hardware: HardwareSettings,
+    formats: list[QFormat],
+    chosen: Collection[str] = (),
+) -> MemoryFit:
     """Check an engine against one GPU.
 
     Args:
@@ -42,12 +56,13 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
         shape: of the model.
         hardware: the GPU, with its memory.
         formats: weight formats it can run.
+        chosen: limits that were chosen for the load, by name; nothing is advised against them.
     """
     total, name = usable_bytes(hardware), hardware.gpu if hardware.name == "auto" else hardware.name
     sizes = engine_sizes(settings, shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return MemoryFit()  # no such split exists; another rule refuses it
-    memory, tokens = device_memory(sizes, total), request_tokens(settings.workload) or sizes.max_seq_len
+    memory, tokens = device_memory(sizes, total), request_tokens(settings) or sizes.max_seq_len
     # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
@@ -57,7 +72,57 @@ def check(settings: Settings, shape: ModelShape, hardware: HardwareSettings, for
     if concurrency(sizes, memory, tokens).requests < 1:
         fixes = what_fits(sizes, total, tokens, formats)
         return MemoryFit(warnings=(_buffers(settings, memory, str(name), fixes),))
-    return MemoryFit(notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+    warnings = _few_requests(sizes, memory, tokens, formats)
+    if "max_batch_size" not in chosen:
+        warnings += _large_buffers(sizes, memory, str(name))
+    if "max_seq_len" not in chosen:
+        warnings += _long_sequence(settings, sizes)
+    return MemoryFit(warnings=warnings, notes=(_parts(sizes, memory, str(name)), _left(sizes, memory, tokens)))
+
+
+def _few_requests(sizes: EngineSizes, memory: DeviceMemory, tokens: int, formats: list[QFormat]) -> tuple[Fault, ...]:
+    """Warn of a KV cache that hardly holds a batch."""
+    found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
+    if found >= FEW_REQUESTS:
+        return ()
+    roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
+    fixes = what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS)
+    how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
+    requests = "1 request" if found == 1 else f"{found} requests"
+    return (Fault(f"The KV cache holds only {requests} of {tokens:,} tokens at a time (modelled).", todo=how),)
+
+
+def _large_buffers(sizes: EngineSizes, memory: DeviceMemory, name: str) -> tuple[Fault, ...]:
+    """Warn of a max_batch_size whose buffers take more than the model itself."""
+    weights = memory.weights + memory.streamed
+    if memory.buffers <= weights:
+        return ()
+    smaller = [batch for batch in BATCHES if batch < sizes.max_batch_size * weights / memory.buffers]
+    how = f"Set build.max_batch_size={smaller[-1]} or less. " if smaller else ""
+    return (
+        Fault(
+            f"On {name}, runtime and decoder take {show_bytes(memory.buffers)} for build.max_batch_size="
+            f"{sizes.max_batch_size}, more than the weights, {show_bytes(weights)} (modelled); the KV cache "
+            "gets only what they leave.",
+            todo=f"{how}Without build.max_batch_size it is chosen for the load, where the speed of the GPU is known.",
+        ),
+    )
+
+
+def _long_sequence(settings: Settings, sizes: EngineSizes) -> tuple[Fault, ...]:
+    """Warn of a max_seq_len that is far above what the load needs."""
+    load, longest = known_lengths(settings), sizes.max_seq_len
+    if load is None or longest < LONG or longest < MUCH_LONGER * load.longest:
+        return ()
+    enough = max(LEAST_TOKENS, stepped(load.longest))
+    return (
+        Fault(
+            f"The engine is built for build.max_seq_len={longest}, and the longest request of workload="
+            f"{settings.workload.name} has {load.longest:,} tokens: runtime and decoder reserve room for the longest "
+            "sequence in each of max_batch_size requests.",
+            todo=f"Set build.max_seq_len={enough}, if no other load needs more.",
+        ),
+    )
 
 
 def gpu_predicted(settings: Settings, shape: ModelShape | None) -> dict[str, float]:
@@ -174,7 +239,7 @@ def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
     memory = cpu_predicted(settings, shape)
     if memory is None:
         return ()
-    tokens = request_tokens(settings.workload)
+    tokens = request_tokens(settings)
     parts = (
         ("process", memory.process),
         ("weights", memory.weights),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import EngineChoice, choose
 from pipelines.host.machine import Machine, library_versions
@@ -19,6 +19,8 @@ from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import nodes
 from pipelines.plan.targets import Target
 from pipelines.plan.user_inputs import Found, look
+from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.limits import EngineLimits, with_limits
 from pipelines.settings.root import Settings
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
@@ -86,7 +88,13 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     except UserError as error:
         faults.extend(error.faults)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine)
-    checked = checks.check(settings, shape, choice.engine, machine, target, found)
+    limits = None
+    if found.built is None:
+        with collecting(faults):
+            limits = _limits(settings, shape, machine)
+    if choice.engine.needs_gpu:
+        settings = with_limits(settings, limits)
+    checked = checks.check(settings, shape, choice.engine, machine, target, found, limits)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)
@@ -101,6 +109,18 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     not_here = checks.check_machine(choice.engine, machine, todo)
     findings = (checked.notes, checked.warnings, tuple(not_here))
     return Plan(settings, target, machine, choice, shape, steps, *findings)
+
+
+def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> EngineLimits | None:
+    """Choose the limits of an engine on the GPU that is named or found, if its speed is known."""
+    hardware = resolved(settings.hardware, machine)
+    if hardware.mem_bw_gb_s is None:
+        return None
+    # the performance model needs numpy, which takes a while to load
+    from pipelines.predict.performance.choose_limits import limits_for_load
+    from pipelines.predict.performance.step_cost import costs
+
+    return limits_for_load(settings, shape, hardware, costs(settings))
 
 
 def node_key(node: Node, digests: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -25,8 +25,9 @@ class FormatRow:
         verdict: result of the paired statistics.
         engine_bytes: size of the engine on disk.
         run: the benchmark.
-        peak: level with the most output tokens/s; complete levels are preferred.
-        at_slo: level with the most output tokens/s whose p99 meets every limit; None without limits or if none does.
+        peak: level with the most output tokens/s; None if no level counts (see `Level.counts`).
+        at_slo: level that counts with the most output tokens/s whose p99 meets every limit; None without limits or if
+            none does.
     """
 
     model: str
@@ -97,20 +98,57 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
     rows = tuple(_row(item, runs.get(item.variant)) for item in data.formats if item.model == model)
     eligible = [row for row in rows if not _refusal(row, limit)]
     best = max(eligible, key=lambda row: row.score or 0.0, default=None)
-    rejected = tuple(
-        Rejection(row.variant, _refusal(row, limit) or _slower(row, best)) for row in rows if row is not best
-    )
     if best is None:
         reason = f"No format can be recommended: none has a usable throughput and loses at most {limit:g} %."
-        return Comparison(workload, model, limit, rows, None, reason, rejected, ())
-    return Comparison(
-        workload, model, limit, rows, best.variant, _reason(best, limit), rejected, _notes(best, rows, limit)
-    )
+    elif undecided := _undecided(best, rows, limit):
+        reason, best = undecided, None
+    else:
+        reason = _reason(best, limit, alone=len(eligible) == 1)
+    chosen = best.variant if best else None
+    notes = (*(_choice_notes(best, eligible, limit) if best else ()), *_load_notes(rows))
+    return Comparison(workload, model, limit, rows, chosen, reason, _rejected(rows, best, limit), notes)
+
+
+def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -> tuple[Rejection, ...]:
+    if best is None:
+        return tuple(Rejection(row.variant, why) for row in rows if (why := _refusal(row, limit)))
+    return tuple(Rejection(row.variant, _refusal(row, limit) or _slower(row, best)) for row in rows if row is not best)
+
+
+def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
+    """Return why even the best eligible format is not the winner; empty if it is."""
+    if len([row for row in rows if row is best or _measured(row)]) == 1:
+        return f"{_said(best)}. No other format was measured, so there is nothing to choose from."
+    for row in rows:
+        bound = max(_bounds(row), key=_rate, default=None)
+        if row is not best and bound and _acceptable(row, limit) and _rate(bound) > (best.score or 0.0):
+            return (
+                f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} reached "
+                f"{_rate(bound):,.0f} at {bound.load}, where the load generator was the bottleneck "
+                f"({bound.client.reason}). Measure again with a faster client."
+            )
+    return ""
+
+
+def _bounds(row: FormatRow) -> list[Level]:
+    """Return the levels whose throughput is a lower bound of what the format can do within the limits."""
+    limited = [level for level in finished(row.run) if level.client.bottleneck]
+    slo = row.run.result.slo if row.run else Slo()
+    return [level for level in limited if meets(level, slo) or not has_limits(slo)]
+
+
+def _measured(row: FormatRow) -> bool:
+    """Return whether accuracy and throughput are known, so that the format can win or lose."""
+    return row.loss_percent is not None and row.peak is not None
+
+
+def _acceptable(row: FormatRow, limit: float) -> bool:
+    return row.loss_percent is not None and row.loss_percent <= limit
 
 
 def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
     build = item.piece("build")
-    levels = usable(run)
+    levels = [level for level in finished(run) if level.counts]
     loss, interval, verdict = _loss(item)
     return FormatRow(
         model=item.model,
@@ -139,10 +177,9 @@ def _loss(item: FormatReport) -> tuple[float | None, tuple[float, float] | None,
     return row["loss_percent"], shown, str(row["verdict"])
 
 
-def usable(run: BenchmarkRun | None) -> list[Level]:
-    """Return the levels with finished requests; only the complete ones if there are any."""
-    levels = [level for level in run.result.levels if level.summary.requests] if run else []
-    return [level for level in levels if level.complete] or levels
+def finished(run: BenchmarkRun | None) -> list[Level]:
+    """Return the levels with finished requests, including those that do not count."""
+    return [level for level in run.result.levels if level.summary.requests] if run else []
 
 
 def _rate(level: Level) -> float:
@@ -168,8 +205,10 @@ def _refusal(row: FormatRow, limit: float) -> str:
         return f"loses {row.loss_percent:.2f} % of the accuracy; the limit is {limit:g} %"
     if row.run is None:
         return "it was not benchmarked"
-    if row.peak is None:
+    if not finished(row.run):
         return f"no request of its benchmark finished ({row.run.result.reason or 'see its errors'})"
+    if row.peak is None:
+        return "each of its loads was cut short or limited by the load generator"
     if has_limits(row.run.result.slo) and row.at_slo is None:
         return "no load met the limits of the SLO at p99"
     return ""
@@ -180,46 +219,59 @@ def in_words(variant: str) -> str:
     return "none (16 bit)" if variant == BASELINE else variant
 
 
-def _reason(best: FormatRow, limit: float) -> str:
-    level = best.at_slo if best.run and has_limits(best.run.result.slo) else best.peak
-    assert level is not None, "a chosen format has a level"
-    where = "at the highest load that meets the SLO" if level is best.at_slo else "at its peak"
-    return (
-        f"{in_words(best.variant)} gives the most throughput within an accuracy loss of {limit:g} %: "
-        f"{_rate(level):,.0f} output tokens/s {where} ({level.load}), loss {best.loss_percent:.2f} %."
-    )
+def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
+    what = "is the only format that qualifies" if alone else "gives the most throughput"
+    loss = f"loss {best.loss_percent:.2f} %" + (" (not decided)" if best.verdict == "not decided" else "")
+    return f"{in_words(best.variant)} {what} within an accuracy loss of {limit:g} %: {_told(best)}, {loss}."
 
 
-def _slower(row: FormatRow, best: FormatRow | None) -> str:
-    if best is None or not row.score or not best.score:
+def _told(row: FormatRow) -> str:
+    """Return the throughput by which a format is judged, with its load."""
+    level = _level(row)
+    assert level is not None, "an eligible format has a level"
+    where = "at the highest load that meets the SLO" if level is row.at_slo else "at its peak"
+    return f"{_rate(level):,.0f} output tokens/s {where} ({level.load})"
+
+
+def _said(row: FormatRow) -> str:
+    return f"{in_words(row.variant)} gives {_told(row)}"
+
+
+def _slower(row: FormatRow, best: FormatRow) -> str:
+    if not row.score or not best.score:
         return "no throughput to compare"
     return f"{row.score:,.0f} output tokens/s, {100 * (1 - row.score / best.score):.0f} % below {best.variant}"
 
 
-def _notes(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> tuple[str, ...]:
-    notes = []
-    others = [row for row in rows if row is not best and not _refusal(row, limit)]
+def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) -> list[str]:
+    """Return the limitations of the choice: noise, and an accuracy that is not known well enough."""
+    others = [row for row in eligible if row is not best]
     second = max(others, key=lambda row: row.score or 0.0, default=None)
-    if second is not None:
-        notes += _noise(best, second)
-    judged = [(row.variant, level) for row in (best, *others) if (level := _level(row))]
-    limited = [
-        f"{variant} at {level.load} ({level.client.reason})" for variant, level in judged if level.client.bottleneck
-    ]
-    if limited:
-        notes.append(
-            f"The load generator was the bottleneck for {', '.join(limited)}: such a throughput is a lower bound, "
-            "and the order of the formats is not certain."
-        )
-    cut = [f"{variant} at {level.load} ({level.reason})" for variant, level in judged if not level.complete]
-    if cut:
-        notes.append(f"Cut short: {', '.join(cut)}.")
+    notes = _noise(best, second) if second is not None else []
     if best.interval_percent and best.interval_percent[1] > limit:
         notes.append(
             f"The 95 % interval of the accuracy loss of {best.variant} reaches {best.interval_percent[1]:.2f} %, "
             f"above the limit of {limit:g} %: evaluate more questions to be sure."
         )
-    return tuple(notes)
+    return notes
+
+
+def _load_notes(rows: Sequence[FormatRow]) -> list[str]:
+    """Name the loads that do not count."""
+    loads = [(row.variant, level) for row in rows for level in finished(row.run)]
+    notes = []
+    limited = [
+        f"{variant} at {level.load} ({level.client.reason})" for variant, level in loads if level.client.bottleneck
+    ]
+    if limited:
+        notes.append(
+            f"Not counted, because the load generator was the bottleneck: {', '.join(limited)}. A throughput measured "
+            "there is a lower bound, so a format may be faster than shown."
+        )
+    cut = [f"{variant} at {level.load} ({level.reason})" for variant, level in loads if not level.complete]
+    if cut:
+        notes.append(f"Not counted, because cut short: {', '.join(cut)}.")
+    return notes
 
 
 def _level(row: FormatRow) -> Level | None:

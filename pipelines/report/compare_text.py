@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.document.show import NONE, number, percent
-from pipelines.domain.benchmark import Level
 from pipelines.domain.metrics import COMPARED
 from pipelines.host.text import table, wrapped
 from pipelines.report.compare import Comparison, FormatRow
@@ -33,8 +32,6 @@ def _text(item: Comparison) -> str:
     lines += ["", *_wrap(item.reason)]
     lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
     lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
-    if any(row.peak and _marked(row.peak) for row in item.rows):
-        lines += _wrap("* client-limited or cut short: a lower bound.")
     lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
     if runs:
         lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
@@ -57,11 +54,7 @@ def _cells(row: FormatRow) -> tuple[str, ...]:
         return (*start, *[NONE] * (len(_TITLES) - len(start)))
     rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
     slo = number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
-    return (*start, rate + ("*" if _marked(row.peak) else ""), load_label(row.peak), *times, slo)
-
-
-def _marked(level: Level) -> bool:
-    return level.client.bottleneck or not level.complete
+    return (*start, rate, load_label(row.peak), *times, slo)
 
 
 def _wrap(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from pipelines.predict.performance.performance import origin
 from pipelines.predict.performance.read_measured import measured_level
 from pipelines.predict.performance.step_cost import costs
 from pipelines.report.data import BenchmarkRun, ModelledRun, ReportData
+from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 from pipelines.store.store import Store
 
@@ -64,7 +65,8 @@ def _modelled_run(
     if model is None and engine is not None and engine.builder and shape and form and gpu:
         with suppress(UserError):  # without a prediction there is nothing to show
             spec = replace(shape, name=result.model)
-            model = gpu_model(settings, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
+            sent = settings.model_copy(update={"workload": WorkloadSettings.judged(result.workload, "workload.")})
+            model = gpu_model(sent, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None
     levels: dict[str, Summary] = {}

@@ -225,7 +225,8 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
                 low, high = (100 * value for value in row["interval"])
                 axes.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
             axes.plot([middle], [at], marker="o", color=colour, markersize=6)
-            axes.annotate(f"{middle:+.2f}", (middle, at), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+            # Beside the axes: on a line of zero or of the accepted loss, the number would look struck through.
+            axes.annotate(f"{middle:+.2f}", (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
         axes.set_yticks(range(len(rows)), names)
         axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
         axes.set_ylim(len(rows) - 0.5, -0.7)

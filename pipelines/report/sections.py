@@ -19,13 +19,13 @@ from pipelines.document.blocks import (
     Terms,
     Text,
 )
-from pipelines.document.show import machine_text, ms, number, percent, settings_text, when
-from pipelines.domain.benchmark import Slo
+from pipelines.document.show import machine_text, ms, number, percent, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
-from pipelines.report.compare import Comparison, comparison, in_words, usable
-from pipelines.report.data import BenchmarkRun, ReportData, Workload
+from pipelines.report.compare import Comparison, comparison, finished, in_words
+from pipelines.report.data import BenchmarkRun, FormatReport, ReportData, ReportedArtifact, Workload
+from pipelines.report.protocol import protocol, slo_text
 from pipelines.report.tables import (
     accuracy_table,
     build_memory_table,
@@ -34,7 +34,13 @@ from pipelines.report.tables import (
     size_table,
     subject_table,
 )
-from pipelines.report.tables_load import comparison_table, counters_table, levels_table, percentiles_table
+from pipelines.report.tables_load import (
+    comparison_table,
+    counters_table,
+    levels_table,
+    modelled_table,
+    percentiles_table,
+)
 from pipelines.report.words import CONVENTIONS
 
 
@@ -85,10 +91,12 @@ def _accuracy_card(data: ReportData) -> Card:
         result = evaluated[0].accuracy.result
         detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
-    kept = [item.variant for item, row in rows if row["verdict"] != "loses accuracy"]
-    lost = [f"{item.variant} loses {row['loss_percent']:.2f} %" for item, row in rows if item.variant not in kept]
+    kept = [item.variant for item, row in rows if row["verdict"] in ("no measurable loss", "gains")]
+    lost = [f"{i.variant} loses {row['loss_percent']:.2f} %" for i, row in rows if row["verdict"] == "loses accuracy"]
+    open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == "not decided")
     first = rows[0][1]
-    detail = "; ".join([*lost, f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"])
+    asked = f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"
+    detail = "; ".join([*lost, *([f"{open_} not decided"] if open_ else []), asked])
     return Card("No measurable loss", f"{len(kept)} of {len(rows)}", "formats", detail, "measured")
 
 
@@ -96,16 +104,19 @@ def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
     """Show best throughput and lightest-load latency for the workload under which most formats were measured."""
     main = max(compared, key=lambda item: len(item.workload.runs) if item.workload else 0)
     rows = [row for row in main.rows if row.run and row.peak]
+    if not rows and any(row.run for row in main.rows):
+        return [Card("Throughput", "no load counts", "", "each was cut short or limited by the load generator", "")]
     if not rows:
         return [Card("Throughput", "not measured", "", "make benchmark", "")]
-    chosen = next((row for row in rows if row.variant == main.chosen), None)
-    best = chosen or max(rows, key=lambda row: row.score or 0.0)
+    refused = {rejection.variant for rejection in main.rejected}
+    eligible = [row for row in rows if row.variant == main.chosen or row.variant not in refused]
+    best = max(eligible or rows, key=lambda row: row.score or 0.0)
     level = best.at_slo or best.peak
     assert best.run is not None, "rows without a run were left out"
     assert level is not None, "rows without a level were left out"
-    light = usable(best.run)[0]
-    limit = f", within the SLO {_slo(best.run.result.slo)}" if best.at_slo else ""
-    limit += ", client-limited" if level.client.bottleneck else ""
+    light = next(level for level in best.run.result.levels if level.counts)
+    slo = best.run.result.slo
+    limit = f", {'within' if best.at_slo else 'outside'} the SLO {slo_text(slo)}" if has_limits(slo) else ""
     return [
         Card(
             "Throughput", number(level.summary.output_tokens_per_s), "output tokens/s",
@@ -153,7 +164,8 @@ def _formats(compared: Sequence[Comparison]) -> Section:
         if item.rejected:
             blocks.append(BulletList(tuple(f"{rejection.variant}: {rejection.reason}" for rejection in item.rejected)))
         if item.notes:
-            blocks += [Text("Limitations of this choice:"), BulletList(item.notes)]
+            blocks += [Text("Limitations of this choice:")] if item.chosen else []
+            blocks.append(BulletList(item.notes))
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
@@ -173,14 +185,14 @@ def _load(workload: Workload, data: ReportData, position: int, count: int) -> Se
     """Return the section of one workload."""
     order = list(dict.fromkeys(item.variant for item in data.formats))
     tail = "" if position == 1 else f"-{position}"
-    blocks: list[Block] = [_protocol(workload)]
+    blocks: list[Block] = protocol(workload)
     overview = (
         plots.throughput_latency(workload, order, f"throughput_latency{tail}"),
         plots.ttft_throughput(workload, order, f"ttft_throughput{tail}"),
     )
     blocks += [figure for figure in overview if figure]
     for run in workload.runs:
-        blocks.append(levels_table(run))
+        blocks += [table for table in (levels_table(run), modelled_table(run)) if table]
         blocks += _details(run, tail)
     title = "Under load" if count == 1 else f"Under load: {workload.title}"
     return Section(f"load{tail}", title, tuple(blocks))
@@ -190,7 +202,7 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     """Return distributions and a timeline of one run, and the server's and the client's own counters."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run.result.precision)
     figures: list[Figure | None] = [plots_requests.distributions(run, f"distributions{tail}-{name}")]
-    levels = usable(run)
+    levels = finished(run)
     if levels:
         busy = max(levels, key=lambda level: level.summary.output_tokens_per_s)
         figures.append(plots_requests.timeline(run, busy, f"timeline{tail}-{name}"))
@@ -198,35 +210,6 @@ def _details(run: BenchmarkRun, tail: str) -> list[Block]:
     if table := counters_table(run):
         blocks.append(table)
     return [Fold(f"{run.result.precision}: distributions, timeline, all percentiles, counters", tuple(blocks))]
-
-
-def _protocol(workload: Workload) -> Terms:
-    """Describe how the runs were measured, because the protocol is part of every number."""
-    result = workload.runs[0].result
-    # The conventions are shown in a separate section.
-    protocol = {name: value for name, value in result.protocol.items() if name != "conventions"}
-    items = [
-        ("workload", settings_text({"name": result.workload.get("name"), **result.workload})),
-        ("protocol", settings_text(protocol) or "not recorded"),
-        ("SLO", _slo(result.slo) if has_limits(result.slo) else "none given"),
-        ("server", settings_text(result.server)),
-        ("measured", ", ".join(f"{run.result.precision} {when(run.result.measured_at)}" for run in workload.runs)),
-        ("machine", machine_text(result.machine)),
-    ]
-    for what in ("protocol", "slo"):
-        other = [run.result.precision for run in workload.runs if getattr(run.result, what) != getattr(result, what)]
-        if other:
-            items.append(("differs", f"the {what} of {', '.join(other)} differs from that of {result.precision}"))
-    again = [f"{run.result.precision} {1 + len(run.repeats)} runs" for run in workload.runs if run.repeats]
-    if again:
-        items.append(("repeated", f"{', '.join(again)}; the newest is shown"))
-    return Terms(tuple(items))
-
-
-def _slo(slo: Slo) -> str:
-    given = (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms), ("E2E", slo.e2e_ms))
-    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in given if limit is not None)
-    return f"{slo.name} ({limits})" if slo.name not in ("none", "given") else limits
 
 
 def _sizes(data: ReportData) -> Section:
@@ -256,20 +239,49 @@ def _made_from(data: ReportData) -> Section:
 
 
 def _repeat(data: ReportData) -> Section:
-    """List each command once, in the order of the formats, followed by the command of this report."""
-    commands: dict[str, None] = {}
-    for item in data.formats:
-        pieces = [*item.chain, *(run.piece for run in item.runs)]
-        for piece in sorted(pieces, key=lambda piece: piece.created):
-            commands[piece.repeat] = None
-    return Section("repeat", "How to reproduce", (Code((*commands, _report_command(list(commands)))),))
+    """List the commands that produce everything shown, each once, then the command of this report."""
+    pieces = [piece for item in data.formats for piece in _repeated(item)]
+    commands = list(dict.fromkeys(piece.repeat for piece in sorted(pieces, key=lambda piece: piece.created)))
+    made = {piece.commit for item in data.formats for piece in (*item.chain, *(run.piece for run in item.runs))}
+    blocks: list[Block] = [
+        Text(
+            "Each command makes all artifacts that it needs and takes finished ones from the store; benchmarks are "
+            "always measured again. To make everything anew, use an empty store: paths.store=FOLDER in every command."
+        ),
+        Code((*commands, _report_command(commands))),
+    ]
+    if any(commit.endswith("+changes") for commit in made):
+        blocks.append(Text("The source had uncommitted changes, so no commit alone repeats these results."))
+    if outside := sorted({source.source for item in data.formats for piece in item.chain
+                          for source in piece.inputs if not source.in_store}):  # fmt: skip
+        blocks.append(Text(f"From outside the store, and needed again: {', '.join(outside)}."))
+    return Section("repeat", "How to reproduce", tuple(blocks))
+
+
+def _repeated(item: FormatReport) -> list[ReportedArtifact]:
+    """Return the artifacts whose commands make all others of a format: benchmarks, evaluation, else the last stage.
+
+    The command of a benchmark builds its engine and repository; `all` with the same questions evaluates too.
+    """
+    pieces = [run.piece for run in item.runs]
+    evaluation = item.piece("evaluate")
+    if evaluation and not any(_evaluates(piece.repeat, evaluation.repeat) for piece in pieces):
+        pieces.append(evaluation)
+    return pieces or list(item.chain[-1:])
+
+
+def _evaluates(command: str, evaluation: str) -> bool:
+    """Return whether a command evaluates too, and asks the same questions as the command of an evaluation."""
+    words, others = shlex.split(command), shlex.split(evaluation)
+    asked, same = ([word for word in each if word.startswith("eval")] for each in (words[4:], others[4:]))
+    return "all" in words[3:4] and asked == same
 
 
 def _report_command(commands: Sequence[str]) -> str:
-    """Return the command of this report, with the same model and store as the newest of the other commands."""
+    """Return the command of this report, for the model, store and folder of the newest of the other commands."""
     newest = shlex.split(commands[-1]) if commands else []
-    same = [word for word in newest if word.startswith(("model=", "model.", "paths.store="))]
-    return shlex.join(["python", "-m", "pipelines", "report", *same])
+    kept = ("experiment=", "model=", "model.", "paths.store=", "report.")
+    return shlex.join(["python", "-m", "pipelines", "report", *(word for word in newest if word.startswith(kept))])
 
 
 def _versions(data: ReportData) -> Section:

@@ -26,7 +26,10 @@ def accuracy_table(data: ReportData) -> Table:
             Column("verdict", right=LEFT),
         ),
         rows=tuple(_accuracy_cells(item, _name(item, data)) for item in items),
-        notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
+        notes=(
+            "Lost: answered right only by the baseline; gained: only by this format. ±: standard error. No question "
+            "lost or gained: the interval has no width, and the loss is at most 3 / questions (rule of three).",
+        ),
     )
 
 

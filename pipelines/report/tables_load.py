@@ -33,24 +33,44 @@ def levels_table(run: BenchmarkRun) -> Table:
     title = _load_title(run.result.levels)
     for level in run.result.levels:
         marks = _marks(level)
-        cells = (*_level_cells(level, run.result), *_modelled_cells(level, run))
-        rows.append((load_label(level) + (" *" if marks else ""), *cells))
+        rows.append((load_label(level) + (" *" if marks else ""), *_level_cells(level, run.result)))
         notes += [f"* {level.load}: {mark}." for mark in marks]
-    if run.modelled is not None:
-        notes.append(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.")
     result = run.result
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
     return Table(
         caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
         origin="measured",
-        columns=(
-            *_level_columns(title, result),
-            *(groups("modelled", [figure.narrow for figure in MODELLED]) if run.modelled is not None else ()),
-        ),
+        columns=_level_columns(title, result),
         rows=tuple(rows),
         notes=tuple(notes),
     )
+
+
+def modelled_table(run: BenchmarkRun) -> Table | None:
+    """Return the performance model's prediction beside what was measured; None without a model."""
+    if run.modelled is None:
+        return None
+    rows = []
+    for level in run.result.levels:
+        found = run.modelled.levels.get(level.requests_file)
+        measured = _cells(level.summary, MODELLED)
+        modelled = (NONE,) * len(MODELLED) if found is None else _cells(found, MODELLED)
+        rows.append((load_label(level), *(cell for both in zip(measured, modelled, strict=True) for cell in both)))
+    return Table(
+        caption=f"{run.result.precision}, modelled beside measured: {six([run])}; engine {run.result.engine}",
+        origin="",
+        columns=(
+            Column(_load_title(run.result.levels), right=LEFT),
+            *(column for figure in MODELLED for column in groups(_titled(figure), ("measured", "modelled"))),
+        ),
+        rows=tuple(rows),
+        notes=(f"Modelled: simulated with the same requests, not measured; {run.modelled.why}.",),
+    )
+
+
+def _titled(figure: MetricStatistic) -> str:
+    return figure.title if figure.statistic else figure.metric.title
 
 
 def _load_title(levels: Sequence[Level]) -> str:
@@ -89,16 +109,6 @@ def _level_cells(level: Level, result: BenchmarkResult) -> tuple[str, ...]:
     )
 
 
-def _modelled_cells(level: Level, run: BenchmarkRun) -> tuple[str, ...]:
-    """Return the predictions for this load; no cells without a model."""
-    if run.modelled is None:
-        return ()
-    found = run.modelled.levels.get(level.requests_file)
-    if found is None:
-        return (NONE,) * len(MODELLED)
-    return _cells(found, MODELLED)
-
-
 def _cells(summary: Summary, figures: Iterable[MetricStatistic]) -> tuple[str, ...]:
     return tuple(number(figure.shown(figure.of(summary))) for figure in figures)
 
@@ -114,7 +124,7 @@ def _marks(level: Level) -> list[str]:
     if not level.complete:
         marks.append(f"cut short ({level.reason or 'no reason recorded'})")
     if level.client.bottleneck:
-        marks.append(f"client-limited ({level.client.reason}); a lower bound")
+        marks.append(f"client-limited ({level.client.reason}), so its throughput is a lower bound")
     return marks
 
 
@@ -199,7 +209,6 @@ def comparison_table(compared: Comparison) -> Table:
         columns=columns,
         rows=rows,
         strong=names.index(compared.chosen) if compared.chosen else None,
-        notes=_peak_notes(compared.rows),
     )
 
 
@@ -207,12 +216,6 @@ def _at_load(figures: Sequence[MetricStatistic], load: str) -> tuple[str, ...]:
     """Return the headings of figures, with the load after the first."""
     first, *others = figures
     return (first.column, load, *(figure.title for figure in others))
-
-
-def _peak_notes(rows: Sequence[FormatRow]) -> tuple[str, ...]:
-    marked = [row.variant for row in rows if row.peak and _marks(row.peak)]
-    note = "* Client-limited or cut short, so a lower bound; the reason is given with the load below."
-    return (note,) if marked else ()
 
 
 def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
@@ -227,7 +230,7 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         cells += [NONE] * (len(AT_PEAK) + 1)
     else:
         first, *others = _cells(row.peak.summary, AT_PEAK)
-        cells += [first + (" *" if _marks(row.peak) else ""), load_label(row.peak), *others]
+        cells += [first, load_label(row.peak), *others]
     if with_slo and row.at_slo is None:
         cells += [NONE] * (len(AT_SLO) + 1)
     elif with_slo and row.at_slo is not None:

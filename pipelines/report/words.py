@@ -16,8 +16,9 @@ CONVENTIONS: tuple[tuple[str, str], ...] = (
      "the nearest lower value)."),
     ("closed loop, open loop", "Concurrency keeps a fixed number of requests in flight; a request rate sends on "
      "schedule regardless of the server."),
-    ("client-limited", "The load generator itself was the bottleneck: the number describes it rather than the "
-     "server, and is a lower bound."),
-    ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, over the same questions. A verdict other "
-     "than 'no measurable loss' needs p < 0.05 in McNemar's exact test."),
+    ("client-limited", "The load generator itself was the bottleneck. The throughput is a lower bound; latencies "
+     "include waiting in the load generator. Such a load, or one that was cut short, is shown but never chosen."),
+    ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, over the same questions. Accuracy changed "
+     "if p < 0.05 in McNemar's exact test. Otherwise there is no measurable loss if the 95 % interval excludes a loss "
+     "of one point, and the loss is not decided if it does not."),
 )  # fmt: skip

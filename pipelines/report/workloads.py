@@ -60,5 +60,6 @@ def _titles(groups: list[list[BenchmarkRun]]) -> list[str]:
 def spread(run: BenchmarkRun, load: str) -> tuple[float, float] | None:
     """Return lowest and highest output tokens/s of a load over repeated runs; None if it was measured once."""
     results = (run.result, *run.repeats)
-    rates = [level.summary.output_tokens_per_s for r in results for level in r.levels if level.load == load]
+    levels = [level for result in results for level in result.levels if level.load == load and level.counts]
+    rates = [level.summary.output_tokens_per_s for level in levels]
     return (min(rates), max(rates)) if len(rates) > 1 else None

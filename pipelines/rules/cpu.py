@@ -97,6 +97,15 @@ RULES = (
         source="openvinotoolkit/openvino.genai ContinuousBatchingPipeline: a draft model or prompt lookup (2026.4)",
     ),
     Rule(
+        name="the-cpu-engine-guides-nothing",
+        topic=TOPIC,
+        engines=CPU,
+        when=lambda d: d.triton.guided_decoding_backend is not None,
+        failed="triton.guided_decoding_backend={d.triton.guided_decoding_backend} is not supported by engine=openvino.",
+        todo="Set guided=none, or use engine=tensorrt_llm.",
+        source="pipelines/engines/openvino/serving_options.py: the model refuses to load with it",
+    ),
+    Rule(
         name="cpu-adapters-see-scaled-activations",
         topic=TOPIC,
         engines=CPU,

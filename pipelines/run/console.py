@@ -118,7 +118,10 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         return f"{count} model{'s' if count > 1 else ''} for {facts['flavour']}"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
-        return f"{facts['levels']} loads, best {facts['best_output_tokens_per_s']:,.0f} output tokens/s{mark}"
+        best = facts["best_output_tokens_per_s"]
+        said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
+        count = facts["levels"]
+        return f"{count} load{'' if count == 1 else 's'}, {said}{mark}"
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from pipelines.settings.base import Group, Positive
 
@@ -63,6 +63,9 @@ Source: plugin/plugin.py, layers/mlp.py:356 and models/llama/model.py:176 of Ten
 alone runs in every format, and `use_fp8_context_fmha` is switched off by the builder.
 """
 
+LIMITS_FOR_LOAD = ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq_len")
+"""Limits that are chosen for the load where nobody gives them, see `pipelines.predict.performance.limits`."""
+
 FACTS_ARE_LOGGED = ("info", "verbose", "debug", "trace")
 """Log levels that report sizes and seconds, which become the facts of an engine."""
 
@@ -71,11 +74,14 @@ class BuildSettings(Group):
     """Options of trtllm-build 1.2, grouped by what they are about.
 
     Attributes:
-        max_batch_size: requests that the engine schedules together, at most.
-        max_input_len: tokens of a prompt, at most; max_seq_len replaces it where padding is removed and attention
-            is fused.
-        max_seq_len: tokens of prompt and answer together, at most; null is the model's longest sequence.
-        max_num_tokens: tokens of all requests in one iteration, at most.
+        max_batch_size: requests that the engine schedules together, at most; null is chosen for the load on a GPU
+            whose speed is known, and trtllm-build's 2,048 elsewhere.
+        max_input_len: tokens of a prompt, at most; null is chosen likewise, and trtllm-build's 1,024 elsewhere.
+            max_seq_len replaces it where padding is removed and attention is fused.
+        max_seq_len: tokens of prompt and answer together, at most; null is chosen likewise, and the model's longest
+            sequence elsewhere.
+        max_num_tokens: tokens of all requests in one iteration, at most; null is chosen likewise, and trtllm-build's
+            8,192 elsewhere.
         max_beam_width: beams of beam search, at most.
         opt_num_tokens: tokens per iteration that kernels are tuned for; null is max_batch_size * max_beam_width.
         max_encoder_input_len: tokens of an encoder's input, at most; encoder-decoder models only.
@@ -250,6 +256,18 @@ class BuildSettings(Group):
         """Return the same options without those that belong to quantized or sparse weights."""
         given = [name for name, own in OF_A_FORMAT.items() if getattr(self, name) in own]
         return self.model_copy(update={name: type(self).model_fields[name].default for name in given})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, data: object) -> object:
+        """Leave out limits that are null, so that `given` tells a user's 2,048 from the default of 2,048."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in LIMITS_FOR_LOAD}
+
+    def given(self, name: str) -> bool:
+        """Return whether the command line, an experiment or a feature sets an option of LIMITS_FOR_LOAD."""
+        return name in self.model_fields_set
 
     @field_validator(*(name + "_" * (name == "model_config") for name in DECIDED))
     @classmethod

@@ -24,7 +24,7 @@ class SimulatorSettings(Group):
         prefill: ticks of a prompt.
         decode: ticks of a decode step.
         chunks: iterations that a prompt is spread over, in ticks.
-        max_num_tokens: of an iteration; None is no limit in ticks, the engine's in seconds.
+        max_num_tokens: of an iteration; None is no limit in ticks, and in seconds the engine's, except for static.
         admission: as TensorRT-LLM's batch_scheduler_policy; None is the repository's, or the fit's.
         kv_blocks: of the paged KV cache; None is no limit in ticks, what fits into the GPU in seconds.
         tokens_per_block: of one; None is the build's, or the fit's.

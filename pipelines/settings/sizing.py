@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ from pipelines.settings.load import Rate, SloSettings
 FITS = "fits"
 """Folder below the store in which `make calibrate` keeps its files."""
 Signal = Literal["queue_time", "ttft", "kv_use"]
+TriedFormat = Literal[
+    "auto", "none", "fp8", "int8_sq", "int4_awq", "int8_wo", "int4_wo", "w4a8_awq", "nvfp4",
+]  # fmt: skip
 Mode = Literal["online", "sequential", "offline"]
 Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -157,9 +160,13 @@ class SizingSettings(Group):
         spare: additional instances.
         tp: tensor parallel sizes to try; null is all that fit a server, or build.tp_size where it is above 1.
         pp: pipeline parallel sizes to try; null is build.pp_size.
-        formats: weight formats to try; null is the one of `quant`.
+        formats: weight formats to try; auto is all that the GPU can run, null the one of `quant`.
         kv_formats: KV-cache formats to try; null is the one of `kv_cache`.
-        measured: a benchmark of yours to size from: ours, AIPerf, genai-perf or trtllm-bench JSON.
+        measured: a benchmark of yours to size from, of any tool that docs/calibration.md names.
+        rate: requests per second that one instance (or server) serves within your limits, if you know it without a
+            file.
+        measured_gpus: GPUs that served `measured` or `rate`, all together; null is what the result says, or the ranks
+            of `tp` and `pp`.
         fit: what `make calibrate` wrote: the performance model fitted to a benchmark, used instead of the one that is
             fitted to published measurements.
         requests: number of simulated requests per load.
@@ -181,9 +188,11 @@ class SizingSettings(Group):
     spare: Annotated[int, Field(ge=0)]
     tp: tuple[Positive, ...] | None
     pp: tuple[Positive, ...] | None
-    formats: tuple[QFormat, ...] | None
+    formats: tuple[TriedFormat, ...] | None
     kv_formats: tuple[KvFormat, ...] | None
     measured: Path | None
+    rate: Rate | None
+    measured_gpus: Positive | None
     fit: Path | None
     requests: Annotated[int, Field(ge=200)]
     prices: PriceSettings
@@ -201,6 +210,7 @@ class SizingSettings(Group):
     @model_validator(mode="after")
     def _fits_together(self) -> SizingSettings:
         self._rates_fit()
+        self._measured_fits()
         slo = self.slo.to_slo()
         if self.mode == "sequential" and (slo.ttft_ms or slo.itl_ms):
             raise ValueError(
@@ -212,7 +222,28 @@ class SizingSettings(Group):
         for key in ("tp", "pp", "formats", "kv_formats"):
             if getattr(self, key) == ():
                 raise ValueError(f"has {key}=[], which tries nothing")
+        if self.formats and "auto" in self.formats and len(self.formats) > 1:
+            raise ValueError(
+                f"has formats=[{','.join(self.formats)}]: auto already tries all that the GPU can run; give it alone"
+            )
         return self
+
+    def _measured_fits(self) -> None:
+        if self.measured_gpus is not None and self.measured is None and self.rate is None:
+            raise ValueError(
+                f"has measured_gpus={self.measured_gpus} without anything measured: add measured=FILE or rate=..."
+            )
+        if self.rate is None:
+            return
+        for key in ("measured", "fit"):
+            if (other := getattr(self, key)) is not None:
+                raise ValueError(f"has rate={self.rate:g} and {key}={other}, two answers to what one serves: give one")
+        slo = self.slo.to_slo()
+        if given := [key for key in ("ttft_ms", "itl_ms", "e2e_ms") if getattr(slo, key) is not None]:
+            raise ValueError(
+                f"has rate={self.rate:g} and slo.{given[0]}={getattr(slo, given[0]):g}, which a rate alone cannot be "
+                "checked against: give the rate that is served within your limits, and leave the limits out"
+            )
 
     def _rates_fit(self) -> None:
         if (self.users is None) != (self.requests_per_user_day is None):
@@ -244,3 +275,6 @@ class SizingSettings(Group):
         if self.users is not None and self.requests_per_user_day is not None:
             return rate_of_users(self.users, self.requests_per_user_day, self.busy_hours)
         return self.average_rate
+
+
+assert set(get_args(TriedFormat)) == {"auto", *QFormat}

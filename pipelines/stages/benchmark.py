@@ -69,12 +69,11 @@ class Benchmark:
                 out_dir=out_dir,
                 note=progress.note,
             )
-        best = max((level.summary.output_tokens_per_s for level in result.levels), default=0.0)
         return {
             "levels": len(result.levels),
             "complete": result.complete,
             "reason": result.reason,
-            "best_output_tokens_per_s": best,
+            "best_output_tokens_per_s": best_rate(result.levels),
             "workload": self.workload.name,
             "memory_predicted": dict(self.predicted),
             "memory_observed": _observed(result.levels),
@@ -103,3 +102,8 @@ def _observed(levels: Sequence[Level]) -> dict[str, float]:
         if known := [value for value in values if value is not None]:
             found[ours] = max(known)
     return found
+
+
+def best_rate(levels: Sequence[Level]) -> float | None:
+    """Return the most output tokens/s of the loads that count; None if none does."""
+    return max((level.summary.output_tokens_per_s for level in levels if level.counts), default=None)

@@ -92,7 +92,7 @@ def test_a_regression_in_the_history_is_named_and_ends_with_3(nights, cli, tmp_p
     (tmp_path / FILE).write_text("".join(json.dumps(record) + "\n" for record in [*planted, *records]))
     words = ["nightly.measure=false", f"nightly.history={tmp_path}"]
     text = re.sub(r"\s+", " ", cli.run("nightly", *words, code=3))
-    assert "REGRESSION tiny_gemma int8_wo fixed: engine_bytes" in text
+    assert "REGRESSION tiny_gemma int8_wo fixed: engine size" in text
     assert "(+100.0 %)" in text
     assert f"Since {bad['commit'][:12]}" in text
     assert f"last good {'5' * 12}" in text

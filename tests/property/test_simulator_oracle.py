@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.predict.simulator.cost import Cost
-from pipelines.predict.simulator.interface import Iterations, OfferedLoad, Requests, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import (
+    REFUSALS,
+    Iterations,
+    OfferedLoad,
+    Requests,
+    SchedulerLimits,
+    SimulatedRun,
+)
 from pipelines.predict.simulator.run import simulate
 from tests.support.plain_simulator import PlainSimulator
 from tests.support.random_loads import simulations
@@ -44,6 +51,8 @@ def test_every_request_and_iteration_is_as_the_plain_simulator_says(
     assert run.iterations is not None
     for field in fields(Iterations):
         expected = [getattr(row, field.name) for row in plain.rows]
+        if field.name == "refused":
+            expected = [REFUSALS.index(reason) for reason in expected]
         np.testing.assert_allclose(getattr(run.iterations, field.name), expected, **CLOSE, err_msg=field.name)
 
 

@@ -40,6 +40,7 @@ class Row:
     prefilling: int
     tokens: int
     queue: int
+    refused: str
     kv_blocks: int
     kv_tokens: int
 
@@ -56,6 +57,7 @@ class PlainSimulator:
             request.arrival = 0.0 if load.arrival is None else float(load.arrival[request.index])
         self.running: list[Plain] = []
         self.rows: list[Row] = []
+        self.refused = ""
         self.now = 0.0
 
     # KV blocks that requests hold and need
@@ -100,19 +102,22 @@ class PlainSimulator:
         size = min(r.context - r.computed, math.ceil((r.context - self.cached(r)) / chunks))
         return int(min(size, left)) if self.engine.policy == "inflight_chunked" else size
 
-    def may_join(self, r: Plain, plan: dict[int, int], left: float, was_empty: bool) -> bool:
-        policy = self.engine.policy
-        if len(self.running) == min(self.engine.slots, self.budget()):
-            return False
-        if (policy == "static" and not was_empty) or (policy == "one_prefill" and any(plan.values())):
-            return False
-        if policy == "inflight_chunked":
-            if left <= 0:
-                return False
-        elif self.running and self.chunk(r, left) > left:
-            return False
+    def refusals(self, r: Plain, plan: dict[int, int], left: float, was_empty: bool) -> list[str]:
+        """Everything that keeps a request from a slot, what lasts longest first."""
+        policy, found = self.engine.policy, []
+        if policy == "static" and not was_empty:
+            found.append("batch")
+        if len(self.running) == self.engine.slots:
+            found.append("slots")
         tokens = r.context if self.engine.admission == "MAX_UTILIZATION" else r.isl + r.osl
-        return self.used() + self.own_blocks(r, tokens) <= self.pool()
+        if self.used() + self.own_blocks(r, tokens) > self.pool():
+            found.append("kv_blocks")
+        if policy == "one_prefill" and any(plan.values()):
+            found.append("one_prefill")
+        too_long = left <= 0 if policy == "inflight_chunked" else self.running and self.chunk(r, left) > left
+        if too_long or len(self.running) == self.budget():
+            found.append("max_num_tokens")
+        return found
 
     def plan(self) -> dict[int, int]:
         """Return the prompt tokens of this iteration by request."""
@@ -122,10 +127,11 @@ class PlainSimulator:
             if r.prefilling():
                 plan[r.index] = self.chunk(r, left)
                 left -= plan[r.index]
-        was_empty = not self.running
+        was_empty, self.refused = not self.running, ""
         for r in self.waiting():
             r.context, r.computed = r.isl + len(r.stamps), self.cached(r)
-            if not self.may_join(r, plan, left, was_empty):
+            if refusals := self.refusals(r, plan, left, was_empty):
+                self.refused = refusals[0]
                 break
             if math.isnan(r.admitted):
                 r.admitted = self.now
@@ -166,7 +172,8 @@ class PlainSimulator:
         shared = self.engine.prefix_tokens // self.engine.tokens_per_block
         tokens = len(decoding) + sum(plan.values())
         queue = len(self.waiting())
-        self.rows.append(Row(self.now, seconds, len(decoding), len(plan), tokens, queue, self.used() + shared, kv))
+        used = self.used() + shared
+        self.rows.append(Row(self.now, seconds, len(decoding), len(plan), tokens, queue, self.refused, used, kv))
         self.now += seconds
         self.yield_tokens(decoding, plan)
         return True
@@ -191,7 +198,8 @@ class PlainSimulator:
         if not ahead:
             return False
         if isinstance(self.cost, TickCost):
-            self.rows.append(Row(self.now, 1, 0, 0, 0, 0, self.engine.prefix_tokens // self.engine.tokens_per_block, 0))
+            shared = self.engine.prefix_tokens // self.engine.tokens_per_block
+            self.rows.append(Row(self.now, 1, 0, 0, 0, 0, "", shared, 0))
             self.now += 1
         else:
             self.now = min(ahead)

@@ -18,10 +18,12 @@ from pipelines.predict.performance.fit_file import FittedModel, comparison, fitt
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.measured import Measured
+from pipelines.predict.performance.measured_gpus import ranks, with_gpus
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
+from pipelines.settings.build import LIMITS_FOR_LOAD
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import FITS
@@ -53,14 +55,15 @@ def calibrate(settings: Settings, machine: Machine) -> int:
     """Fit the model, print the table of the fit and write the file.
 
     Raises:
-        UserError: there is no benchmark to fit to, or it cannot be read.
+        UserError: there is no benchmark to fit to, it cannot be read, or its ranks are not known.
     """
     if settings.sizing.measured is None:
         raise UserError(
             "There is no benchmark to fit to.",
             todo="Measure first (make benchmark), then: make calibrate sizing.measured=artifacts/benchmark/...",
         )
-    measured = read_measured([settings.sizing.measured])
+    measured = with_gpus(read_measured([settings.sizing.measured]), settings)
+    ranks(measured)  # before the fit, which takes a while
     start, words = start_of(settings, machine, measured)
     found = fit(measured, start)
     made = fitted_model(labelled(measured, settings), found, library_versions(("numpy", "scipy", "numba")))
@@ -107,8 +110,6 @@ def labelled(measured: Measured, settings: Settings) -> Measured:
         precision=settings.variant,
         engine=measured.engine or TENSORRT_LLM.name,
         gpu=settings.hardware.name,
-        tp=settings.build.tp_size,
-        pp=settings.build.pp_size,
     )
 
 
@@ -158,11 +159,8 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
     from pipelines.predict.performance.performance import PerformanceModel
 
     gpu = data_sheet(resolved(settings.hardware, machine))
-    tp = measured.tp if measured.tool == "trtllm-bench" else None
-    found = gpu_model(settings, known_model(settings), gpu, PerformanceModel.load().cost, tp=tp).deployment
-    engine = replace(
-        found.engine,
-        slots=measured.limits.get("max_batch_size", found.engine.slots),
-        max_num_tokens=measured.limits.get("max_num_tokens", found.engine.max_num_tokens),
-    )
-    return replace(found, engine=engine)
+    tp, pp = ranks(measured)
+    # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
+    limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
+    built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
+    return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, tp=tp, pp=pp).deployment

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.choose_limits import limits_of
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.limits import EngineLimits
 from pipelines.predict.performance.memory import device_memory, kv_blocks
 from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
@@ -33,12 +35,14 @@ class PredictedDeployment:
         provenance: "fitted", "transferred" or "datasheet".
         why: the same in words.
         spread: log-deviation of modelled / measured by "ttft", "itl", "throughput".
+        limits: of the engine, where some were chosen for the load.
     """
 
     deployment: ModelledDeployment
     provenance: Provenance
     why: str
     spread: Mapping[str, float]
+    limits: EngineLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def gpu_model(
     """Model the iterations of the deployment that the settings describe.
 
     Args:
-        settings: limits of the engine and its KV cache, lengths of the requests.
+        settings: limits of the engine and its KV cache, lengths of the requests; limits that are not given are chosen.
         model: dimensions of the model.
         gpu: GPU it runs on.
         cost: cost of an iteration.
@@ -120,19 +124,21 @@ def gpu_model(
     sizes = replace(
         engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
     )
+    limits = limits_of(settings, sizes, gpu.reported_bytes, costed.cost)
+    sizes = sizes if limits is None else limits.sizes(sizes)
     memory = device_memory(sizes, gpu.reported_bytes)
-    blocks = kv_blocks(sizes, memory, request_tokens(settings.workload) or sizes.max_seq_len)
+    blocks = kv_blocks(sizes, memory, request_tokens(settings) or sizes.max_seq_len)
     if blocks < 1:
         raise UserError(
             f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
             todo=f"`make plan hardware={gpu.name} ...` shows what would fit.",
         )
     engine = SchedulerLimits(
-        slots=build.max_batch_size,
-        max_num_tokens=build.max_num_tokens,
+        slots=sizes.max_batch_size,
+        max_num_tokens=sizes.max_num_tokens,
         admission=admission_of(settings.triton.batch_scheduler_policy),
         kv_blocks=blocks,
         tokens_per_block=build.tokens_per_block,
     )
     deployment = ModelledDeployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
-    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread)
+    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread, limits)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.lengths import known_lengths
 from pipelines.predict.performance.memory import EngineSizes
-from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
 
@@ -26,11 +26,11 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
-        windows=tuple(triton.max_attention_window_size or ()),
+        windows=tuple(triton.max_attention_window_size or shape.windows),
     )
 
 
-def request_tokens(workload: WorkloadSettings) -> int | None:
-    """Return the workload's mean prompt + output in tokens; None when a file defines it."""
-    isl, osl = workload.isl.expected, workload.osl.expected
-    return None if isl is None or osl is None or workload.trace else round(workload.turns * (isl + osl))
+def request_tokens(settings: Settings) -> int | None:
+    """Return the mean prompt + output of the workload's requests in tokens; None where a file does not tell it."""
+    found = known_lengths(settings)
+    return None if found is None else found.mean

@@ -13,6 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
 from pipelines.predict.performance.measured import Measured
+from pipelines.predict.performance.measured_gpus import ranks
 from pipelines.predict.performance.modelled import ModelledDeployment
 from pipelines.predict.performance.performance import Costed, Provenance, Setup
 from pipelines.predict.simulator.cost import IterationCost
@@ -151,7 +152,12 @@ def load_fit(path: Path) -> FittedModel:
 
 
 def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, str]) -> FittedModel:
-    """Collect what to keep of a fit."""
+    """Collect what to keep of a fit.
+
+    Raises:
+        UserError: the ranks of what was measured are not known.
+    """
+    tp, pp = ranks(measured)
     machine = measured.about.get("machine") or {}
     return FittedModel(
         model=measured.model,
@@ -159,8 +165,8 @@ def fitted_model(measured: Measured, found: FitResult, versions: Mapping[str, st
         engine=measured.engine,
         gpu=measured.gpu,
         cpu=processor(machine) if measured.gpu is None else None,
-        tp=measured.tp,
-        pp=measured.pp,
+        tp=tp,
+        pp=pp,
         deployment=found.deployment,
         intervals=found.intervals,
         at_bound=found.at_bound,

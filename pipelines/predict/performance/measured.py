@@ -1,8 +1,8 @@
 """Benchmark results of any tool in one form, as input for fits and sizing.
 
-Ours (`benchmark.json`), AIPerf, genai-perf and trtllm-bench. Their metrics agree (TTFT to the first non-empty response,
-ITL = (E2E - TTFT) / (OSL - 1) per request); differences (percentiles, start of requests, contents of the window) are
-kept beside the numbers, so that a model can be compared with them under the same protocol.
+Their metrics agree (TTFT to the first non-empty response, ITL = (E2E - TTFT) / (OSL - 1) per request); differences
+(percentiles, start of requests, contents of the window) are kept beside the numbers, so that a model can be compared
+with them under the same protocol.
 """
 
 from __future__ import annotations
@@ -90,18 +90,36 @@ class MeasuredLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """GPUs that served a load, as far as they are known.
+
+    Attributes:
+        gpus: all of them together; None if nobody says.
+        tp: tensor parallel ranks of an instance, or None.
+        pp: pipeline parallel ranks of an instance, or None.
+        source: who says so, for messages.
+        certain: False if the GPUs were seen at work rather than named by the server; others may have served too.
+    """
+
+    gpus: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    source: str = ""
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A benchmark of one deployment.
 
     Attributes:
-        tool: "trtllm-pipelines", "aiperf", "genai-perf" or "trtllm-bench".
+        tool: name of the tool, e.g. "trtllm-pipelines", "aiperf", "vllm bench serve".
         levels: one per load.
         model: name of the model in the tool.
         precision: compression in one word, or None.
         engine: engine that executes it, or None.
         gpu: name of the GPU, or None.
-        tp: tensor parallel ranks.
-        pp: pipeline parallel ranks.
+        served: GPUs that served it.
         limits: limits of the engine, if the tool reports them: max_batch_size, max_num_tokens, kv_blocks.
         sources: files read.
         percentiles: how the percentiles were computed.
@@ -116,8 +134,7 @@ class Measured:
     precision: str | None = None
     engine: str | None = None
     gpu: str | None = None
-    tp: int = 1
-    pp: int = 1
+    served: Served = field(default_factory=Served)
     limits: Mapping[str, int] = field(default_factory=dict)
     percentiles: Percentiles = "linear"
     notes: tuple[str, ...] = ()

@@ -1,86 +1,54 @@
-"""Readers of results written by other tools. Errors name the missing key; units are read from the file.
+"""Readers of the results of NVIDIA's tools. Errors name the missing key; units are read from the file.
 
 Formats: AIPerf `docs/reference/json-export-schema.md` (schema 1.0 to 1.5; `input_config.phases` as
-`src/aiperf/config/phases.py` has them and, before 0.7, `input_config.loadgen`);
+`src/aiperf/config/phases.py` has them and, before 0.7, `input_config.loadgen`) and
+`docs/server-metrics/server-metrics-json-schema.md`, with the metric `trtllm_parallel_config_info` of TensorRT-LLM;
 genai-perf `genai_perf/export_data/json_exporter.py` with its tests;
 trtllm-bench `tensorrt_llm/bench/dataclasses/reporting.py` and `statistics.py` of TensorRT-LLM 1.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
-from pipelines.predict.performance.measured import Measured, MeasuredLevel
+from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
+from pipelines.predict.performance.result_file import ResultFile, not_streamed
 
-SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 CAPPED = 0.1
 """Largest spread of submissions, as a share of the run, that counts as unthrottled. trtllm-bench submits everything at
 once unless --concurrency holds them back, and its report does not say which."""
-Reader = Callable[[Any, str], Measured]
+BY_STATISTIC = {
+    "mean": ("avg",), "min": ("min",), "p50": ("p50",), "p90": ("p90",), "p95": ("p95",), "p99": ("p99",),
+    "max": ("max",), "count": ("count",),
+}  # fmt: skip
+"""Names of AIPerf and genai-perf."""
+OF_BENCH = BY_STATISTIC | {"mean": ("average",), "min": ("minimum",), "max": ("maximum",)}
+ENGINES = {"tensorrtllm": "tensorrt_llm"}
+"""genai-perf's names of engines, where they differ from this project's."""
+SERVER_METRICS = "server_metrics_export.json"
+"""What AIPerf writes beside its result: the metrics of the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """JSON of a tool, read key by key."""
-
-    data: Any
-    source: str
-    tool: str
-
-    def get(self, *keys: str | int) -> Any:
-        """Return the value at a path of keys, or None."""
-        found = self.data
-        for key in keys:
-            try:
-                found = found[key]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return found
-
-    def need(self, *keys: str) -> Any:
-        """Return the value at a path of keys.
-
-        Raises:
-            UserError: the value is missing.
-        """
-        if (found := self.get(*keys)) is None:
-            raise self.fault(".".join(keys))
-        return found
-
-    def number(self, *keys: str) -> float:
-        """Return a number (some versions write numbers as text).
-
-        Raises:
-            UserError: the value is missing or not a number.
-        """
-        found = self.need(*keys)
-        try:
-            return float(found)
-        except (TypeError, ValueError):
-            raise UserError(f"{self.source}: {'.'.join(keys)}={found!r} is not a number.") from None
-
-    def fault(self, key: str, todo: str = "") -> UserError:
-        """Build the error for a missing key."""
-        return UserError(
-            f"{self.source} ({self.tool}) lacks '{key}'.", todo=todo or "Give the file as the tool wrote it."
-        )
-
-
-def reader_of(data: Any) -> Reader | None:
-    """Return the reader for the tool that wrote this; None if the tool is unknown."""
-    if not isinstance(data, dict):
-        return None
-    if "request_info" in data and "performance" in data:
-        return trtllm_bench
+def is_aiperf(data: Mapping[str, Any]) -> bool:
+    """Return whether AIPerf wrote this."""
     config = data.get("input_config")
-    if "aiperf_version" in data or (isinstance(config, dict) and ("loadgen" in config or "phases" in config)):
-        return aiperf
-    return genai_perf if isinstance(config, dict) and "request_throughput" in data else None
+    return "aiperf_version" in data or (isinstance(config, dict) and ("loadgen" in config or "phases" in config))
+
+
+def is_genai_perf(data: Mapping[str, Any]) -> bool:
+    """Return whether genai-perf wrote this."""
+    return isinstance(data.get("input_config"), dict) and "request_throughput" in data
+
+
+def is_trtllm_bench(data: Mapping[str, Any]) -> bool:
+    """Return whether trtllm-bench wrote this report."""
+    return "request_info" in data and "performance" in data
 
 
 def aiperf(data: Any, source: str) -> Measured:
@@ -89,32 +57,33 @@ def aiperf(data: Any, source: str) -> Measured:
     Raises:
         UserError: a required key is missing.
     """
-    file = _File(data, source, "AIPerf")
+    file = ResultFile(data, source, "AIPerf")
     if file.get("was_cancelled"):
         raise UserError(f"{source} (AIPerf) is from a run that was cancelled.", todo="Measure again.")
     phase = _profiling(file)
     rate = phase.get("rate", phase.get("request_rate"))
     arrival = str(phase.get("type") or phase.get("arrival_pattern") or ("concurrency" if rate is None else "poisson"))
     if arrival not in ("concurrency", "concurrency_burst", "poisson", "gamma", "constant"):
-        raise UserError(
-            f"{source} (AIPerf) was measured with '{arrival}'.",
-            allowed="Supported: concurrency, poisson, gamma, constant.",
-        )
+        raise file.unsupported(arrival, "concurrency, poisson, gamma, constant")
     model = file.get("input_config", "models", "items", 0, "name") or file.get(
         "input_config", "endpoint", "model_names", 0
     )
+    gpus = _telemetry(file)
+    stated = _server_info(file)
+    served, notes = (stated, ()) if stated else _counted(gpus, source)
     return Measured(
         tool="aiperf",
         levels=(_level(file, arrival, phase.get("concurrency"), rate, warm=_warms(file)),),
         model=str(model or "unknown"),
-        gpu=_aiperf_gpu(file),
+        gpu=next((str(gpu["gpu_name"]) for gpu in gpus if gpu.get("gpu_name")), None),
+        served=served,
         sources=(source,),
-        notes=_streamed(file),
+        notes=(*_streamed(file), *notes),
         about={"version": file.get("aiperf_version"), "measured_at": file.get("start_time")},
     )
 
 
-def _profiling(file: _File) -> Mapping[str, Any]:
+def _profiling(file: ResultFile) -> Mapping[str, Any]:
     """Return the applied load: the profiling phase, or `loadgen` of older versions."""
     phases = file.get("input_config", "phases")
     if phases is None:
@@ -125,17 +94,61 @@ def _profiling(file: _File) -> Mapping[str, Any]:
     return dict(found[0])
 
 
-def _warms(file: _File) -> bool:
+def _warms(file: ResultFile) -> bool:
     """Return whether warm-up requests ran before those that count."""
     phases = file.get("input_config", "phases") or []
     warm = any("warmup" in (phase.get("kind"), phase.get("name")) and phase.get("seamless") for phase in phases)
     return bool(warm)  # AIPerf drains a warm-up that is not seamless before it starts measuring
 
 
-def _aiperf_gpu(file: _File) -> str | None:
+def _telemetry(file: ResultFile) -> list[Mapping[str, Any]]:
+    """Return the GPUs that AIPerf watched, each once: two exporters of one machine see the same GPUs."""
     endpoints = file.get("telemetry_data", "endpoints") or {}
-    names = [gpu.get("gpu_name") for found in endpoints.values() for gpu in (found.get("gpus") or {}).values()]
-    return str(names[0]) if names and names[0] else None
+    found = {}
+    for place, endpoint in endpoints.items():
+        for name, gpu in (endpoint.get("gpus") or {}).items():
+            found[gpu.get("gpu_uuid") or (place, name)] = gpu
+    return list(found.values())
+
+
+def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tuple[str, ...]]:
+    """Count the GPUs that worked: an exporter also shows those of the machine that served nothing."""
+    busy = [gpu for gpu in gpus if _utilization(gpu) != 0]
+    if not gpus:
+        return Served(), ()
+    if not busy:
+        return Served(), (f"{source}: telemetry shows {len(gpus)} GPUs, none of which worked.",)
+    idle = f"; {len(gpus) - len(busy)} more were idle" if len(busy) < len(gpus) else ""
+    note = f"{source}: telemetry shows {len(busy)} GPU{'s' if len(busy) > 1 else ''} at work{idle}."
+    ranks = 1 if len(busy) == 1 else None  # several GPUs may be one instance or many
+    return Served(len(busy), ranks, ranks, "its telemetry", certain=False), (note,)
+
+
+def _utilization(gpu: Mapping[str, Any]) -> float | None:
+    """Return the highest utilization in percent; None if it was not collected."""
+    for name, metric in (gpu.get("metrics") or {}).items():
+        if name.endswith("gpu_utilization"):  # with the vendor in front since schema 1.5
+            return float(metric.get("max", metric.get("avg") or 0.0))
+    return None
+
+
+def _server_info(file: ResultFile) -> Served | None:
+    """Return the ranks that a TensorRT-LLM server publishes, from the server metrics beside the result."""
+    path = Path(file.source).with_name(SERVER_METRICS)
+    try:
+        server = ResultFile(json.loads(path.read_text()), str(path), "AIPerf")
+    except (OSError, ValueError):
+        return None
+    if server.get("benchmark_id") != file.get("benchmark_id"):
+        return None  # of another run
+    series = server.get("metrics", "trtllm_parallel_config_info", "series") or []
+    servers = [ResultFile(each.get("labels") or {}, str(path), "AIPerf") for each in series]
+    if not servers:
+        return None
+    ranks = {(each.whole("tensor_parallel_size"), each.whole("pipeline_parallel_size")) for each in servers}
+    tp, pp = ranks.pop() if len(ranks) == 1 else (None, None)
+    gpus = sum(int(each.number("gpu_count")) for each in servers)
+    return Served(gpus, tp, pp, f"trtllm_parallel_config_info in {path}")
 
 
 def genai_perf(data: Any, source: str) -> Measured:
@@ -144,7 +157,7 @@ def genai_perf(data: Any, source: str) -> Measured:
     Raises:
         UserError: a required key is missing.
     """
-    file = _File(data, source, "genai-perf")
+    file = ResultFile(data, source, "genai-perf")
     config = file.need("input_config")
     stimulus = file.get("input_config", "perf_analyzer", "stimulus") or config
     users, rate = stimulus.get("concurrency"), stimulus.get("request_rate")
@@ -155,13 +168,13 @@ def genai_perf(data: Any, source: str) -> Measured:
         tool="genai-perf",
         levels=(_level(file, "concurrency" if rate is None else "constant", users, rate, warm=_by_time(file)),),
         model=str(model if isinstance(model, str) else model[0]),
-        engine=config.get("backend"),
+        engine=ENGINES.get(str(config.get("backend")), config.get("backend")),
         sources=(source,),
         notes=_streamed(file),
     )
 
 
-def _by_time(file: _File) -> bool:
+def _by_time(file: ResultFile) -> bool:
     """Return whether time windows were measured, which begin under load; a number of requests includes the start."""
     count, mode = (
         file.get("input_config", "request_count"),
@@ -170,7 +183,7 @@ def _by_time(file: _File) -> bool:
     return count == 0 if mode is None else mode not in ("request_count", "count_windows")
 
 
-def _level(file: _File, arrival: str, users: Any, rate: Any, *, warm: bool) -> MeasuredLevel:
+def _level(file: ResultFile, arrival: str, users: Any, rate: Any, *, warm: bool) -> MeasuredLevel:
     """Build the level of a file of AIPerf or genai-perf, which use the same metric names."""
     if arrival in ("concurrency", "concurrency_burst"):
         if users is None:
@@ -194,40 +207,15 @@ def _level(file: _File, arrival: str, users: Any, rate: Any, *, warm: bool) -> M
     )
 
 
-def _metric(file: _File, name: str, *, optional: bool = False) -> Distribution:
+def _metric(file: ResultFile, name: str, *, optional: bool = False) -> Distribution:
     """Return a distribution in seconds; empty if an optional one is missing."""
     if optional and file.get(name) is None:
         return Distribution(0)
-    unit = str(file.need(name, "unit"))
-    if unit not in SECONDS:
-        raise UserError(
-            f"{file.source}: {name}.unit='{unit}' is not known.", allowed=f"Supported: {', '.join(SECONDS)}."
-        )
-    return _distribution(file, (name,), SECONDS[unit], "avg", "min", "max")
+    return file.distribution((name,), file.seconds(name, "unit"), BY_STATISTIC)
 
 
-def _distribution(file: _File, at: tuple[str, ...], scale: float, mean: str, low: str, high: str) -> Distribution:
-    def value(key: str) -> float | None:
-        found = file.get(*at, key)
-        return None if found is None else float(found) * scale
-
-    average, median = file.number(*at, mean) * scale, file.number(*at, "p50") * scale
-    return Distribution(
-        count=int(file.get(*at, "count") or 1),
-        mean=average,
-        min=value(low),
-        p50=median,
-        p90=value("p90"),
-        p95=value("p95"),
-        p99=value("p99"),
-        max=value(high),
-    )
-
-
-def _streamed(file: _File) -> tuple[str, ...]:
-    if file.get("time_to_first_token") is not None:
-        return ()
-    return (f"{file.source} was not streamed: it has no TTFT and no ITL.",)
+def _streamed(file: ResultFile) -> tuple[str, ...]:
+    return () if file.get("time_to_first_token") is not None else (not_streamed(file.source),)
 
 
 def trtllm_bench(data: Any, source: str) -> Measured:
@@ -236,7 +224,7 @@ def trtllm_bench(data: Any, source: str) -> Measured:
     Raises:
         UserError: a required key is missing.
     """
-    file = _File(data, source, "trtllm-bench")
+    file = ResultFile(data, source, "trtllm-bench")
     requests = int(file.number("request_info", "num_requests"))
     seconds = file.number("performance", "total_latency_ms") / 1e3
     # issue_rate is ns per request, multiplied by 1e9
@@ -244,7 +232,6 @@ def trtllm_bench(data: Any, source: str) -> Measured:
     held = spread > CAPPED * seconds
     users = max(round(file.number("request_info", "avg_num_concurrent_requests")), 1) if held else None
     streamed = file.get("streaming_metrics") is not None
-    names = ("average", "minimum", "maximum")
     level = MeasuredLevel(
         arrival="closed" if held else "burst",
         concurrency=users,
@@ -253,11 +240,12 @@ def trtllm_bench(data: Any, source: str) -> Measured:
         osl=file.number("request_info", "avg_output_length"),
         requests=requests,
         requests_per_s=file.number("performance", "request_throughput_req_s"),
-        ttft_s=_bench(file, "ttft_percentiles", names) if streamed else Distribution(0),
-        itl_s=_bench(file, "tpot_percentiles", names) if streamed else Distribution(0),
-        e2e_s=_distribution(file, ("performance", "request_latency_percentiles_ms"), 1e-3, *names),
+        ttft_s=_bench(file, "streaming_metrics", "ttft_percentiles") if streamed else Distribution(0),
+        itl_s=_bench(file, "streaming_metrics", "tpot_percentiles") if streamed else Distribution(0),
+        e2e_s=_bench(file, "performance", "request_latency_percentiles_ms"),
         steady=False,
     )
+    tp, pp = int(file.number("world_info", "tp_size")), int(file.number("world_info", "pp_size"))
     limits = {key: file.get("world_info", key) for key in ("max_batch_size", "max_num_tokens")}
     return Measured(
         tool="trtllm-bench",
@@ -266,8 +254,7 @@ def trtllm_bench(data: Any, source: str) -> Measured:
         precision=_precision(file),
         engine="tensorrt_llm",
         gpu=file.get("machine", "name"),
-        tp=int(file.number("world_info", "tp_size")),
-        pp=int(file.number("world_info", "pp_size")),
+        served=Served(tp * pp, tp, pp, "its world_info"),
         limits={key: int(value) for key, value in limits.items() if value},
         sources=(source,),
         percentiles="index",
@@ -279,11 +266,11 @@ def trtllm_bench(data: Any, source: str) -> Measured:
     )
 
 
-def _bench(file: _File, name: str, names: tuple[str, str, str]) -> Distribution:
-    return _distribution(file, ("streaming_metrics", name), 1e-3, *names)
+def _bench(file: ResultFile, *at: str) -> Distribution:
+    return file.distribution(at, 1e-3, OF_BENCH)
 
 
-def _precision(file: _File) -> str | None:
+def _precision(file: ResultFile) -> str | None:
     """Translate `quantization` to this project's word; None in a report means 16 bit."""
     if "quantization" not in file.need("engine"):
         return None

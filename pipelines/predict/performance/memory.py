@@ -269,12 +269,12 @@ def kv_blocks(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> int:
     return int(memory.kv_pool / sizes.kv_request_bytes(tokens) * each) // sizes.pp_size
 
 
-def fits(sizes: EngineSizes, total: float, tokens: int) -> bool:
-    """Return whether at least one request of this many tokens runs."""
-    return concurrency(sizes, device_memory(sizes, total), tokens).requests >= 1
+def fits(sizes: EngineSizes, total: float, tokens: int, least: int = 1) -> bool:
+    """Return whether at least so many requests of this many tokens run together."""
+    return concurrency(sizes, device_memory(sizes, total), tokens).requests >= least
 
 
-def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[QFormat]) -> list[str]:
+def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[QFormat], least: int = 1) -> list[str]:
     """Return changes, as overrides, each of which makes an engine fit.
 
     Args:
@@ -282,6 +282,7 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
         total: memory of the GPU, bytes.
         tokens: prompt + output of a request.
         formats: weight formats that this GPU supports.
+        least: requests that must run together.
     """
     fewer = replace(sizes, max_batch_size=min(SMALL_BATCH, sizes.max_batch_size))
     smaller = replace(fewer, max_num_tokens=min(SMALL_TOKENS, sizes.max_num_tokens))
@@ -296,7 +297,7 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
     quants = [(f"quant={name}", replace(sizes, qformat=name)) for name in lighter]
     small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name)) for name in lighter]
     fitting = [
-        [text for text, changed in changes if fits(changed, total, tokens)]
+        [text for text, changed in changes if fits(changed, total, tokens, least)]
         for changes in (limits, ranks, quants, small_quants)
     ]
     found = [*fitting[0][:1], *fitting[1][:1], *fitting[2]]

@@ -1,12 +1,14 @@
-"""Read benchmark results from files: our own, or those of the tools in `measured_tools`."""
+"""Read benchmark results from files: our own, or those of other tools."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +16,44 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Le
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
-from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent
-from pipelines.predict.performance.measured_tools import reader_of
-
-NAMES = (RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json")
-"""File names to look for in a folder."""
-KINDS = (
-    "benchmark.json of this project, AIPerf's profile_export_aiperf.json, genai-perf's profile_export_genai_perf.json"
+from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served
+from pipelines.predict.performance.measured_guidellm import guidellm, is_guidellm
+from pipelines.predict.performance.measured_llm_d import inference_perf, is_inference_perf, is_llm_d, llm_d
+from pipelines.predict.performance.measured_tools import (
+    aiperf,
+    genai_perf,
+    is_aiperf,
+    is_genai_perf,
+    is_trtllm_bench,
+    trtllm_bench,
 )
-KINDS += " and the --report_json of trtllm-bench"
+from pipelines.predict.performance.measured_vllm import is_sglang, is_vllm, sglang, vllm
+
+Reader = Callable[[Any, str], Measured]
+READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
+    (is_trtllm_bench, trtllm_bench),
+    (is_aiperf, aiperf),
+    (is_genai_perf, genai_perf),
+    (is_guidellm, guidellm),
+    (is_inference_perf, inference_perf),
+    (is_llm_d, llm_d),
+    (is_sglang, sglang),
+    (is_vllm, vllm),
+)
+"""How a tool's file is recognised, and what reads it; the first that fits."""
+ELSEWHERE = "unknown"
+"""Engine of a result of this project, if the server was not ours."""
+LLM_D = "benchmark_report_v0.2*,_*.yaml"
+NAMES = (
+    *(RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json", "benchmarks.json", "benchmarks.yaml"),
+    *("stage_*_lifecycle_metrics.json", "*qps-*.json", "*_[0-9][0-9][0-9][0-9]_[0-9]*.jsonl", LLM_D),
+)
+"""Names of files to look for in a folder: those that the tools choose by themselves."""
+KINDS = (
+    "benchmark.json of this project, AIPerf's profile_export_aiperf.json, genai-perf's profile_export_genai_perf.json, "
+    "the --report_json of trtllm-bench, vllm bench serve --save-result, SGLang's bench_serving --output-file, "
+    "GuideLLM's benchmarks.json, inference-perf's stage_N_lifecycle_metrics.json and llm-d's benchmark_report_v0.2"
+)
 
 
 def read_measured(paths: Sequence[Path]) -> Measured:
@@ -34,45 +65,67 @@ def read_measured(paths: Sequence[Path]) -> Measured:
     Raises:
         UserError: one is missing, incomplete or not a result of a known tool, or the deployments differ.
     """
-    return joined([_read(file) for path in paths for file in _files(path.expanduser())])
+    return joined([each for path in paths for file in _files(path.expanduser()) for each in _read(file)])
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for name in NAMES for file in path.rglob(name))
+    found = {file for name in NAMES for file in path.rglob(name) if not file.name.endswith(".pytorch.json")}
+    reports = set(path.rglob(LLM_D))  # llm-d keeps the files that they are made from beside them
     if not found:
         raise UserError(
             f"There is no benchmark result in {path}.",
             allowed=f"Looked for {', '.join(NAMES)}, in subfolders too.",
         )
-    return found
+    return sorted(reports or found)
 
 
-def _read(path: Path) -> Measured:
+def _read(path: Path) -> list[Measured]:
+    """Read the results of a file: one, or one per line."""
     try:
-        data = json.loads(path.read_text())
+        text = path.read_text()
     except OSError as error:
         raise UserError(f"sizing.measured={path} cannot be read: {error.strerror}.") from None
+    return [_result(data, path) for data in _parsed(text, path)]
+
+
+def _parsed(text: str, path: Path) -> list[Any]:
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return [yaml.safe_load(text)]
+        except yaml.YAMLError as error:
+            raise UserError(f"sizing.measured={path} is not YAML: {error}.", allowed=f"Supported: {KINDS}.") from None
+    try:
+        return [json.loads(text)]
     except ValueError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        with suppress(ValueError):  # vLLM and SGLang append one line per load
+            if lines:
+                return [json.loads(line) for line in lines]
         raise UserError(f"sizing.measured={path} is not JSON: {error}.", allowed=f"Supported: {KINDS}.") from None
-    if isinstance(data, dict) and "schema" in data and "levels" in data:
-        return _ours(BenchmarkResult.from_json(data, str(path)), path)
-    reader = reader_of(data)
-    if reader is None:
-        raise UserError(
-            f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
-        )
-    return reader(data, str(path))
+
+
+def _result(data: Any, path: Path) -> Measured:
+    if isinstance(data, dict):
+        if "schema" in data and "levels" in data:
+            return _ours(BenchmarkResult.from_json(data, str(path)), path)
+        for known, reader in READERS:
+            if known(data):
+                return reader(data, str(path))
+    raise UserError(
+        f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
+    )
 
 
 def joined(parts: list[Measured]) -> Measured:
     """Join the levels of several files of one deployment."""
     first = parts[0]
     for other in parts[1:]:
-        for what in ("tool", "model", "precision", "engine", "gpu", "tp", "pp"):
-            here, there = getattr(first, what), getattr(other, what)
-            if here != there:
+        for what, here in _deployment(first).items():
+            if here != (there := _deployment(other)[what]):
                 raise UserError(
                     f"sizing.measured mixes deployments: {what} is '{here}' in {first.sources[0]} and '{there}' in"
                     f" {other.sources[0]}.",
@@ -84,6 +137,15 @@ def joined(parts: list[Measured]) -> Measured:
         sources=tuple(source for part in parts for source in part.sources),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
+
+
+def _deployment(measured: Measured) -> Mapping[str, Any]:
+    """Return what the files of one deployment have in common."""
+    served = measured.served
+    names = ("tool", "model", "precision", "engine", "gpu")
+    return {name: getattr(measured, name) for name in names} | {
+        "number of GPUs": served.gpus, "tp": served.tp, "pp": served.pp
+    }  # fmt: skip
 
 
 def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured:
@@ -108,20 +170,28 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
     if not levels:
         raise UserError(f"{source} has no finished level.", todo="Measure again: make benchmark")
     gpus = result.machine.get("gpus") or [{}]
+    elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
     return Measured(
         tool="trtllm-pipelines",
         levels=tuple(measured for _, measured in found if measured is not None),
         model=result.model,
         precision=result.precision,
         engine=result.engine,
-        gpu=None if runs_on_cpu(result.engine) else gpus[0].get("name"),
-        tp=result.tp_size,
-        pp=result.world_size // result.tp_size,
+        gpu=None if elsewhere or runs_on_cpu(result.engine) else gpus[0].get("name"),
+        served=_our_gpus(result, elsewhere),
         limits=_our_limits(levels),
         sources=(source,),
         notes=_our_notes(levels),
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
     )
+
+
+def _our_gpus(result: BenchmarkResult, elsewhere: bool) -> Served:
+    """Return the ranks; 1 of a server elsewhere may also mean that nobody stated benchmark.tp_size."""
+    if elsewhere and result.world_size == 1:
+        return Served()
+    source = "its benchmark.tp_size" if elsewhere else "its engine"
+    return Served(result.world_size, result.tp_size, result.world_size // result.tp_size, source)
 
 
 def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:

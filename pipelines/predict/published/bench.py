@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from pipelines.domain.summary import ordered, percentile
+from pipelines.predict.performance.full_load import full_load_rate
 from pipelines.predict.performance.memory import device_memory
 from pipelines.predict.performance.physics import Facts, facts, iteration_cost
 from pipelines.predict.published.cases import PublishedCase
 from pipelines.predict.published.closed_loop import LoopResult, closed_loop, protocol_of, trace
-from pipelines.predict.published.protocols import decode_seconds, full_load_rate, prefill_seconds
+from pipelines.predict.published.protocols import decode_seconds, prefill_seconds
 from pipelines.predict.simulator.cost import IterationCost
 
 SIMULATED = ("closed_loop_concurrency", "open_loop_trace")

@@ -109,13 +109,14 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCas
 
     model = known_model(settings)
     found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
-    return _deployed(
+    case = _deployed(
         settings,
         found.deployment,
         what=f"{model.name} {settings.variant} on {hardware.name}, TP {settings.build.tp_size}",
         reason=origin(found.provenance, found.why),
         kv_source="modelled",
     )
+    return case if found.limits is None else replace(case, notes=(*case.notes, *found.limits.lines()))
 
 
 def _fitted(settings: Settings, path: Path) -> SimulationCase:
@@ -154,8 +155,15 @@ def _deployed(
         source = "as given" if wanted.kv_blocks else kv_source
         notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
+    engines = tuple(replace(engine, policy=policy) for policy in wanted.policy)
+    if wanted.max_num_tokens is None and engine.max_num_tokens is not None and "static" in wanted.policy:
+        engines = tuple(replace(each, max_num_tokens=None) if each.policy == "static" else each for each in engines)
+        notes += (
+            "static: all prompts of a batch in one iteration, as static engines are built (max_num_tokens = "
+            f"max_batch_size x max_seq_len); the others: {engine.max_num_tokens:,} tokens per iteration",
+        )
     return SimulationCase(
-        engines=tuple(replace(engine, policy=policy) for policy in wanted.policy),
+        engines=engines,
         cost=deployment.cost,
         unit="s",
         overhead=deployment.overhead_s,

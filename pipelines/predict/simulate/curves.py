@@ -9,8 +9,9 @@ from pipelines.domain.summary import summarise
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel, closed_level
 from pipelines.predict.simulate.pictures import Point, PolicyCurve
+from pipelines.predict.simulate.reasons import words
 from pipelines.predict.simulate.simulated import Simulated
-from pipelines.predict.simulate.table import NAMES, words
+from pipelines.predict.simulate.table import NAMES
 from pipelines.predict.simulator.interface import SchedulerLimits
 from pipelines.predict.simulator.records import IterationTokens, request_columns
 

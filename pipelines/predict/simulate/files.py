@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.predict.simulator.interface import SimulatedRun
+from pipelines.predict.simulator.interface import REFUSALS, SimulatedRun
 
 REQUEST = ("request", "arrival", "admitted", "first_token", "end", "isl", "osl", "produced", "preemptions", "slot")
-ITERATION = ("start", "seconds", "decoding", "prefilling", "tokens", "queue", "kv_blocks", "kv_tokens")
+ITERATION = ("start", "seconds", "decoding", "prefilling", "tokens", "queue", "refused", "kv_blocks", "kv_tokens")
 Named = Sequence[tuple[str, str, SimulatedRun]]
 """(policy, load, run)."""
 
@@ -23,9 +23,14 @@ def requests_csv(runs: Named) -> bytes:
 
 
 def iterations_csv(runs: Named, unit: str) -> bytes:
-    """Write one row per iteration."""
+    """Write one row per iteration; `refused` is what kept the first request of the queue from a slot."""
     head = tuple("ticks" if name == "seconds" and unit == "ticks" else name for name in ITERATION)
-    rows = ((name, load, *row) for name, load, run in runs for row in _columns(run.iterations, ITERATION))
+    at = ITERATION.index("refused")
+    rows = (
+        (name, load, *row[:at], REFUSALS[int(row[at])], *row[at + 1 :])
+        for name, load, run in runs
+        for row in _columns(run.iterations, ITERATION)
+    )
     return _csv(("policy", "load", *head), rows)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.summary import summarise
-from pipelines.predict.simulator.interface import SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import REFUSALS, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import IterationTokens, request_columns
 
 
@@ -66,8 +67,14 @@ class PolicyOutcome:
         queue_end: waiting requests when the run ended.
         queue_max: most waiting requests.
         preemptions: number of times requests were paused.
+        max_num_tokens: tokens of an iteration that the engine allows; None without a limit.
         kv_share: largest share of the KV cache in use or reserved; None without a limit.
-        kv_binds: share of the time in which requests waited beside a free slot for lack of KV blocks; None likewise.
+        waiting: share of the whole run in which requests waited, by what kept the first of them from a slot (a name of
+            `REFUSALS`); only what happened.
+        batches: static batching: number of batches, by what closed them (likewise; "" is that nobody else waited).
+        offered: requests per unit of time that an open loop sends; None for other loads.
+        capacity: requests per unit of time that the engine serves when it is never idle, if an open loop exceeds it;
+            otherwise None.
     """
 
     policy: str
@@ -88,8 +95,12 @@ class PolicyOutcome:
     queue_end: int
     queue_max: int
     preemptions: int
+    max_num_tokens: int | None
     kv_share: float | None
-    kv_binds: float | None
+    waiting: Mapping[str, float]
+    batches: Mapping[str, int] = field(default_factory=dict)
+    offered: float | None = None
+    capacity: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -140,7 +151,10 @@ def measure(
         queue_end=int(table.queue[-1]) if not _all_done(run) else 0,
         queue_max=int(table.queue.max()),
         preemptions=int(run.requests.preemptions.sum()),
-        **_kv(run, engine),
+        max_num_tokens=engine.max_num_tokens,
+        kv_share=None if engine.kv_blocks is None else float(table.kv_blocks.max()) / engine.kv_blocks,
+        waiting=_waiting(run),
+        batches=_batches(run) if engine.policy == "static" else {},
     )
 
 
@@ -165,15 +179,18 @@ def _mean_over_time(values: Any, run: SimulatedRun) -> float:
     return float((values * run.iterations.seconds).sum() / run.end) if run.end > 0 else 0.0
 
 
-def _kv(run: SimulatedRun, engine: SchedulerLimits) -> dict[str, float | None]:
-    """Return how full the KV cache was, and for how long it alone kept requests waiting."""
-    if engine.kv_blocks is None:
-        return {"kv_share": None, "kv_binds": None}
+def _waiting(run: SimulatedRun) -> dict[str, float]:
+    """Return the share of the run in which requests waited, by reason."""
     assert run.iterations is not None
-    table = run.iterations
-    share = float(table.kv_blocks.max()) / engine.kv_blocks
-    if engine.policy == "static":  # static batching leaves requests waiting beside free slots anyway
-        return {"kv_share": share, "kv_binds": None}
-    full = engine.max_num_tokens is not None and table.tokens >= engine.max_num_tokens
-    waits = (table.queue > 0) & (_running(run) < engine.slots) & ~np.asarray(full)
-    return {"kv_share": share, "kv_binds": _mean_over_time(waits, run)}
+    refused = run.iterations.refused
+    shares = {name: _mean_over_time(refused == code, run) for code, name in enumerate(REFUSALS) if name}
+    return {name: share for name, share in shares.items() if share}
+
+
+def _batches(run: SimulatedRun) -> dict[str, int]:
+    """Return the number of batches of a static engine, by what closed them: the iteration that admits records it."""
+    assert run.stays is not None
+    assert run.iterations is not None
+    closed = run.iterations.refused[np.unique(run.stays.joined)]
+    counts = {name: int((closed == code).sum()) for code, name in enumerate(REFUSALS)}
+    return {name: count for name, count in counts.items() if count}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipelines.predict.simulate.capacity import capacity, offered
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.loads import SimulatedLevel
 from pipelines.predict.simulate.outcome import PolicyOutcome, measure
@@ -31,5 +32,6 @@ def run_all(settings: Settings, case: SimulationCase, levels: Sequence[Simulated
         for engine in case.engines:
             run = run_load(engine, level.requests, case.cost, until=settings.simulator.until, iterations=True)
             outcome = measure(run, engine, level.load, level.window(run, case.overhead), case.overhead)
-            found.append(Simulated(engine, level, run, outcome))
+            rates = replace(outcome, offered=offered(level), capacity=capacity(level, engine, case.cost, run))
+            found.append(Simulated(engine, level, run, rates))
     return found

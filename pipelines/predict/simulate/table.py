@@ -10,6 +10,7 @@ from pipelines.domain.metrics import BY_NAME
 from pipelines.host.text import table, wrapped
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.outcome import PolicyOutcome
+from pipelines.predict.simulate.reasons import SHORT, limits_in_words, overload, overload_in_words, waited_for, words
 from pipelines.settings.load import LengthSettings
 from pipelines.settings.root import Settings
 
@@ -33,7 +34,7 @@ def outcome_table(outcomes: Sequence[PolicyOutcome], unit: str) -> str:
     """
     loads = list(dict.fromkeys(outcome.load for outcome in outcomes))
     lines = _side_by_side(outcomes, unit) if len(loads) == 1 else _rows(outcomes, unit)
-    return "\n".join([*lines, *_notes(outcomes, several=len(loads) > 1)])
+    return "\n".join([*lines, *_notes(outcomes, unit, several=len(loads) > 1)])
 
 
 def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
@@ -54,6 +55,7 @@ def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
         ("queue at the end", lambda o: f"{o.queue_end:,}"),
         ("pauses", lambda o: f"{o.preemptions:,}"),
     ]
+    rows.append(("requests waited for", lambda o: SHORT[waited_for(o)]))
     if any(outcome.kv_share is not None for outcome in outcomes):
         rows.append(("KV cache in use, most", lambda o: NONE if o.kv_share is None else f"{100 * o.kv_share:.0f} %"))
     head = ["", *(NAMES[outcome.policy] for outcome in outcomes)]
@@ -63,16 +65,18 @@ def _side_by_side(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
 def _rows(outcomes: Sequence[PolicyOutcome], unit: str) -> list[str]:
     shown, per, scale = words(unit)
     filled = _filled(outcomes)
-    head = ["load", "policy", "req", "tok", TTFT, "p95", ITL, E2E, "p95", "slots", "queue"]
+    head = ["load", "policy", "req", "tok", TTFT, "p95", ITL, E2E, "p95", "slots", "queue", "limit"]
     body = [
         [
             _short(o), NAMES[o.policy], number(o.requests_rate * scale), number(o.tokens_rate * scale),
             _time(o.ttft.mean, unit), _time(o.ttft.p95, unit), _time(o.itl.mean, unit), _time(o.e2e.mean, unit),
             _time(o.e2e.p95, unit), f"{100 * o.busy / o.slots:.0f}%" if filled else number(o.busy), str(o.queue_end),
+            SHORT[waited_for(o)],
         ]
         for o in outcomes
     ]  # fmt: skip
-    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean."
+    said = f"req, tok: requests and output tokens per {per}; times in {shown}, mean and p95; slots in use, mean; "
+    said += "limit: what requests waited for, most of the time."
     return [*table([head, *body], left=2), *_wrap(said)]
 
 
@@ -107,11 +111,6 @@ def _length(length: LengthSettings) -> str:
     return kind if length.mean is None else f"{kind} {length.mean:g}±{length.stdev:g}"
 
 
-def words(unit: str) -> tuple[str, str, float]:
-    """Return how times and rates are shown: name of the time unit, unit of the rates, and their factor."""
-    return ("ticks", "1,000 ticks", 1000.0) if unit == "ticks" else ("ms", "s", 1.0)
-
-
 def _time(value: float | None, unit: str) -> str:
     return number(value if value is None or unit == "ticks" else 1000 * value)
 
@@ -122,16 +121,19 @@ def _short(outcome: PolicyOutcome) -> str:
     return outcome.load if outcome.request_rate is None else f"{outcome.request_rate:g}"
 
 
-def _notes(outcomes: Sequence[PolicyOutcome], *, several: bool) -> list[str]:
+def _notes(outcomes: Sequence[PolicyOutcome], unit: str, *, several: bool) -> list[str]:
     """Return remarks that qualify the numbers."""
     lines: list[str] = []
-    for outcome in outcomes:
-        if outcome.kv_binds is not None and outcome.kv_binds > 0.01:
-            where = f"{NAMES[outcome.policy]}{f' at {outcome.load}' if several else ''}"
-            lines += _wrap(
-                f"{where}: for {100 * outcome.kv_binds:.0f} % of the time requests waited beside free slots, "
-                "because the KV cache was full."
-            )
+    for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.policy == policy]
+        above = sorted(filter(overload, own), key=overload)
+        if not several:
+            lines += _wrap(f"{NAMES[policy]}: {limits_in_words(own[0])}")
+        if above:
+            where = f"{NAMES[policy]}{f' at {above[-1].load}' if several else ''}"
+            smaller = len(above) - 1
+            others = f" The same holds for {smaller} smaller load{'s' * (smaller > 1)}." if smaller else ""
+            lines += _wrap(f"{where}: {overload_in_words(above[-1], unit)}{others}")
     if any(outcome.queue_end for outcome in outcomes):
         lines += _wrap(
             "The run ended before all requests did: latencies cover only requests that got that far. A faster policy "

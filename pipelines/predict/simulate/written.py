@@ -14,15 +14,16 @@ from pipelines.host.files import write_bytes, write_json
 from pipelines.predict.simulate.case import SimulationCase
 from pipelines.predict.simulate.curves import curves_of
 from pipelines.predict.simulate.files import iterations_csv, requests_csv
+from pipelines.predict.simulate.reasons import words
 from pipelines.predict.simulate.simulated import Simulated
-from pipelines.predict.simulate.table import NAMES, asked, words
+from pipelines.predict.simulate.table import NAMES, asked
 from pipelines.predict.simulator.interface import SimulatedRun
 from pipelines.settings.root import Settings
 
 if TYPE_CHECKING:
     from pipelines.document.blocks import Figure
 
-DRAWN_TICKS = 60.0
+DRAWN_TICKS = 100.0
 DRAWN_ANSWERS = 2.5
 """Default time span of the picture of the slots: ticks, or this multiple of the median stay in a slot if that is
 longer, so that answers end within it; where time is in seconds, a multiple of the median E2E."""
@@ -66,6 +67,9 @@ def _summary(
 DEFINITIONS = {
     "times": "in `unit`; rates are per one of it",
     "window": "from the first request to the last response, or from the end of the warm-up to the last request",
+    "waiting": "share of the run in which requests waited, by what kept the first of them from a slot",
+    "batches": "static batching: number of batches, by what closed them; empty if nobody else waited",
+    "capacity": "requests served per unit of time without a pause, if an open loop (`offered`) exceeds it",
     **CONVENTIONS,
 }
 
@@ -121,7 +125,10 @@ def _page(settings: Settings, case: SimulationCase, drawn: Sequence[Simulated]) 
         # the page stops before the step at `until`, but what ends there must still be counted
         "until": wanted.until or float(np.ceil(max(each.run.end for each in drawn))) + 1,
         "requests": min(len(requests.isl), MAX_REQUESTS),
+        "arrival": "once" if drawn[0].outcome.offered is None else "random",
     }
+    if drawn[0].outcome.offered is not None:
+        controls["rate"] = 100 * drawn[0].outcome.offered
     budgets = [each.max_num_tokens for each in case.engines if each.policy == "inflight_chunked"]
     controls |= {"max_num_tokens": budgets[0]} if budgets and budgets[0] is not None else {}
     if not _page_can(case, drawn[0].run) or requests.arrival is None:

@@ -9,6 +9,12 @@ import numpy as np
 
 Policy = Literal["static", "inflight", "inflight_chunked", "one_prefill"]
 Admission = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
+REFUSALS = ("", "batch", "slots", "kv_blocks", "one_prefill", "max_num_tokens")
+"""What keeps the first request of the queue from a slot, as in `Iterations.refused`; "" means that nobody waits.
+
+"batch": static batching, whose running batch has not ended. "one_prefill": another prompt is in this iteration. The
+others are limits of `SchedulerLimits`. If several apply, it is the first of them in this order.
+"""
 
 
 def admission_of(policy: str) -> Admission:
@@ -115,6 +121,7 @@ class Iterations:
         prefilling: number of prompts or chunks.
         tokens: T.
         queue: requests waiting for a slot.
+        refused: what kept the first of them from one, as an index of `REFUSALS`.
         kv_blocks: blocks in use (reserved) during the iteration.
         kv_tokens: tokens read by the attention of decoding requests.
     """
@@ -125,6 +132,7 @@ class Iterations:
     prefilling: Any
     tokens: Any
     queue: Any
+    refused: Any
     kv_blocks: Any
     kv_tokens: Any
 

@@ -183,8 +183,8 @@ def log_row(rules: Rules, w: Work, now: float, seconds: float, batch: Batch) -> 
     n = w.n
     w.rows.append(now)
     w.rows.append(seconds)
-    counts = (n.decoding, batch.prompts, n.decoding + batch.tokens, n.waiting, n.used + rules.shared, n.kv)
-    for count in counts:
+    tokens = n.decoding + batch.tokens
+    for count in (n.decoding, batch.prompts, tokens, n.waiting, n.refused, n.used + rules.shared, n.kv):
         w.rows.append(float(count))
 
 

@@ -118,7 +118,7 @@ def _rules(engine: SchedulerLimits, load: OfferedLoad, cost: Cost, until: float 
     ticks = isinstance(cost, TickCost)
     return Rules(
         policy=POLICIES.index(engine.policy),
-        slots=min(engine.slots, tokens),
+        slots=engine.slots,
         max_tokens=tokens,
         on_demand=engine.admission == "MAX_UTILIZATION",
         pool=NO_LIMIT if engine.kv_blocks is None else engine.kv_blocks - engine.shared_blocks,

@@ -9,7 +9,22 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from pipelines.predict.simulator.state import CHUNKED, ONE_PREFILL, STATIC, Batch, Request, Rules, RunTotals, Work
+from pipelines.predict.simulator.state import (
+    BATCH,
+    CHUNKED,
+    KV_BLOCKS,
+    NOBODY,
+    ONE_PREFILL,
+    ONE_PROMPT,
+    SLOTS,
+    STATIC,
+    TOKENS,
+    Batch,
+    Request,
+    Rules,
+    RunTotals,
+    Work,
+)
 
 
 def cached(rules: Rules, r: Request) -> int:
@@ -91,10 +106,27 @@ def largest_chunk(rules: Rules, r: Request) -> int:
     return (r.isl + r.produced - cached(rules, r) + rules.chunks - 1) // rules.chunks
 
 
-def fits(rules: Rules, n: RunTotals, r: Request, budget: int) -> bool:
-    """Return whether a request may get a slot now, given the tokens of this iteration and the blocks."""
+def refusal(rules: Rules, n: RunTotals, r: Request, budget: int, prompts: int) -> int:
+    """Return what keeps a request from a slot in this iteration, or NOBODY.
+
+    If several limits do, it is the one that lasts longest: slots and blocks are freed by requests that end, whereas
+    every iteration has a new token budget.
+
+    Args:
+        rules: rules of the engine.
+        n: totals of the run.
+        r: first request of the queue.
+        budget: tokens that are left in this iteration.
+        prompts: prompts in it so far.
+    """
+    if n.active == rules.slots:
+        return SLOTS
+    if r.blocks > rules.pool - n.used:
+        return KV_BLOCKS
+    if rules.policy == ONE_PREFILL and prompts > 0:
+        return ONE_PROMPT
     enough = budget > 0 if rules.policy == CHUNKED else n.active == 0 or largest_chunk(rules, r) <= budget
-    return enough and r.blocks <= rules.pool - n.used
+    return NOBODY if enough else TOKENS
 
 
 def admit(rules: Rules, n: RunTotals, r: Request, now: float) -> None:
@@ -128,11 +160,15 @@ def schedule(rules: Rules, w: Work, now: float) -> Batch:
     batch = Batch(0, 0, 0.0, 0.0)
     for i in w.prefilling:
         batch = take_chunk(rules, w.requests[i], budget - batch.tokens, batch)
-    open_door = rules.policy != STATIC or n.active == 0
-    while open_door and n.waiting > 0 and n.active < rules.slots:
+    n.refused = NOBODY
+    if rules.policy == STATIC and n.active > 0:
+        n.refused = BATCH if n.waiting > 0 else NOBODY
+        return batch
+    while n.waiting > 0:
         r = w.requests[n.head]
         r.blocks = blocks_of(rules, r, reserved(rules, r))
-        if (rules.policy == ONE_PREFILL and batch.prompts > 0) or not fits(rules, n, r, budget - batch.tokens):
+        n.refused = refusal(rules, n, r, budget - batch.tokens, batch.prompts)
+        if n.refused != NOBODY:
             break
         r.slot = heappop(w.free)
         w.order.append(n.head)

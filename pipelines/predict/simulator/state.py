@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 STATIC, INFLIGHT, CHUNKED, ONE_PREFILL = range(4)
-ROW = 8  # numbers per iteration: start, seconds, decoding, prefilling, tokens, queue, kv blocks, kv tokens
+NOBODY, BATCH, SLOTS, KV_BLOCKS, ONE_PROMPT, TOKENS = range(6)  # `interface.REFUSALS`
+ROW = 9  # numbers per iteration: start, seconds, decoding, prefilling, tokens, queue, refused, kv blocks, kv tokens
 STAY = 6  # numbers per stay in a slot: request, slot, joined, began, last, tokens
 
 
@@ -77,6 +78,7 @@ class RunTotals:
         known: number of requests whose arrival time is known.
         active: number of requests in slots.
         waiting: number of requests in the queue.
+        refused: what kept the first of them from a slot in this iteration; NOBODY if the queue is empty.
         decoding: number of decoding requests.
         used: KV blocks in use.
         kv: tokens that decoding reads in the next iteration.
@@ -91,6 +93,7 @@ class RunTotals:
     known: int = 0
     active: int = 0
     waiting: int = 0
+    refused: int = 0
     decoding: int = 0
     used: int = 0
     kv: int = 0

@@ -256,10 +256,15 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
         smaller = f" or a smaller format ({lighter})" if (lighter := _lighter(question)) else ""
         return UserError(
             f"No configuration tried fits {name} on {gpu}: {listed}.",
-            todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}, or lower build.max_batch_size or "
-            "build.max_num_tokens.",
+            todo=f"Allow more GPUs per instance (sizing.tp=[1,2,4,8]){smaller}{_lower_limits(question)}.",
         )
     return UserError(f"No configuration tried runs {name} on {gpu}: {listed}.")
+
+
+def _lower_limits(question: Question) -> str:
+    """Advise against limits that are given; those that are chosen are as low as the load allows."""
+    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.limits.wanted, name)]
+    return f", or lower {' or '.join(f'build.{name}' for name in given)}" if given else ""
 
 
 def _lighter(question: Question) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet
 from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.lengths import drawn_lengths, known_lengths
+from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import known_model
+from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.simulator.interface import admission_of
 from pipelines.predict.sizing.demand import Demand, stated_demand
 from pipelines.predict.sizing.price import Prices
@@ -35,7 +38,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         demand = demand_of(settings)
     if faults or model is None or gpu is None or demand is None:
         raise UserError.of(faults)
-    isl, osl = lengths(settings.workload, settings.sizing.requests)
+    isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
     sizing, build = settings.sizing, settings.build
     return Question(
         model=model,
@@ -51,11 +54,12 @@ def ask(settings: Settings, machine: Machine) -> Question:
         spare=sizing.spare,
         tp=sizing.tp or usual_tp(build.tp_size, model, gpu),
         pp=sizing.pp or (build.pp_size,),
-        formats=sizing.formats or (settings.quant.qformat,),
+        formats=formats_to_try(settings, model, gpu),
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
         sparse=settings.sparsity.method != "none",
         limits=limits(settings, float(isl.mean())),
         prices=Prices.of(sizing.prices),
+        stated=known_lengths(settings),
     )
 
 
@@ -98,14 +102,25 @@ def usual_tp(chosen: int, model: ModelShape, gpu: GpuSpec) -> tuple[int, ...]:
     return tuple(size for size in powers if size <= gpu.gpus_per_server and heads % size == 0) or (1,)
 
 
+def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple[QFormat, ...]:
+    """Return the weight formats to try: those that are given, all that the GPU can run, or the one of `quant`."""
+    given = settings.sizing.formats
+    if given is None:
+        return (settings.quant.qformat,)
+    return tuple(runnable(Setup(model, gpu))) if "auto" in given else tuple(QFormat(name) for name in given)
+
+
 def limits(settings: Settings, mean_isl: float) -> Limits:
     """Return the engine's limits, from the groups build, triton and runtime."""
     build, triton = settings.build, settings.triton
-    chunked = "inflight_chunked" if settings.runtime.enable_chunked_context else "inflight"
+    in_pieces = settings.runtime.enable_chunked_context
+    chunked = "inflight_chunked" if in_pieces else "inflight"
     shared = settings.workload.shared_prefix_share if settings.kv_cache.enable_block_reuse else 0.0
     return Limits(
-        max_batch_size=build.max_batch_size,
-        max_num_tokens=build.max_num_tokens,
+        wanted=WantedLimits.of(build, chunked=in_pieces),
+        max_beam_width=build.max_beam_width,
+        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
+        windows=tuple(triton.max_attention_window_size or ()),
         tokens_per_block=build.tokens_per_block,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
@@ -113,39 +128,6 @@ def limits(settings: Settings, mean_isl: float) -> Limits:
         admission=admission_of(triton.batch_scheduler_policy),
         prefix_tokens=int(shared * mean_isl),
     )
-
-
-def lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
-    """Return int64[n] input and output tokens, drawn as the load generator draws them, or read from a trace.
-
-    In a conversation each turn carries all earlier ones, so turn k has k prompts and k - 1 answers as its input.
-
-    Raises:
-        UserError: a file cannot be read, or a trace has prompts instead of lengths.
-    """
-    import numpy as np
-
-    from pipelines.loadgen.arrivals import read_trace
-    from pipelines.loadgen.lengths import sampler
-
-    if workload.trace is not None:
-        items = read_trace(workload.trace, workload.trace_speed)
-        if any(item.isl is None for item in items):
-            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
-        pairs = [(item.isl, item.osl) for item in items]
-        return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
-    rng = Random(workload.seed)
-    prompt = sampler(workload.isl, rng, key="workload.isl")
-    answer = sampler(workload.osl, rng, key="workload.osl")
-    rows: list[tuple[int, int]] = []
-    while len(rows) < count:
-        before = 0
-        for _ in range(workload.turns):
-            isl, osl = before + prompt(), answer()
-            rows.append((isl, osl))
-            before = isl + osl
-    isl_, osl_ = zip(*rows[:count], strict=True)
-    return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)
 
 
 def unit_gaps(workload: WorkloadSettings, count: int) -> Any:

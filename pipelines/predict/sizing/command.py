@@ -21,6 +21,7 @@ from pipelines.predict.sizing.result import Day, Result, to_csv, to_json
 from pipelines.predict.sizing.words import words
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
+from pipelines.store.store import fingerprint
 
 SHOWN_CURVES = 6
 """Number of options drawn; the table has them all."""
@@ -29,16 +30,23 @@ SHOWN_CURVES = 6
 def size(overrides: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     settings = load(overrides)
+    if settings.sizing.rate is not None:
+        return _from_rate(settings, settings.sizing.rate)
     if settings.sizing.measured is not None and settings.sizing.fit is None:
         return _from_measured(settings, settings.sizing.measured)
     question = ask(settings, gather())
     result = solve(settings, question, costs(settings))
-    folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}"
+    folder = settings.report.folder / f"size-{question.model.name}-{question.gpu.name}-{question_id(settings)}"
     say("\n".join(words(result)))
     say()
     for path in write(result, folder):
         say(f"written: {relative_to_cwd(path.absolute())}")
     return 0
+
+
+def question_id(settings: Settings) -> str:
+    """Return eight characters that are the same for the same question, so that no answer replaces another."""
+    return fingerprint(settings.model_dump(mode="json", exclude={"paths", "report"}))[:8]
 
 
 def _from_measured(settings: Settings, path: Path) -> int:
@@ -47,10 +55,28 @@ def _from_measured(settings: Settings, path: Path) -> int:
 
     machine = gather()
     found = answer_of(settings, machine, path)
-    price = price_of(settings, machine, found)
+    price = price_of(settings, machine, found.demand, found.fleet)
     known = resolved(settings.hardware, machine).gpus_per_server is not None
     say("\n".join(words(found, price, gpus_known=known)))
-    file = settings.report.folder / f"size-measured-{found.measured.model.replace('/', '--')}" / "answer.json"
+    name = f"size-measured-{found.measured.model.replace('/', '--')}-{question_id(settings)}"
+    file = settings.report.folder / name / "answer.json"
+    with _writing(file.parent):
+        write_json(file, to_json(found, price), sort_keys=False)
+    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
+    return 0
+
+
+def _from_rate(settings: Settings, rate: float) -> int:
+    """Size the fleet from a rate that is known."""
+    from pipelines.predict.sizing.given_rate import answer_of, to_json, words
+    from pipelines.predict.sizing.measured import price_of
+
+    machine = gather()
+    found = answer_of(settings, machine, rate)
+    price = price_of(settings, machine, found.demand, found.fleet)
+    known = resolved(settings.hardware, machine).gpus_per_server is not None
+    say("\n".join(words(found, price, gpus_known=known)))
+    file = settings.report.folder / "size-rate" / "answer.json"
     with _writing(file.parent):
         write_json(file, to_json(found, price), sort_keys=False)
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")

@@ -12,7 +12,7 @@ from pipelines.domain.units import HOUR
 from pipelines.settings.sizing import SizingSettings
 
 USUAL_PERCENTILE = 95.0
-"""Tokens per word of English, for current tokenizers; 500 words a minute are then 90 ms per token."""
+"""Percentile of Poisson arrivals that is the peak if nothing else states one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Docume
 from pipelines.document.show import NONE, number
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import FleetOption
-from pipelines.predict.sizing.pictures import day_picture, one_change, pareto
+from pipelines.predict.sizing.pictures import day_picture, pareto
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.result import Result
 from pipelines.predict.sizing.words import (
+    NO_PRICES,
     binds,
     cost_texts,
     count,
@@ -23,6 +24,7 @@ from pipelines.predict.sizing.words import (
     memory_text,
     tokens_text,
     trial_text,
+    whole,
 )
 
 
@@ -34,7 +36,7 @@ def document(result: Result) -> Document:
     sections = [
         Section("options", "Configurations tried", tuple(_options(result, where))),
         Section("check", "Simulated at the peak", tuple(_check(result))),
-        Section("changes", "Effect of one change", (one_change(result, where), *_changes(result))),
+        Section("changes", "Effect of one change", tuple(_changes(result))),
     ]
     if result.day is not None:
         sections.append(
@@ -71,15 +73,14 @@ def six(result: Result) -> str:
 def _cards(result: Result) -> tuple[Card, ...]:
     best = result.answer.chosen
     fleet = best.fleet
+    rounded = f"{fleet.servers_raw:.2f} before rounding; {whole(fleet)}"
     cards = [
-        Card("Servers", f"{fleet.servers:,}", "", f"{fleet.servers_raw:.2f} before rounding", "modelled"),
+        Card("Servers", f"{fleet.servers:,}", "", rounded, "modelled"),
         Card("GPUs", f"{fleet.gpus:,}", "", f"{count(fleet.instances, 'instance')} of {best.label}", "modelled"),
         Card("An instance serves", number(best.capacity.rate), "requests/s", f"{binds(best)} binds", "modelled"),
     ]
     if best.cost is not None:
-        cards.append(Card("A year", f"{best.cost.per_year:,.0f}", "USD", "from the prices given", "modelled"))
-    else:
-        cards.append(Card("Cost", "no prices given", "", "sizing.prices.*", ""))
+        cards.append(Card("A year", f"{best.cost.per_year:,.0f}", "USD", "whole servers, prices as given", "modelled"))
     return tuple(cards)
 
 
@@ -131,14 +132,19 @@ def _changes(result: Result) -> list[Block]:
         Column("change", right=LEFT),
         Column("instances"),
         Column("GPUs"),
+        Column("GPUs, change"),
         Column("servers"),
-        Column("", right=LEFT),
+        Column("note", right=LEFT),
     )
-    rows = []
+    now, rows = result.answer.chosen.fleet.gpus, []
     for change in result.changes:
-        sizes = (change.instances, change.gpus, change.servers)
-        rows.append((change.what, *(NONE if size is None else f"{size:,}" for size in sizes), change.why))
-    return [Table(f"One change at a time, all else equal. {six(result)}", "modelled", columns, tuple(rows))]
+        more = NONE if change.gpus is None else f"{change.gpus - now:+,}" if change.gpus != now else "0"
+        one, gpus, servers = (
+            NONE if size is None else f"{size:,}" for size in (change.instances, change.gpus, change.servers)
+        )
+        rows.append((change.what, one, gpus, more, servers, change.why))
+    caption = f"All else equal; the recommended fleet has {count(now, 'GPU')}. {six(result)}"
+    return [Table(caption, "modelled", columns, tuple(rows))]
 
 
 def _terms(result: Result) -> tuple[tuple[str, str], ...]:
@@ -150,6 +156,8 @@ def _terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("Limits", limits_text(question)),
         ("Headroom, spares", f"{100 * question.headroom:g} %, {question.spare}"),
         ("Day", tokens_text(question)),
+        ("Engine", best.instance.limits.text()),
+        *([("Limits chosen", "; ".join(lines))] if (lines := best.instance.limits.lines()) else []),
         ("KV cache", memory_text(best)),
         ("Interval", interval_text(best)),
         ("Rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
@@ -157,5 +165,6 @@ def _terms(result: Result) -> tuple[tuple[str, str], ...]:
         ("TTFT", "request sent to first token, including queue, prefill, network and tokenizer"),
         ("ITL", "(E2E - TTFT) / (output tokens - 1) per request"),
     ]
-    terms += [("Cost", text) for text in (cost_texts(best.cost) if best.cost is not None else ["no prices given"])]
+    terms += [("Cost", text) for text in (cost_texts(best.cost) if best.cost is not None else [NO_PRICES])]
+    terms.append(("Billing", whole(best.fleet)))
     return tuple(terms)

@@ -55,11 +55,22 @@ def from_measured(
     slo: Slo,
     percentile: float,
     *,
+    gpus: int,
     gpus_per_server: int,
     headroom: float,
     spare: int,
 ) -> MeasuredAnswer:
     """Size a fleet from measured loads.
+
+    Args:
+        measured: the benchmark.
+        demand: requests per second.
+        slo: latency limits.
+        percentile: percentile that is compared with them.
+        gpus: GPUs that served the benchmark; the fleet consists of copies of them.
+        gpus_per_server: GPUs of one machine.
+        headroom: share of the measured rate kept free.
+        spare: additional copies.
 
     Raises:
         UserError: the benchmark lacks the percentile or the metric of a limit, or no load meets the limits.
@@ -80,7 +91,7 @@ def from_measured(
             todo="Measure a lower load, or set a higher limit.",
         )
     best = good[-1]
-    layout = Layout(measured.tp * measured.pp, gpus_per_server)
+    layout = Layout(gpus, gpus_per_server)
     sized = fleet(demand.peak, best.requests_per_s, layout, headroom=headroom, spare=spare)
     return MeasuredAnswer(measured, demand, slo, percentile, judged, best, sized)
 

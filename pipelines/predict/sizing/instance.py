@@ -17,6 +17,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
+from pipelines.predict.performance.choose_limits import choose
+from pipelines.predict.performance.limits import EngineLimits
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
@@ -105,6 +107,7 @@ class Instance:
         engine: scheduler of one batch; with pipeline stages `setup.pp` batches are in progress, each with its share.
         memory: memory of one GPU.
         concurrency: number of requests of mean length that run at a time.
+        limits: limits that it is built with, given or chosen.
     """
 
     setup: Setup
@@ -112,6 +115,7 @@ class Instance:
     engine: SchedulerLimits
     memory: DeviceMemory
     concurrency: Concurrency
+    limits: EngineLimits
 
 
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
@@ -121,28 +125,31 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
         UserError: the model does not fit.
     """
     limits = question.limits
+    usual, total = question.lengths.mean, question.gpu.reported_bytes
     sizes = replace(
-        setup.sizes(
-            max_batch_size=limits.max_batch_size, max_num_tokens=limits.max_num_tokens, max_seq_len=question.longest
-        ),
+        setup.sizes(),
+        max_beam_width=limits.max_beam_width,
+        gather_context_logits=limits.gather_context_logits,
         tokens_per_block=limits.tokens_per_block,
         kv_fraction=limits.kv_fraction,
         max_kv_tokens=limits.max_kv_tokens,
+        windows=limits.windows or setup.model.windows,
     )
-    memory = device_memory(sizes, question.gpu.reported_bytes)
+    chosen = choose(sizes, total, costed.cost, question.lengths, limits.wanted)
+    sizes = chosen.sizes(sizes)
+    memory = device_memory(sizes, total)
     if concurrency(sizes, memory, question.longest).requests < 1:
         raise UserError(_too_large(question, setup, memory))
-    usual = round(question.mean_isl + question.mean_osl)
     engine = SchedulerLimits(
         policy=limits.policy,
-        slots=limits.max_batch_size,
-        max_num_tokens=limits.max_num_tokens,
+        slots=chosen.max_batch_size,
+        max_num_tokens=chosen.max_num_tokens,
         admission=limits.admission,
         kv_blocks=kv_blocks(sizes, memory, usual),
         tokens_per_block=limits.tokens_per_block,
         prefix_tokens=limits.prefix_tokens,
     )
-    return Instance(setup, costed, engine, memory, concurrency(sizes, memory, usual))
+    return Instance(setup, costed, engine, memory, concurrency(sizes, memory, usual), chosen)
 
 
 def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:

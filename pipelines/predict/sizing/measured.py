@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipelines.document.show import ms, number
 from pipelines.domain.errors import UserError
+from pipelines.domain.units import DAY
+from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.machine import Machine
 from pipelines.host.text import table
 from pipelines.predict.performance.hardware import resolved
+from pipelines.predict.performance.measured import Served
+from pipelines.predict.performance.measured_gpus import with_gpus
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.ask import demand_of
+from pipelines.predict.sizing.demand import Demand
+from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
-from pipelines.predict.sizing.words import cost_texts, count, fleet_text, pair, wrap
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair, whole, wrap
 from pipelines.settings.root import Settings
+
+NO_GPUS = {"gpus": 0, "gpus_per_server": 0}
+ONE_SERVER = "each instance counts as one server; set hardware=... for the GPUs per server"
 
 
 def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswer:
     """Size from a benchmark.
 
     Raises:
-        UserError: no load to size for, no benchmark, or none of its loads meets the limits.
+        UserError: no load to size for, no benchmark, GPUs that nobody names, or no load that meets the limits.
     """
     demand, sizing = demand_of(settings), settings.sizing
     if sizing.autoscaling.wanted:
@@ -31,30 +41,36 @@ def answer_of(settings: Settings, machine: Machine, path: Path) -> MeasuredAnswe
             "Replaying a day needs a model, but sizing.measured gives only measured loads.",
             todo="Fit a model to them first: make calibrate.",
         )
-    measured = read_measured([path])
-    hardware = resolved(settings.hardware, machine)
-    each = measured.tp * measured.pp
+    measured = with_gpus(read_measured([path]), settings)
+    cpu, prices = runs_on_cpu(measured.engine), sizing.prices
+    if cpu and (per_gpu := prices.gpu_hour_usd or prices.licence_usd):
+        raise UserError(
+            f"A price per GPU is given ({per_gpu:g} USD), but {measured.sources[0]} was measured on a CPU server.",
+            todo="Give sizing.prices.server_usd and sizing.prices.years instead.",
+        )
+    gpus = 1 if cpu else measured.served.gpus or 1  # a CPU server counts as one
+    known = None if cpu else resolved(settings.hardware, machine).gpus_per_server
     return from_measured(
-        measured, demand, sizing.slo.to_slo(), sizing.slo.percentile,
-        gpus_per_server=hardware.gpus_per_server or each, headroom=sizing.headroom, spare=sizing.spare,
+        measured, demand, sizing.slo.to_slo(), sizing.slo.percentile, gpus=gpus,
+        gpus_per_server=known or gpus, headroom=sizing.headroom, spare=sizing.spare,
     )  # fmt: skip
 
 
-def price_of(settings: Settings, machine: Machine, found: MeasuredAnswer) -> Cost | None:
-    """Return the cost of the fleet; None without prices."""
+def price_of(settings: Settings, machine: Machine, demand: Demand, fleet: PeakFleet) -> Cost | None:
+    """Return the cost of a fleet of known rate; None without prices."""
     prices = Prices.of(settings.sizing.prices)
     if not prices.given:
         return None
-    daily, best = found.demand.requests_per_day, found.best
+    daily = demand.requests_per_day
     return cost(
         prices,
-        servers=found.fleet.servers,
-        gpus_per_server=found.fleet.gpus_per_server,
+        servers=fleet.servers,
+        gpus_per_server=fleet.gpus_per_server,
         tdp_w=resolved(settings.hardware, machine).tdp_w,
-        capacity=found.fleet.instances * best.requests_per_s,
-        average=None if daily is None else daily / 86400,
-        isl=best.isl,
-        osl=best.osl,
+        capacity=fleet.instances * fleet.rate,
+        average=None if daily is None else daily / DAY,
+        isl=math.nan,  # not needed: the time spent on prompts is not known
+        osl=math.nan,
         input_share=None,
     )
 
@@ -62,12 +78,13 @@ def price_of(settings: Settings, machine: Machine, found: MeasuredAnswer) -> Cos
 def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> list[str]:
     """Return all lines of the printed answer."""
     measured, demand, p = found.measured, found.demand, f"P{found.percentile:g}"
-    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
     where = measured.gpu or measured.engine or "a server"
-    title = f"{measured.model} {measured.precision or ''} TP {measured.tp} on {where}, measured with {measured.tool}"
+    what = f"{measured.model} {measured.precision}" if measured.precision else measured.model
+    title = f"{what} on {where}, measured with {measured.tool}"
     lines = [
         pair("measured", title),
-        pair("load", f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"),
+        pair("GPUs", gpus_text(measured.served, cpu=runs_on_cpu(measured.engine))),
+        pair("load", load_text(demand)),
         "",
     ]
     rows: list[tuple[str, ...] | str] = [("", "requests/s", f"TTFT {p}", f"ITL {p}", "ms")]
@@ -79,12 +96,28 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
         if each.missed:
             rows.append(f"    misses: {each.missed}")
     lines += table(rows, words=(4,))
-    lines += ["", pair("fleet", fleet_text(found.fleet))]
-    if not gpus_known:
-        lines.append(pair("", "each instance counts as one server; set hardware=... for the GPUs per server"))
-    lines += [pair("cost", text) for text in (cost_texts(price) if price else ["no prices given (sizing.prices.*)"])]
+    cpu = runs_on_cpu(measured.engine)
+    lines += ["", pair("fleet", fleet_text(found.fleet, gpus=not cpu))]
+    if not gpus_known and not cpu:
+        lines.append(pair("", ONE_SERVER))
+    billed = () if cpu or not gpus_known else (whole(found.fleet),)
+    lines += [pair("cost", text) for text in ((*cost_texts(price), *billed) if price else (NO_PRICES,))]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
+
+
+def gpus_text(served: Served, *, cpu: bool = False) -> str:
+    """Describe the GPUs of an instance, as they were measured."""
+    if cpu:
+        return "none: an instance is one CPU server"
+    split = f" (TP {served.tp}, PP {served.pp})" if served.tp and served.pp else ""
+    return f"{served.gpus:,} an instance{split}: {served.source}"
+
+
+def load_text(demand: Demand) -> str:
+    """Describe the requests per second to serve."""
+    average = "" if demand.average is None else f"{demand.average:,.4g}/s on average, "
+    return f"{average}{demand.peak:,.4g}/s at peak ({demand.how})"
 
 
 def _unchecked(found: MeasuredAnswer) -> str:
@@ -109,7 +142,8 @@ def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
         "origin": "measured",
         "measured": {
             "tool": measured.tool, "sources": list(measured.sources), "model": measured.model,
-            "precision": measured.precision, "gpu": measured.gpu, "tp": measured.tp, "pp": measured.pp,
+            "precision": measured.precision, "gpu": measured.gpu, "gpus": measured.served.gpus,
+            "tp": measured.served.tp, "pp": measured.served.pp,
         },
         "demand": asdict(found.demand),
         "slo": asdict(found.slo) | {"percentile": found.percentile},
@@ -118,6 +152,6 @@ def to_json(found: MeasuredAnswer, price: Cost | None) -> dict[str, Any]:
             for each in found.levels
         ],
         "best": found.best.load,
-        "fleet": asdict(found.fleet),
+        "fleet": asdict(found.fleet) | (NO_GPUS if runs_on_cpu(measured.engine) else {}),
         "cost": None if price is None else asdict(price) | {"usd_per_year": price.per_year, "parts": dict(price.parts)},
     }  # fmt: skip

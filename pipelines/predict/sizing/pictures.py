@@ -1,4 +1,4 @@
-"""Pictures of an answer: Pareto front, effect of one change, a day."""
+"""Pictures of an answer: Pareto front, a day."""
 
 from __future__ import annotations
 
@@ -97,38 +97,6 @@ def _limit(axes: Axes, value: float | None, theme: Theme, *, side: str = "right"
         "limit", (value, 1.0), (-3 if side == "right" else 3, -8), xycoords=("data", "axes fraction"),
         textcoords="offset points", ha=side, color=theme["bad"], fontsize=7.5,
     )  # fmt: skip
-
-
-def one_change(result: Result, six: str) -> Figure:
-    """Draw the GPUs needed after each change, beside the recommended number."""
-    best = result.answer.chosen.fleet
-    rows = [(change.what, change.gpus) for change in result.changes if change.gpus is not None]
-    names, gpus = [what for what, _ in rows], [count for _, count in rows]
-
-    def draw(figure: Drawing, theme: Theme) -> None:
-        axes = figure.subplots()
-        places = range(len(rows))
-        colours = [theme["bad" if count > best.gpus else "work"] for count in gpus]
-        axes.barh(list(places), gpus, height=0.62, color=colours, alpha=0.85)
-        axes.axvline(best.gpus, color=theme["ink"], linewidth=1.2)
-        for place, count in zip(places, gpus, strict=True):
-            axes.annotate(f"{count}", (count, place), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
-        axes.set_yticks(list(places), names)
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        axes.set_xlim(0, 1.1 * max([*gpus, best.gpus]))
-        axes.locator_params(axis="x", integer=True)
-        axis(axes, "", "GPUs that run instances", "")
-
-    return plot(
-        "changes",
-        (7.2, 0.9 + 0.24 * len(rows)),
-        draw,
-        title="Effect of one change",
-        caption=f"All else equal; the line is the recommended fleet of {best.gpus} GPUs. {six}",
-        alt="; ".join(f"{name}: {count} GPUs" for name, count in zip(names, gpus, strict=True)),
-        origin="modelled",
-    )
 
 
 def day_picture(result: Result, day: Day, six: str) -> Figure:

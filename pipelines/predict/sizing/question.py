@@ -11,6 +11,8 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.lengths import LoadLengths
+from pipelines.predict.performance.limits import NOTHING_GIVEN, WantedLimits
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.simulator.interface import Admission, Policy
 from pipelines.predict.sizing.demand import Demand
@@ -22,8 +24,10 @@ class Limits:
     """Limits of the engine, under the names of trtllm-build and Triton.
 
     Attributes:
-        max_batch_size: requests scheduled together.
-        max_num_tokens: tokens of one iteration.
+        wanted: those that are given; the others are chosen for the load.
+        max_beam_width: beams per request.
+        gather_context_logits: whether the logits of every prompt token are kept.
+        windows: attention window per layer, repeated; empty is the model's own.
         tokens_per_block: of the paged KV cache.
         kv_fraction: share of the remaining memory that the KV pool takes.
         max_kv_tokens: upper bound of the KV pool, or None.
@@ -32,8 +36,10 @@ class Limits:
         prefix_tokens: tokens of each prompt that are already in the cache.
     """
 
-    max_batch_size: int = 2048
-    max_num_tokens: int = 8192
+    wanted: WantedLimits = NOTHING_GIVEN
+    max_beam_width: int = 1
+    gather_context_logits: bool = False
+    windows: tuple[int, ...] = ()
     tokens_per_block: int = 32
     kv_fraction: float = 0.9
     max_kv_tokens: int | None = None
@@ -69,6 +75,7 @@ class Question:
         limits: limits of the engine.
         prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
+        stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
     """
 
     model: ModelShape
@@ -90,6 +97,12 @@ class Question:
     limits: Limits = Limits()
     prices: Prices = NO_PRICES
     framework: str = "TensorRT-LLM 1.2"
+    stated: LoadLengths | None = None
+
+    @property
+    def lengths(self) -> LoadLengths:
+        """Mean and longest lengths of the requests."""
+        return self.stated or LoadLengths.of(self.isl, self.osl)
 
     @property
     def longest(self) -> int:
@@ -120,7 +133,7 @@ class Question:
         """Refuse a question that no configuration can answer.
 
         Raises:
-            UserError: a request is longer than the model's context.
+            UserError: a request is longer than the model's context, or than a limit that is given.
         """
         if self.longest > self.model.max_position_embeddings:
             worst = int((self.isl + self.osl).argmax())
@@ -129,6 +142,15 @@ class Question:
                 f"context of {self.model.name}, {self.model.max_position_embeddings:,} tokens.",
                 todo="Shorten workload.isl or workload.osl (a distribution needs a max), or choose another model.",
             )
+        prompt = int(self.isl.max())
+        for name, tokens in (("max_input_len", prompt), ("max_seq_len", self.longest)):
+            given = getattr(self.limits.wanted, name)
+            if given is not None and tokens > given:
+                raise UserError(
+                    f"The load has {'prompts' if tokens == prompt else 'requests'} of {tokens:,} tokens; "
+                    f"build.{name}={given} does not hold them.",
+                    todo=f"Leave build.{name} out, so that it is chosen for the load, or set {tokens} or more.",
+                )
 
 
 def setup_label(setup: Setup) -> str:

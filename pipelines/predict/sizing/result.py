@@ -16,6 +16,7 @@ from pipelines.predict.sizing.price import Cost
 from pipelines.predict.sizing.question import Question
 from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
+from pipelines.settings.build import LIMITS_FOR_LOAD
 
 SCHEMA = 1
 
@@ -84,10 +85,16 @@ def _question(question: Question) -> dict[str, Any]:
         "headroom": question.headroom,
         "spare": question.spare,
         "sparse": question.sparse,
-        "limits": asdict(question.limits),
+        "limits": _limits(question),
         "prices": asdict(question.prices),
         "requests_simulated": len(question.gaps),
     }
+
+
+def _limits(question: Question) -> dict[str, Any]:
+    """Flatten the limits; null is chosen for the load."""
+    others = asdict(question.limits)
+    return {**others.pop("wanted"), **others}
 
 
 def _option(option: FleetOption, question: Question) -> dict[str, Any]:
@@ -98,6 +105,8 @@ def _option(option: FleetOption, question: Question) -> dict[str, Any]:
         "pp": one.setup.pp,
         "format": one.setup.qformat.value,
         "kv_format": one.setup.kv_format.value,
+        **{name: getattr(one.limits, name) for name in LIMITS_FOR_LOAD},
+        "chosen": one.limits.reasons,
         "requests_per_s": option.capacity.rate,
         "requests_per_s_low": option.low,
         "requests_per_s_high": option.high,
@@ -167,7 +176,7 @@ def to_csv(result: Result) -> str:
 
 def _row(option: FleetOption, question: Question) -> dict[str, Any]:
     found = _option(option, question)
-    nested = ("at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
+    nested = ("chosen", "at_percentile_s", "spread", "fleet", "fleet_low", "fleet_high", "cost")
     flat = {name: value for name, value in found.items() if name not in nested}
     values = {f"{name}_ms": round(1000 * seconds, 3) for name, seconds in found["at_percentile_s"].items()}
     cost = option.cost

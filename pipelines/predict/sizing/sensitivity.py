@@ -1,15 +1,19 @@
-"""Effect of changing one input of the recommended configuration."""
+"""Effect of changing one input of the recommended configuration, and two where together they need fewer GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS
-from pipelines.predict.performance.memory import SMALL_BATCH
+from pipelines.domain.formats import FORMATS, KvFormat, kv_formats_for
+from pipelines.predict.performance.full_load import full_load_rate
+from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.sizing.answer import WORDS, CostOf, FleetOption
 from pipelines.predict.sizing.fleet import Layout, fleet
@@ -18,11 +22,14 @@ from pipelines.predict.sizing.question import Question
 
 RATE, LIMIT, LENGTH, HEADROOM = 0.2, 0.25, 0.25, 0.1
 LESS, MORE = "-", "+"
+SIMULATED_PAIRS = 3
+"""Number of pairs that are simulated: those with the fewest GPUs in closed form."""
+Configured = tuple[Question, Setup]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One input changed, all else equal.
+    """One input changed, or two together, all else equal.
 
     Attributes:
         what: description, e.g. "ISL +25 % (2,500)".
@@ -30,6 +37,7 @@ class Change:
         gpus: GPUs that run them.
         servers: servers that hold them.
         why: reason why the load cannot be served.
+        together: whether two inputs are changed.
     """
 
     what: str
@@ -37,6 +45,12 @@ class Change:
     gpus: int | None = None
     servers: int | None = None
     why: str = ""
+    together: bool = False
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Servers and GPUs, to compare with others; infinite where the load cannot be served."""
+        return (np.inf, np.inf) if self.servers is None or self.gpus is None else (self.servers, self.gpus)
 
     @classmethod
     def to(cls, what: str, instances: int, layout: Layout) -> Change:
@@ -44,14 +58,60 @@ class Change:
         return cls(what, instances, instances * layout.gpus_per_instance, layout.servers(instances))
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A change of the configuration. `kind`: what it changes; two of one kind exclude each other."""
+
+    kind: str
+    what: str
+    apply: Callable[[Question, Setup], Configured]
+
+
 def changes(question: Question, option: FleetOption, cost_of: CostOf) -> list[Change]:
-    """Change one input at a time and size again."""
+    """Change one input at a time and size again, then two together."""
     found = list(_arithmetic(question, option))
     setup, needed, most = option.instance.setup, option.fleet.needed, option.capacity.most
     found += [_sized(what, changed, option.instance, needed, most) for what, changed in _limits(question)]
-    found += [_again(what, changed, setup, cost_of, needed) for what, changed in _questions(question)]
-    found += [_again(what, question, other, cost_of, needed) for what, other in _setups(question, setup)]
+    found += [_again(what, changed, setup, cost_of, needed) for what, changed in _lengths(question)]
+    steps = list(_steps(question, option.instance))
+    alone = [_again(step.what, *step.apply(question, setup), cost_of, needed) for step in steps]
+    return [*found, *alone, *_pairs(question, option, cost_of, list(zip(steps, alone, strict=True)))]
+
+
+def _pairs(question: Question, option: FleetOption, cost_of: CostOf, alone: list[tuple[_Step, Change]]) -> list[Change]:
+    """Return pairs of steps that need fewer GPUs than the recommendation, and than either step alone."""
+    setup, needed, now = option.instance.setup, option.fleet.needed, (option.fleet.servers, option.fleet.gpus)
+    estimated: list[tuple[tuple[float, float], int, str, Configured, tuple[float, float]]] = []
+    for (first, one), (second, other) in combinations(alone, 2):
+        if first.kind == second.kind:
+            continue
+        bound = min(now, one.size, other.size)
+        changed = second.apply(*first.apply(question, setup))
+        estimate = _estimate(*changed, cost_of)
+        if estimate < bound:
+            estimated.append((estimate, len(estimated), f"{first.what}, {second.what}", changed, bound))
+    found = []
+    for _, _, what, changed, bound in sorted(estimated, key=lambda each: each[:2])[:SIMULATED_PAIRS]:
+        change = _again(what, *changed, cost_of, needed)
+        if change.size < bound:
+            found.append(replace(change, together=True))
     return found
+
+
+def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float, float]:
+    """Return servers and GPUs at the rate under full load, which no limit of latency lowers: the least possible."""
+    try:
+        one = instance(question, setup, cost_of(setup))
+    except UserError:
+        return np.inf, np.inf
+    slots = one.concurrency.requests / setup.pp
+    tokens = full_load_rate(
+        one.costed.cost, question.mean_isl, question.mean_osl, slots, float(one.limits.max_num_tokens)
+    )
+    layout = Layout(setup.tp * setup.pp, question.gpu.gpus_per_server)
+    rate = float(tokens) / question.mean_osl * setup.pp
+    size = fleet(question.demand.peak, rate, layout, headroom=question.headroom, spare=question.spare)
+    return size.servers, size.gpus
 
 
 def _arithmetic(question: Question, option: FleetOption) -> Iterator[Change]:
@@ -81,25 +141,54 @@ def _limits(question: Question) -> Iterator[tuple[str, Question]]:
             yield f"{word} limit {side}{100 * LIMIT:g} % ({value:g} ms)", replace(question, slo=slo)
 
 
-def _questions(question: Question) -> Iterator[tuple[str, Question]]:
-    if question.limits.max_batch_size > SMALL_BATCH:  # leaves more memory for the KV cache
-        limits = replace(question.limits, max_batch_size=SMALL_BATCH)
-        yield f"max_batch_size {SMALL_BATCH}", replace(question, limits=limits)
+def _lengths(question: Question) -> Iterator[tuple[str, Question]]:
     for name in ("isl", "osl"):
         for side, sign in ((LESS, -1), (MORE, 1)):
             lengths = np.maximum(1, np.round(getattr(question, name) * (1 + sign * LENGTH))).astype(np.int64)
             what = f"{name.upper()} {side}{100 * LENGTH:g} % ({lengths.mean():,.0f})"
-            yield what, replace(question, **{name: lengths})
+            yield what, replace(question, **{name: lengths}, stated=None)
 
 
-def _setups(question: Question, setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Changes of the setup: other formats this GPU runs, and half and twice the ranks."""
+def _steps(question: Question, one: Instance) -> Iterator[_Step]:
+    """Changes of the configuration: limits of the engine, other formats this GPU runs, half and twice the ranks."""
+    wanted, setup = question.limits.wanted, one.setup
+    if wanted.max_batch_size is not None or wanted.max_num_tokens is not None:
+        yield _limited(
+            "limits", "limits chosen for the load", partial(replace, max_batch_size=None, max_num_tokens=None)
+        )
+    batch, tokens = one.limits.max_batch_size, one.limits.max_num_tokens
+    for value in (batch // 2, 2 * batch) if batch > 1 else (2,):
+        yield _limited("max_batch_size", f"max_batch_size {value:,}", partial(replace, max_batch_size=value))
+    for value in (tokens // 2, 2 * tokens):
+        yield _limited("max_num_tokens", f"max_num_tokens {value:,}", partial(replace, max_num_tokens=value))
     for qformat in runnable(setup):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
-            yield f"format {qformat}", replace(setup, qformat=qformat)
+            yield _other("format", f"format {qformat}", qformat=qformat)
+    for kv_format in kv_formats_for(setup.gpu.sm):
+        if kv_format != setup.kv_format:
+            word = "16 bit" if kv_format is KvFormat.AUTO else str(kv_format)
+            yield _other("KV cache", f"KV cache {word}", kv_format=kv_format)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.num_attention_heads % tp == 0 and tp <= question.gpu.gpus_per_server:
-            yield f"TP {tp}", replace(setup, tp=tp)
+            yield _other("TP", f"TP {tp}", tp=tp)
+
+
+def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits]) -> _Step:
+    """Build a step that gives other limits."""
+
+    def apply(question: Question, setup: Setup) -> Configured:
+        return replace(question, limits=replace(question.limits, wanted=change(question.limits.wanted))), setup
+
+    return _Step(kind, what, apply)
+
+
+def _other(kind: str, what: str, **values: Any) -> _Step:
+    """Build a step that changes the setup."""
+
+    def apply(question: Question, setup: Setup) -> Configured:
+        return question, replace(setup, **values)
+
+    return _Step(kind, what, apply)
 
 
 def _again(what: str, question: Question, setup: Setup, cost_of: CostOf, guess: int) -> Change:

@@ -17,6 +17,7 @@ from pipelines.predict.sizing.sensitivity import Change
 from pipelines.predict.sizing.validate import Check, PeakTrial
 
 SHOWN_OPTIONS = 12
+NO_PRICES = "no prices given (sizing.prices.*)"
 
 
 def words(result: Result) -> list[str]:
@@ -77,16 +78,27 @@ def limits_text(question: Question) -> str:
 def _table(options: Sequence[FleetOption], question: Question) -> list[str]:
     latency = f"ms at P{question.percentile:g}"
     groups = ("", "requests/s", "requests/s", latency, latency, "fleet", "fleet", "fleet", "")
+    shown = shown_options(options)
     rows = [("", "each", "/GPU", "TTFT", "ITL", "inst.", "GPUs", "servers", "limit")]
-    for place, option in enumerate(options[:SHOWN_OPTIONS]):
+    for place, option in enumerate(shown):
         seen, fleet = option.capacity.seen.at(question.percentile), option.fleet
         speed = (number(option.capacity.rate), number(option.per_gpu), _ms(seen["ttft"]), _ms(seen["itl"]))
         size = (str(fleet.instances), str(fleet.gpus), str(fleet.servers))
         rows.append((f"{'*' if place == 0 else ' '} {option.label}", *speed, *size, binds(option)))
     lines = table(rows, words=(8,), groups=groups)
-    if len(options) > SHOWN_OPTIONS:
-        lines.append(f"  and {len(options) - SHOWN_OPTIONS} more in the table file")
+    if len(options) > len(shown):
+        lines.append(f"  and {len(options) - len(shown)} more in the table file")
     return lines
+
+
+def shown_options(options: Sequence[FleetOption]) -> list[FleetOption]:
+    """Return the best options, and of every format at least the best, in their order."""
+    best: dict[str, FleetOption] = {}
+    for option in options:
+        best.setdefault(option.instance.setup.qformat, option)
+    others = [option for option in options if option not in best.values()]
+    kept = {id(each) for each in (*best.values(), *others[: max(0, SHOWN_OPTIONS - len(best))])}
+    return [option for option in options if id(option) in kept]
 
 
 def binds(option: FleetOption) -> str:
@@ -103,14 +115,23 @@ def count(amount: int, word: str) -> str:
     return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
-def fleet_text(fleet: PeakFleet) -> str:
-    """Describe instances, GPUs and servers, also before rounding."""
+def fleet_text(fleet: PeakFleet, *, gpus: bool = True) -> str:
+    """Describe instances, servers and, if it has any, GPUs, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
+    used = f", {fleet.gpus:,} of {total:,} GPUs" if gpus else ""
     return (
-        f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}, {fleet.gpus:,} of "
-        f"{total:,} GPUs; before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
+        f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}{used}; "
+        f"before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
     )
+
+
+def whole(fleet: PeakFleet) -> str:
+    """Say what is paid for: whole servers, including GPUs without an instance."""
+    total = fleet.servers * fleet.gpus_per_server
+    idle = total - fleet.gpus
+    unused = f", {idle:,} of them idle" if idle else ", all in use"
+    return f"whole servers are billed: {count(total, 'GPU')}{unused}"
 
 
 def _recommended(result: Result) -> list[str]:
@@ -119,16 +140,25 @@ def _recommended(result: Result) -> list[str]:
         f"* {best.label}",
         pair("fleet", fleet_text(best.fleet)),
         pair("because", result.answer.reason),
+        *_accuracy(question),
         pair("interval", interval_text(best)),
         pair("rests on", origin(best.instance.costed.provenance, best.instance.costed.why)),
+        *engine_lines(best),
         pair("KV cache", memory_text(best)),
         pair("tokens", tokens_text(question)),
     ]
     if best.cost is not None:
-        lines += [pair("cost", text) for text in cost_texts(best.cost)]
+        lines += [pair("cost", text) for text in (*cost_texts(best.cost), whole(best.fleet))]
     else:
-        lines.append(pair("cost", "no prices given (sizing.prices.*)"))
+        lines.append(pair("cost", NO_PRICES))
     return lines
+
+
+def _accuracy(question: Question) -> list[str]:
+    """Say what a ranking of formats leaves out."""
+    if len(question.formats) < 2:
+        return []
+    return [pair("accuracy", "not considered, and formats differ in it: `make compare` measures it")]
 
 
 def interval_text(option: FleetOption) -> str:
@@ -144,6 +174,13 @@ def interval_text(option: FleetOption) -> str:
         f"{_range(few.servers, large.servers, 'server')} ({number(option.low)} to {number(option.high)} requests/s "
         "each)"
     )
+
+
+def engine_lines(option: FleetOption) -> list[str]:
+    """Describe the limits of the engine, and why those that were chosen are as they are."""
+    limits = option.instance.limits
+    lines = [f"{limits.text()} for this load", *limits.lines()] if limits.reasons else [limits.text()]
+    return [pair("engine" if place == 0 else "", line) for place, line in enumerate(lines)]
 
 
 def _range(low: int, high: int, word: str) -> str:
@@ -215,6 +252,8 @@ def _changes(changes: Sequence[Change], fleet: PeakFleet) -> list[str]:
         more = change.servers - fleet.servers
         size = (str(change.instances), str(change.gpus), str(change.servers))
         rows.append((f"  {change.what}", *size, f"{more:+d}" if more else ""))
+    if not any(change.together for change in changes):
+        rows.append("  no two changes of limits, format, KV cache and TP together need fewer GPUs than one alone")
     return table(rows, words=(4,))
 
 

@@ -14,7 +14,7 @@ from pipelines.document.canvas import DARK, LIGHT
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, measure
 from pipelines.predict.simulate.page import page
 from pipelines.predict.simulator.cost import TickCost
-from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
+from pipelines.predict.simulator.interface import REFUSALS, OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
 from tests.support.chromium import DARK_THEME, LIGHT_THEME, needs_chromium, said_by
 
@@ -100,6 +100,7 @@ def test_every_step_is_the_same_as_in_python(browser, name):
     assert table.start.tolist() == [each["start"] for each in found["iterations"]]
     assert table.seconds.tolist() == [each["ticks"] for each in found["iterations"]]
     assert table.queue.tolist() == [each["queue"] for each in found["iterations"]]
+    assert [REFUSALS[int(code)] for code in table.refused] == [each["refused"] for each in found["iterations"]]
     cut = len(table.start) if np.isfinite(rows.end).all() else -1  # of a cut run nobody knows which token is the last
     assert run.slots_over_time[:cut].tolist() == [each["cells"] for each in found["iterations"]][:cut]
 
@@ -156,6 +157,61 @@ answer({done: read("done"), end: [state.runs.left.end, state.runs.right.end], op
     )
     ends = [in_python(case(policy, load, slots=3)).end for policy in ("static", "inflight")]
     assert found == {"done": ["40", "40"], "end": ends, "opens": True}
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_animation_comes_first_and_the_form_is_folded(tmp_path, width):
+    script = (
+        LOOK
+        + """
+const box = id => { const {top, bottom} = byId(id).getBoundingClientRect(); return {top, bottom}; };
+const form = () => [byId("settings").open, byId("controls").checkVisibility()], folded = form();
+const seen = {left: box("left"), right: box("right"), play: box("play")};
+byId("settings").querySelector("summary").click();
+answer({...seen, folded, unfolded: form()});"""
+    )
+    found = said_by(page(LIGHT, DARK), tmp_path, script, width=width)
+    assert found["folded"] == [False, False]
+    assert found["unfolded"] == [True, True]
+    assert found["left"]["top"] < 200
+    assert found["right"]["bottom"] < found["play"]["top"]
+    assert found["play"]["bottom"] < 800  # the height of the frame
+
+
+def test_the_controls_show_how_the_requests_of_the_run_arrive(tmp_path):
+    controls = {"requests": 40, "arrival": "random", "rate": 22}
+    script = LOOK + "answer([fields.arrival.value, fields.rate.value, fields.rate.disabled]);"
+    assert said_by(page(LIGHT, DARK, controls, mixed(12, 40, 0.22)), tmp_path, script) == ["random", "22", False]
+
+
+def test_a_run_beyond_the_ranges_of_the_controls_is_shown(tmp_path):
+    """The folded form would hide the fault, and the page would be empty."""
+    controls = {"requests": 40, "arrival": "random", "rate": 1e5, "until": 2e5, "isl": 20000, "prefill": 500}
+    script = LOOK + 'byId("end").click(); answer([byId("fault").textContent, read("done"), fields.rate.value]);'
+    found = said_by(page(LIGHT, DARK, controls, mixed(13, 40, 1000.0)), tmp_path, script)
+    assert found == ["", ["40", "40"], "100000"]
+
+
+def test_queues_of_both_sides_have_the_same_scale(tmp_path):
+    """The same policy twice would look the same; a policy with a shorter queue must look shorter."""
+    script = (
+        LOOK
+        + """
+const high = id => {
+  const canvas = byId(id), scale = devicePixelRatio || 1, slots = fields.slots.valueAsNumber * (ROW + GAP);
+  const pen = canvas.getContext("2d"), top = Math.round((slots + 4 + LABEL) * scale), x = canvas.width - 3;
+  const dots = pen.getImageData(x, top, 1, Math.round((QUEUE - 14 - LABEL) * scale)).data;
+  return [...dots].filter((_, at) => at % 4 === 3 && dots[at] > 0).length;
+};
+go(120.5);  // the right edge of both canvases
+const queue = read("queue").map(Number);
+answer({queue, high: [high("left"), high("right")]});"""
+    )
+    controls = {"arrival": "random", "rate": 60, "requests": 100, "until": 300}
+    found = said_by(page(LIGHT, DARK, controls), tmp_path, script)
+    (static, inflight), (left, right) = found["queue"], found["high"]
+    assert static > inflight > 0
+    assert left / right == pytest.approx(static / inflight, rel=0.25)
 
 
 def test_a_changed_length_draws_new_requests_and_the_button_brings_back_the_given_ones(tmp_path):

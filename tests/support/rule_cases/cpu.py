@@ -37,6 +37,11 @@ CASES = {
         "speculative=medusa is not supported by engine=openvino",
         {"speculation": "draft_target"},
     ),
+    "the-cpu-engine-guides-nothing": Case(
+        {"engine": "openvino", "triton": {"guided_decoding_backend": "xgrammar"}},
+        "guided_decoding_backend=xgrammar is not supported by engine=openvino",
+        {"engine": "tensorrt_llm"},
+    ),
     "cpu-adapters-see-scaled-activations": Case(
         {"engine": "openvino", "qformat": AWQ, "adapters": {7: ADAPTER}},
         "quant=int4_awq is not supported",

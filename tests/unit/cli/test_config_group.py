@@ -25,7 +25,11 @@ def test_every_group_can_be_explained(capsys):
 def test_kinds_in_words():
     found = {key.name: key for key in KEYS}
     assert found["build.max_batch_size"] == Key(
-        "build.max_batch_size", "integer >= 1", (), "requests that the engine schedules together, at most."
+        "build.max_batch_size",
+        "integer >= 1",
+        (),
+        "requests that the engine schedules together, at most; null is chosen for the load on a GPU whose speed is "
+        "known, and trtllm-build's 2,048 elsewhere.",
     )
     assert found["build.max_seq_len"].kind == "integer >= 1 or null"
     assert found["build.kv_cache_type"].choices == ("continuous", "paged", "disabled")

@@ -103,6 +103,12 @@ def test_a_configuration_that_no_machine_runs_is_broken(tmp_path, overrides):
     assert "nvfp4 is not supported" in broken.value
 
 
+def test_an_engine_that_this_machine_cannot_run_is_broken(tmp_path):
+    settings = load([f"paths.store={tmp_path}/store", "engine=tensorrt_llm"])
+    (broken,) = examine(settings, MACHINE, OFFLINE).broken
+    assert "engine=tensorrt_llm cannot run here: there is no NVIDIA GPU" in broken.value
+
+
 def test_it_imports_nothing_heavy():
     heavy = ("torch", "openvino", "transformers")
     code = f"import sys, pipelines.doctor.examine; print([name for name in {heavy} if name in sys.modules])"

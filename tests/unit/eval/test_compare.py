@@ -28,7 +28,7 @@ def test_rows_of_a_sweep(sweep) -> None:
     rows = loss_rows(*sweep)
     assert [row["format"] for row in rows] == ["int4_awq", "fp8", LONG]
     assert [row["loss_percent"] for row in rows] == pytest.approx([50.0, 8.3333333, -50.0])
-    assert [row["verdict"] for row in rows] == ["loses accuracy", "no measurable loss", "gains"]
+    assert [row["verdict"] for row in rows] == ["loses accuracy", "not decided", "gains"]
     assert [(row["baseline_accuracy"], row["accuracy"]) for row in rows] == [(0.6, 0.3), (0.6, 0.55), (0.6, 0.9)]
 
 
@@ -44,7 +44,7 @@ def test_table_text(sweep) -> None:
     assert loss_table(loss_rows(baseline, others)).splitlines() == [
         "model      format                        base % after loss % verdict",
         "tiny_llama int4_awq                       60.00 30.00  50.00 loses accuracy",
-        "tiny_llama fp8                            60.00 55.00   8.33 no measurable loss",
+        "tiny_llama fp8                            60.00 55.00   8.33 not decided",
         "tiny_llama magnitude_2_4-int4_awq-kv_fp8  60.00 90.00 -50.00 gains",
         "",
         "format                        asked lost gained change   95 % interval      p",
@@ -54,7 +54,8 @@ def test_table_text(sweep) -> None:
         "",
         "Loss is in percent of the baseline's accuracy, change and interval in points.",
         "lost, gained: questions right only before, only after. p: McNemar's exact test;",
-        "a verdict other than 'no measurable loss' needs p < 0.05.",
+        "below 0.05, accuracy changed. Above, 'no measurable loss' if the interval",
+        "excludes a loss of 1 point, else 'not decided': ask more questions.",
     ]
 
 
@@ -73,7 +74,7 @@ def test_several_models_in_one_table(result) -> None:
     ]
     text = loss_table(rows)
     lines = [line.split() for line in text.splitlines()]
-    assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "no", "measurable", "loss"] in lines
+    assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "not", "decided"] in lines
     assert ["tiny_gemma", "fp8", "100.00", "0.00", "100.00", "loses", "accuracy"] in lines
 
 
@@ -86,7 +87,7 @@ def test_guessing_baseline_is_told(result) -> None:
 def test_zero_baseline_shows_no_percent(result) -> None:
     """A percentage that does not exist is shown as a dash."""
     row = loss_table(loss_rows(result([0, 0]), [result([0, 1], qformat="fp8")])).splitlines()[1]
-    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "no", "measurable", "loss"]
+    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "not", "decided"]
 
 
 def test_nothing_to_compare() -> None:

@@ -53,10 +53,27 @@ def test_loss_with_standard_error(result) -> None:
     assert pair.verdict == "loses accuracy"  # p = 0.03125
 
 
-def test_five_lost_is_not_measurable(result) -> None:
-    """A p-value of 0.0625 is not below 0.05, though accuracy fell from 1 to 0.5."""
+def test_five_lost_of_ten_decides_nothing(result) -> None:
+    """A p-value of 0.0625 is not below 0.05, but accuracy fell from 1 to 0.5: that is not "no loss"."""
     pair = compare_pair(result([1] * 10), result([0] * 5 + [1] * 5))
-    assert (pair.p_value, pair.verdict) == (0.0625, "no measurable loss")
+    assert (pair.p_value, pair.verdict) == (0.0625, "not decided")
+
+
+@pytest.mark.parametrize(
+    ("questions", "lost", "gained", "verdict"),
+    [
+        (1000, 2, 2, "no measurable loss"),  # interval 0 -+ 1.96 * 0.002: a loss of 0.4 points at most
+        (1000, 30, 20, "not decided"),  # -1 point, interval to -2.4: p is 0.2
+        (301, 0, 0, "no measurable loss"),  # 3 / 301 < 0.01
+        (300, 0, 0, "not decided"),
+        (1, 0, 0, "not decided"),  # no interval at all
+    ],
+)
+def test_no_measurable_loss_needs_a_loss_of_one_point_excluded(result, questions, lost, gained, verdict) -> None:
+    same = questions - lost - gained
+    before = result([1] * lost + [0] * gained + [1] * same)
+    after = result([0] * lost + [1] * gained + [1] * same)
+    assert compare_pair(before, after).verdict == verdict
 
 
 def test_gain(result) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pipelines.document.html import render_html
 from pipelines.document.write import write_document
 from pipelines.nightly.history import History
+from pipelines.nightly.shown import named
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import judge
 from tests.support.nights import load, night, nightly_settings
@@ -34,7 +35,7 @@ def test_a_regression_is_the_first_thing_said(document):
         ("Regressions", "1"), ("Cells measured", "2 of 3"),
     ]  # fmt: skip
     assert document.lead[0].kind == "warning"
-    assert document.lead[0].text.startswith("tiny_gemma fp8 fixed: output_tokens_per_s at concurrency 8 1,000/s before")
+    assert document.lead[0].text.startswith("tiny_gemma fp8 fixed: output tokens/s at concurrency 8: 1,000/s before")
 
 
 def test_the_cell_that_got_worse_has_its_picture_in_the_open(document):
@@ -82,3 +83,34 @@ def test_a_first_night_is_no_more_than_a_beginning(tmp_path):
     assert made.lead[0].kind == "good"
     assert "still too short to estimate their noise" in made.lead[0].text
     assert render_html(made)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("output_tokens_per_s at concurrency 8", "output tokens/s at concurrency 8"),
+        ("ttft_p50_s at 4 requests/s (poisson)", "TTFT p50 at 4 requests/s (poisson)"),
+        ("error_share at concurrency 8", "failed requests at concurrency 8"),
+        ("accuracy", "accuracy"),
+        ("engine_bytes", "engine size"),
+        ("build_s", "build time"),
+        ("build_peak_bytes", "build peak memory"),
+    ],
+)
+def test_metrics_are_named_in_words(metric, words):
+    assert named(metric) == words
+
+
+def test_no_key_of_a_metric_is_on_the_page(document):
+    assert not re.search(r"tokens_per_s|_p50_s|error_share|engine_bytes", render_html(document))
+
+
+def test_cells_refused_for_one_reason_share_a_row(tmp_path):
+    history = History(tmp_path)
+    history.append(night(0))
+    for cell in ("a nvfp4", "b nvfp4"):
+        history.append(night(0, cell=cell, measurements=[], status="not possible", reason="needs Blackwell"))
+    read = history.read()
+    made = trend_document(history, read, judge(read.records, read.records[-1].run, SETTINGS), SETTINGS)
+    (table,) = next(section for section in made.sections if section.id == "not-measured").blocks
+    assert table.rows == (("a nvfp4, b nvfp4", "not possible", "needs Blackwell"),)

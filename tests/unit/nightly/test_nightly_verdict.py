@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.nightly.command import finding_text, headline, words
+from pipelines.nightly.command import words
 from pipelines.nightly.history import History
+from pipelines.nightly.sentences import causes, headline
 from pipelines.nightly.verdict import is_suspect, judge, nights_before, with_measurement
 from tests.support.nights import accuracy, load, night, nightly_settings
 
@@ -31,13 +32,42 @@ def test_a_regression_is_named(tmp_path):
     bad = night(8, 800.0, settings_digest="d1", versions={"openvino": "2026.5.0"})
     found = verdict(bad)
     assert found.exit_code == 3
-    assert finding_text(history, found.regressions[0]) == (
-        "tiny_gemma fp8 fixed: output_tokens_per_s at concurrency 8 1,000/s before, 800/s now (-20.0 %), "
+    (cause,) = causes(history, found.regressions)
+    assert cause.text == (
+        "tiny_gemma fp8 fixed: output tokens/s at concurrency 8: 1,000/s before, 800/s now (-20.0 %), "
         "limit 952/s (tonight). Since 000000000008 of 2026-11-09; last good 000000000007 of 2026-11-08. "
         "Changed in between: commit 000000000007 -> 000000000008; openvino 2026.4.1 -> 2026.5.0; "
         "build.max_batch_size 64 -> 8."
     )
-    assert words(history, found)[0].startswith("REGRESSION  tiny_gemma fp8 fixed: output_tokens_per_s")
+    assert words(history, found)[0].startswith("REGRESSION  tiny_gemma fp8 fixed: output tokens/s")
+    assert cause.items == ()
+
+
+def test_what_one_change_made_worse_is_one_finding(tmp_path):
+    """A slower commit: throughput and TTFT of two cells, since the same night."""
+    other = "tiny_gemma none fixed"
+    before = [*BEFORE, *(replace(record, cell=other, key="none") for record in BEFORE)]
+    slow = {"measurements": [[load(800.0, ttft=0.03)]]}
+    found = verdict(night(8, **slow), night(8, cell=other, **{"key": "none"} | slow), before=before)
+    assert len(found.regressions) == 4
+    text = words(History(tmp_path), found)
+    assert text[0].startswith("REGRESSION  2 cells: 4 metrics got worse together. Since 000000000008 of")
+    assert [" ".join(line.split()).partition(":")[2].partition(":")[0] for line in text[1:5]] == [
+        " output tokens/s at concurrency 8", " TTFT p50 at concurrency 8",
+    ] * 2  # fmt: skip
+    assert len(text) == 6
+
+
+def test_changes_of_different_nights_are_not_joined(tmp_path):
+    """TTFT since the ninth night, throughput since the tenth."""
+    slower = night(8, measurements=[[load(1000.0, ttft=0.03)]])
+    found = verdict(night(9, measurements=[[load(800.0, ttft=0.03)]]), before=[*BEFORE, slower])
+    assert [len(cause.regressions) for cause in causes(History(tmp_path), found.regressions)] == [1, 1]
+
+
+def test_failures_with_one_reason_are_one_line(tmp_path):
+    found = verdict(*(night(8, cell=cell, status="failed", reason="no disk left") for cell in ("a", "b")))
+    assert words(History(tmp_path), found)[0] == "FAILED  a, b: no disk left"
 
 
 def test_it_stays_a_regression_since_the_first_bad_night():

@@ -1,6 +1,7 @@
 """Comparing formats: the choice and its reasons."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,9 @@ from pipelines.domain.benchmark import Slo
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
 from pipelines.report.compare_text import comparison_text
+from pipelines.report.sections import document
+from pipelines.run.console import outcome_table
+from pipelines.stages.benchmark import best_rate
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, benchmark, full_store
 
@@ -64,6 +68,59 @@ def test_a_client_that_was_the_limit_is_said(tmp_path):
     assert any("fp8 at concurrency 16 (cpu 98 %)" in note and "lower bound" in note for note in found.notes)
 
 
+def test_a_load_that_the_client_limited_is_neither_peak_nor_score(tmp_path):
+    """2,061 tokens/s at 16 say nothing about the server; 1,393 at 4 do."""
+    (found,) = comparison(collect(full_store(tmp_path, ("none", "fp8"), slo=Slo("given", 30.0, 5.0), bottleneck=16)))
+    fp8 = next(row for row in found.rows if row.variant == "fp8")
+    assert (fp8.peak.concurrency, fp8.at_slo.concurrency) == (4, 4)
+    assert found.chosen == "fp8"
+    assert "1,393 output tokens/s at the highest load that meets the SLO (concurrency 4)" in found.reason
+
+
+def test_no_winner_while_a_client_limited_format_may_be_faster(tmp_path):
+    """The baseline reached at least 1,477 tokens/s at 16, more than the 1,393 of fp8 at 4."""
+    (found,) = comparison(collect(full_store(tmp_path, ("none", "fp8"), bottleneck=16)))
+    assert found.chosen is None
+    assert (
+        "fp8 gives 1,393 output tokens/s at its peak (concurrency 4), but none (16 bit) reached 1,477" in found.reason
+    )
+
+
+def test_marked_loads_alone_choose_nothing(tmp_path):
+    (found,) = comparison(collect(full_store(tmp_path, ("none", "fp8"), concurrencies=(16,), bottleneck=16)))
+    assert found.chosen is None
+    assert {row.peak for row in found.rows} == {None}
+    assert found.rejected[1].reason == "each of its loads was cut short or limited by the load generator"
+
+
+def test_one_format_is_no_winner(tmp_path):
+    (found,) = comparison(collect(full_store(tmp_path, ("none",))))
+    assert found.chosen is None
+    assert found.reason == (
+        "none (16 bit) gives 1,477 output tokens/s at its peak (concurrency 16). No other format was measured, so "
+        "there is nothing to choose from."
+    )
+
+
+def test_a_format_without_a_benchmark_is_no_rival(tmp_path):
+    store = full_store(tmp_path, ("none",))
+    add_format(store, "fp8")
+    (found,) = comparison(collect(store))
+    assert found.chosen is None
+    assert [(each.variant, each.reason) for each in found.rejected] == [("fp8", "it was not benchmarked")]
+
+
+def test_the_only_format_within_the_loss_is_not_called_the_fastest(tmp_path):
+    (found,) = comparison(collect(full_store(tmp_path, ("none", "int4_wo"))))
+    assert found.chosen == "none"
+    assert found.reason.startswith("none (16 bit) is the only format that qualifies within an accuracy loss of 1 %")
+
+
+def test_a_loss_that_is_not_decided_is_said_with_the_choice(everything):
+    (found,) = comparison(everything, 1.0)
+    assert found.reason.endswith("loss 0.50 % (not decided).")
+
+
 def test_an_incomplete_level_is_not_the_peak(tmp_path):
     (found,) = comparison(collect(full_store(tmp_path, ("none",), cut=16)))
     assert found.rows[0].peak.concurrency == 4
@@ -102,3 +159,30 @@ def test_a_long_format_name_gets_a_line_of_its_own(everything):
     row = dataclasses.replace(found.rows[0], variant="sparsegpt_2_4-int8_sq-kv_int8")
     text = comparison_text([dataclasses.replace(found, rows=(row,))])
     assert "\nsparsegpt_2_4-int8_sq-kv_int8\n" in text
+
+
+def test_tiles_show_no_marked_load(tmp_path):
+    """Client-limited at 16: the tile shows 1,393 tokens/s at 4, and says so; one undecided format is not "kept"."""
+    store = full_store(tmp_path, ("none", "fp8", "int8_sq", "int4_wo"), slo=Slo("given", 30.0, 5.0), bottleneck=16)
+    cards = {card.title: card for card in document(collect(store)).cards}
+    assert cards["Throughput"].value == "1,393"
+    assert cards["Throughput"].detail == "fp8 at concurrency 4, within the SLO TTFT 30 ms, ITL 5 ms"
+    assert cards["No measurable loss"].value == "0 of 3"
+    assert cards["No measurable loss"].detail.startswith("int4_wo loses 20.00 %; fp8, int8_sq not decided; mini_mmlu")
+
+
+def test_a_benchmark_without_a_load_that_counts_has_no_headline(tmp_path):
+    store = full_store(tmp_path, ("none", "fp8"), concurrencies=(16,), bottleneck=16)
+    assert [card.value for card in document(collect(store)).cards][2:] == ["no load counts"]
+
+
+@pytest.mark.parametrize(
+    ("concurrencies", "said"), [((1, 4, 16), "3 loads, best 1,393 output tokens/s"), ((16,), "1 load, none counts")]
+)
+def test_the_number_of_a_run_is_of_a_load_that_counts(concurrencies, said):
+    """Printed at the end of `make benchmark`."""
+    levels = benchmark("fp8", concurrencies, bottleneck=16)[0].levels
+    facts = {"levels": len(levels), "complete": True, "best_output_tokens_per_s": best_rate(levels)}
+    node = SimpleNamespace(id="benchmark", stage=SimpleNamespace(name="benchmark"))
+    outcome = SimpleNamespace(node=node, state="made", seconds=1.0, artifact=SimpleNamespace(facts=facts))
+    assert said in outcome_table([outcome])

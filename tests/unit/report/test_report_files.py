@@ -144,7 +144,7 @@ def test_a_cut_benchmark_is_a_warning(tmp_path):
     text = write_report(collect(store), tmp_path / "out").markdown.read_text()
     assert "> Warning: The benchmark of synthetic none is incomplete: the server died." in text
     assert "concurrency 16: cut short (the server died)" in text
-    assert "concurrency 4: client-limited (cpu 98 %); a lower bound" in text
+    assert "concurrency 4: client-limited (cpu 98 %), so its throughput is a lower bound" in text
     assert "Hollow: the load generator was the bottleneck." in text
 
 

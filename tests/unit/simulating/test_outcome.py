@@ -8,6 +8,7 @@ import pytest
 from pipelines.domain.summary import summarise, whole_window
 from pipelines.loadgen.columns import columns_of
 from pipelines.predict.simulate.outcome import CountedWindow, LoadLabel, PolicyOutcome, measure
+from pipelines.predict.simulate.reasons import limits_in_words
 from pipelines.predict.simulator.cost import TickCost
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.run import simulate
@@ -52,6 +53,44 @@ def test_a_cut_run_counts_who_waits_and_only_who_got_that_far() -> None:
 
 def test_waiting_for_blocks_beside_a_free_slot_is_told_from_waiting_for_a_slot() -> None:
     full = SchedulerLimits(slots=4, kv_blocks=2, tokens_per_block=40)  # two requests of 36 tokens
-    assert run_of(full, [4] * 6)[1].kv_binds == pytest.approx(2 / 3)  # until the last two run
-    assert run_of(SchedulerLimits(slots=2, kv_blocks=9, tokens_per_block=40), [4] * 6)[1].kv_binds == 0
+    assert run_of(full, [4] * 6)[1].waiting == {"kv_blocks": pytest.approx(2 / 3)}  # until the last two run
+    half = run_of(SchedulerLimits(slots=2, kv_blocks=9, tokens_per_block=40), [4] * 6)[1]
+    assert half.waiting == {"slots": pytest.approx(2 / 3)}
     assert run_of(SchedulerLimits(slots=2), [4])[1].kv_share is None
+
+
+def test_waiting_for_token_budget_beside_a_nearly_empty_cache_is_not_called_a_full_cache() -> None:
+    """Prompts of 32 tokens, 48 per iteration: one prompt at a time, and at most 6 % of the cache in use."""
+    engine = SchedulerLimits(slots=8, max_num_tokens=48, kv_blocks=200, tokens_per_block=40)
+    _, found = run_of(engine, [20] * 6)
+    assert found.kv_share == pytest.approx(0.06)
+    assert found.waiting == {"max_num_tokens": pytest.approx(10 / 31)}  # five prompts of 2 ticks, of 6 x 2 + 19 ticks
+    assert limits_in_words(found) == (
+        "requests waited 32 % of the time because the next prompt did not fit into the token budget of 48 "
+        "(max_num_tokens)."
+    )
+
+
+def test_every_policy_gives_its_own_reason() -> None:
+    _, one = run_of(SchedulerLimits("one_prefill", slots=8), [9] * 3)
+    assert set(one.waiting) == {"one_prefill"}
+    assert "because another prompt was being processed." in limits_in_words(one)
+    _, chunked = run_of(SchedulerLimits("inflight_chunked", slots=8, max_num_tokens=16), [9] * 3)
+    assert set(chunked.waiting) == {"max_num_tokens"}
+    assert "because the token budget of 16 (max_num_tokens) was used up." in limits_in_words(chunked)
+    _, free = run_of(SchedulerLimits("inflight", slots=8), [9] * 3)
+    assert (free.waiting, limits_in_words(free)) == ({}, "no request waited for a slot.")
+
+
+def test_a_static_engine_names_what_closed_its_batches() -> None:
+    def closed(**limits: int) -> PolicyOutcome:
+        return run_of(SchedulerLimits("static", **{"slots": 4, "max_num_tokens": None, **limits}), [5] * 6)[1]  # type: ignore[arg-type]
+
+    assert closed().batches == {"": 1, "slots": 1}
+    assert limits_in_words(closed()).endswith(
+        "of the time for the running batch to end; of 2 batches 1 took all requests that waited, 1 filled all 4 slots."
+    )
+    assert closed(kv_blocks=3, tokens_per_block=40).batches == {"": 1, "kv_blocks": 1}
+    assert closed(max_num_tokens=64).batches == {"": 1, "max_num_tokens": 2}
+    assert "2 used up the token budget of 64 (max_num_tokens)" in limits_in_words(closed(max_num_tokens=64))
+    assert closed(slots=6).waiting == {}

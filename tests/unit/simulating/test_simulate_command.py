@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -35,9 +37,12 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+AT_ONCE = ("workload=classic", "benchmark.num_requests=100")
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Path:
-    return simulated(tmp_path_factory.mktemp("simulate"))
+    return simulated(tmp_path_factory.mktemp("simulate"), *AT_ONCE)
 
 
 def test_without_words_static_and_in_flight_stand_side_by_side(tmp_path, capsys):
@@ -47,6 +52,56 @@ def test_without_words_static_and_in_flight_stand_side_by_side(tmp_path, capsys)
     assert re.search(r"^requests done +100 +100$", out, re.M)
     assert "requests per 1,000 ticks" in out
     assert max(map(len, out.split("\n\n")[1].splitlines())) < 80
+
+
+def test_without_words_static_batching_falls_behind_a_load_that_in_flight_batching_serves(tmp_path, capsys):
+    """The panels of queue and latency have something to show: one line climbs, the other one comes and goes."""
+    made = simulated(tmp_path)
+    static, inflight = json.loads((made / "summary.json").read_text())["outcomes"]
+    waiting = [float(row["queue"]) for row in rows(made / "iterations.csv") if row["policy"] == "in-flight"]
+    assert 2 <= max(waiting) <= 8
+    assert sum(now == 0 < before for before, now in itertools.pairwise(waiting)) >= 5
+    assert static["queue_max"] > 3 * inflight["queue_max"]
+    assert static["ttft"]["mean"] > 5 * inflight["ttft"]["mean"]
+    assert (static["offered"], inflight["capacity"]) == (0.22, None)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "0.22 requests/tick (poisson)" in out
+    assert "static: the load is 1.2 times the capacity: of 220 requests per 1,000 ticks it can serve 178." in out
+    assert "in-flight: the load" not in out
+
+
+def test_the_guide_shows_what_the_first_command_prints(tmp_path, capsys):
+    simulated(tmp_path)
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert textwrap.indent(table, "    ") in GUIDE
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        ([], ["workload=classic", "workload.arrival=poisson", "benchmark.request_rate=0.22", AT_ONCE[1]]),
+        (["workload.arrival=burst"], ["workload=classic", "workload.arrival=poisson", AT_ONCE[1]]),
+        (
+            ["workload.arrival=constant"],
+            ["workload=classic", "workload.arrival=poisson", "benchmark.request_rate=0.22", AT_ONCE[1]],
+        ),
+        (["benchmark.request_rate=3"], ["workload=classic", "workload.arrival=poisson"]),
+        (["benchmark.concurrency=3"], ["workload=classic", "workload.arrival=closed"]),
+        (["workload=poisson", "benchmark.request_rate=3"], []),
+    ],
+)
+def test_words_about_the_load_replace_the_default_one(words, added):
+    assert with_defaults(words)[0] == [*added, *words]
+    _, settings = with_defaults(words)
+    assert not load_faults(settings.workload, settings.benchmark)
+
+
+def test_the_table_of_iterations_names_what_kept_requests_waiting(first):
+    found = {
+        policy: {row["refused"] for row in rows(first / "iterations.csv") if row["policy"] == policy}
+        for policy in ("static", "in-flight")
+    }
+    assert found == {"static": {"", "batch", "slots"}, "in-flight": {"", "slots"}}
 
 
 def test_the_run_folder_has_tables_pictures_trace_and_page(first):
@@ -77,7 +132,7 @@ def test_in_flight_keeps_the_slots_busy_and_is_done_earlier(first):
 
 
 def test_a_second_run_gives_the_same_files(first, tmp_path):
-    again = simulated(tmp_path)
+    again = simulated(tmp_path, *AT_ONCE)
     for name in ("summary.json", "requests.csv", "iterations.csv", "trace.json", "slots.png", "simulator.html"):
         assert (again / name).read_bytes() == (first / name).read_bytes()
 
@@ -103,7 +158,7 @@ def test_several_loads_are_rows_of_one_table_and_points_of_the_curves(tmp_path, 
 
 
 def test_a_run_that_is_cut_says_whom_its_latencies_leave_out(tmp_path, capsys):
-    simulated(tmp_path, "simulator.until=100", "workload.osl=10")
+    simulated(tmp_path, *AT_ONCE, "simulator.until=100", "workload.osl=10")
     out = capsys.readouterr().out
     # The worked example: fixed lengths give the same to both policies.
     assert re.search(r"^requests done +20 +20$", out, re.M)
@@ -169,7 +224,8 @@ def test_faults_are_told_together(tmp_path):
 
 def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, capsys):
     words = ("model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload=chat", "benchmark.concurrency=25")
-    made = json.loads((simulated(tmp_path, *words) / "summary.json").read_text())
+    given = ("build.max_batch_size=2048", "build.max_num_tokens=8192")
+    made = json.loads((simulated(tmp_path, *words, *given) / "summary.json").read_text())
     static, inflight = made["outcomes"]
     assert made["unit"] == "s"
     assert inflight["slots"] == 2048
@@ -180,6 +236,62 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
     assert "TTFT mean, ms" in out
     assert inflight["busy_max"] == 25
     assert re.search(r"slots in use +1\d\.\d +2\d\.\d\n", out)  # of 25, not a share of 2,048
+
+
+LONG_PROMPTS = (
+    "model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200",
+    "benchmark.concurrency=25",
+)  # fmt: skip
+
+
+def test_a_static_engine_is_not_capped_by_the_token_budget_of_the_in_flight_one(tmp_path, capsys):
+    """8,192 tokens are 4 prompts of 2,000: batches of 4 of 25 made in-flight batching look 3.3 times as fast."""
+    made = json.loads((simulated(tmp_path, *LONG_PROMPTS) / "summary.json").read_text())
+    static, inflight = made["outcomes"]
+    assert (static["busy_max"], inflight["busy_max"]) == (25, 25)
+    assert (static["max_num_tokens"], inflight["max_num_tokens"]) == (None, 8192)
+    assert inflight["tokens_rate"] < 1.1 * static["tokens_rate"]  # equal lengths: there is nothing to gain
+    assert inflight["kv_share"] < 0.2
+    assert set(inflight["waiting"]) == {"max_num_tokens"}
+    out = " ".join(capsys.readouterr().out.split())
+    assert "static: all prompts of a batch in one iteration" in out
+    assert "the others: 8,192 tokens per iteration" in out
+    assert "static: no request waited for a slot." in out
+    assert "the next prompt did not fit into the token budget of 8,192 (max_num_tokens)" in out
+    assert "KV cache was full" not in out
+
+
+def test_a_token_budget_that_is_given_holds_for_every_engine_and_is_named_as_the_limit(tmp_path, capsys):
+    made = json.loads(
+        (simulated(tmp_path, *LONG_PROMPTS, "simulator.max_num_tokens=8192") / "summary.json").read_text()
+    )
+    static, _ = made["outcomes"]
+    assert (static["busy_max"], static["max_num_tokens"]) == (4, 8192)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "used up the token budget of 8,192 (max_num_tokens)" in out
+    assert "all prompts of a batch" not in out
+
+
+def test_a_load_far_above_capacity_says_so(tmp_path, capsys):
+    words = ("workload=poisson", "workload.osl=10")
+    made = simulated(tmp_path, *words, "benchmark.request_rate=364", "benchmark.num_requests=200")
+    static, _ = json.loads((made / "summary.json").read_text())["outcomes"]
+    # 4 requests take 4 prompts of 2 ticks and 9 tokens of one
+    assert static["offered"] / static["capacity"] == pytest.approx(364 * 17 / 4, rel=1e-9)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "static: the load is 1,547 times the capacity: of 364,000 requests per 1,000 ticks it can serve 235." in out
+    assert "TTFT and E2E depend on the length of the run" in out
+    simulated(tmp_path, *words, "benchmark.request_rate=[0.01,0.5,2]", "simulator.policy=inflight")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "in-flight at 2 requests/tick (poisson): the load is 8.5 times the capacity" in out
+    assert "length of the run. The same holds for 1 smaller load." in out
+    assert "0.01 requests/tick (poisson): the load" not in out
+
+
+def test_more_users_than_can_run_are_named(tmp_path, capsys):
+    simulated(tmp_path, "benchmark.concurrency=4000", "benchmark.num_requests=4100", "simulator.policy=inflight")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "in-flight: 4,000 users are 1,000 times the 4 requests that run together" in out
 
 
 def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
@@ -217,7 +329,7 @@ def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
     assert "KV cache: 512 blocks of 16 tokens (as fitted)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "ticks"), [((), 60), (("workload.osl=64",), 2.5 * 65), (("simulator.drawn=9",), 9)])
+@pytest.mark.parametrize(("words", "ticks"), [((), 100), (("workload.osl=64",), 2.5 * 65), (("simulator.drawn=9",), 9)])
 def test_the_picture_of_the_slots_is_long_enough_for_answers_to_end(tmp_path, monkeypatch, words, ticks):
     """A stay is 2 ticks of prompt, in which the first token comes, and one for each of the other 63."""
     drawn = []
@@ -228,7 +340,8 @@ def test_the_picture_of_the_slots_is_long_enough_for_answers_to_end(tmp_path, mo
         return real(*given, until=until, **named)
 
     monkeypatch.setattr(pictures, "slots_picture", noted)
-    simulated(tmp_path, "simulator.policy=[inflight]", "simulator.slots=1", "benchmark.num_requests=8", *words)
+    engine = ("simulator.policy=[inflight]", "simulator.slots=1")
+    simulated(tmp_path, "workload=classic", "benchmark.num_requests=16", *engine, *words)
     assert drawn == [pytest.approx(ticks)]
 
 

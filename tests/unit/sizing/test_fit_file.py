@@ -20,7 +20,7 @@ from pipelines.predict.performance.step_cost import costs
 from pipelines.report.collect import collect
 from pipelines.report.modelled import with_models
 from pipelines.report.sections import document
-from pipelines.report.tables_load import levels_table
+from pipelines.report.tables_load import modelled_table
 from pipelines.settings.compose import load
 from pipelines.settings.sizing import FITS
 from pipelines.store.store import Store
@@ -83,6 +83,20 @@ def test_a_gpu_that_is_named_starts_from_the_performance_model(tmp_path, capsys)
     assert low < prior.cost.weights < high  # what one load does not decide stays where the model had it
 
 
+def test_a_result_of_vllm_is_fitted_at_the_ranks_that_are_named(tmp_path, capsys):
+    """With what vLLM writes by default: P99 and no E2E. Without its ranks, TP 1 was assumed."""
+    data = json.loads((FILES / "vllm_bench_serve.json").read_text())
+    usual = {key: value for key, value in data.items() if "e2el" not in key and not key.startswith(("p90", "p95"))}
+    path = tmp_path / "vllm-infqps-concurrency8-Llama-20260901-100000.json"
+    path.write_text(json.dumps(usual))
+    words = [f"sizing.measured={tmp_path}", *LLAMA, f"paths.store={tmp_path}"]
+    with pytest.raises(UserError, match="does not say how many GPUs served the load"):
+        COMMANDS["calibrate"].run(words)
+    assert "measured with vllm bench serve" in run(capsys, *words, "sizing.tp=2")
+    made = load_fit(tmp_path / FITS / "llama_3_1_8b-fp8-h100_sxm-tp2.json")
+    assert (made.engine, made.tp, made.pp) == ("vllm", 2, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -127,10 +141,10 @@ def test_the_report_shows_modelled_beside_measured_only_where_there_is_a_model(t
     data = with_models(collect(Store(store.root)), load([f"paths.store={store.root}"]), store.root)
     by_format = {run.result.precision: run for run in data.workloads[0].runs}
     assert by_format["none"].modelled is None
-    plain, beside = levels_table(by_format["none"]), levels_table(by_format["fp8"])
-    assert not [column for column in plain.columns if column.group == "modelled"]
-    at = [i for i, column in enumerate(beside.columns) if column.group == "modelled"]
-    assert [beside.columns[i].title for i in at] == ["req/s", "TTFT p50", "TTFT p95", "ITL p50"]
+    assert modelled_table(by_format["none"]) is None
+    beside = modelled_table(by_format["fp8"])
+    at = [i for i, column in enumerate(beside.columns) if column.title == "modelled"]
+    assert [beside.columns[i].group for i in at] == ["requests/s", "TTFT p50, ms", "TTFT p95, ms", "ITL p50, ms"]
     levels = by_format["fp8"].result.levels
     for row, level in zip(beside.rows, levels, strict=True):
         assert float(row[at[0]].replace(",", "")) == pytest.approx(level.summary.requests_per_s, rel=0.25)

@@ -26,11 +26,11 @@ def measured():
         replace(one.levels[0], concurrency=users, requests_per_s=rate, ttft_s=spread(ttft), itl_s=spread(0.02))
         for users, rate, ttft in ((32, 2.4, 2.9), (64, 3.0, 5.0), (8, 2.0, 1.0))
     ]
-    return replace(one, levels=tuple(levels), tp=8)
+    return replace(one, levels=tuple(levels))
 
 
 def size(measured, percentile=95, **how):
-    how = {"gpus_per_server": 8, "headroom": 0.0, "spare": 0} | how
+    how = {"gpus": 8, "gpus_per_server": 8, "headroom": 0.0, "spare": 0} | how
     return from_measured(measured, demand(31.0), Slo("given", ttft_ms=3000), percentile, **how)
 
 
@@ -38,14 +38,14 @@ def test_the_published_example_needs_13_servers(measured):
     """31/s over the 2.4/s that one server does within 3 s to the first token."""
     found = size(measured)
     assert found.best.requests_per_s == 2.4
-    assert found.fleet.servers == 13
+    assert (found.fleet.servers, found.fleet.gpus) == (13, 104)
     assert [bool(each.missed) for each in found.levels] == [False, False, True]
     assert "TTFT P95 is 5,000 ms, the limit is 3000 ms" in found.levels[-1].missed
 
 
 def test_no_load_within_the_limits_says_the_nearest(measured):
     with pytest.raises(UserError, match=r"at the lowest \(concurrency 8, .*TTFT P95 is 1,000 ms, the limit is 10 ms"):
-        from_measured(measured, demand(1.0), Slo("x", ttft_ms=10), 95, gpus_per_server=8, headroom=0, spare=0)
+        from_measured(measured, demand(1.0), Slo("x", ttft_ms=10), 95, gpus=8, gpus_per_server=8, headroom=0, spare=0)
 
 
 def test_a_percentile_that_was_not_measured_is_refused(measured):

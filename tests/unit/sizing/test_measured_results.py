@@ -61,7 +61,12 @@ def test_metrics_come_in_seconds_whatever_unit_the_file_has(tmp_path):
 def test_trtllm_bench_starts_all_requests_at_once_and_indexes_its_percentiles():
     found = read_measured([FILES / "trtllm_bench.json"])
     (level,) = found.levels
-    assert (found.percentiles, found.gpu, found.tp, found.precision) == ("index", "NVIDIA H100 80GB HBM3", 1, "fp8")
+    assert (found.percentiles, found.gpu, found.served.tp, found.precision) == (
+        "index",
+        "NVIDIA H100 80GB HBM3",
+        1,
+        "fp8",
+    )
     assert found.limits == {"max_batch_size": 2048, "max_num_tokens": 8192}
     assert (level.arrival, level.requests, level.ttft_s.p50) == ("burst", 1000, 1.05)
     assert any("not interpolated" in note for note in found.notes)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import GpuFacts, Machine
-from pipelines.predict.sizing.ask import ask, lengths
+from pipelines.predict.performance.lengths import drawn_lengths
+from pipelines.predict.sizing.ask import ask
+from pipelines.predict.sizing.command import question_id
 from pipelines.settings.root import Settings
 from tests.conftest import ROOT
 from tests.support.load_settings import workload
@@ -33,13 +36,26 @@ def size(tmp_path, *words):
     return main(["size", *words, f"report.folder={tmp_path}"])
 
 
+def answer_folder(tmp_path) -> Path:
+    """The only folder with an answer."""
+    (folder,) = tmp_path.glob("size-llama_3_8b-h100_sxm-*")
+    return folder
+
+
+def test_each_question_has_its_own_folder(tmp_path):
+    """Other limits are another question; another folder for reports or another store is not."""
+    ids = [question_id(load(*ASKED, *words)) for words in ([], ["sizing.slo.itl_ms=20"], ["workload.osl=100"])]
+    assert len(set(ids)) == 3
+    assert question_id(load(*ASKED, "paths.store=elsewhere", f"report.folder={tmp_path}")) == ids[0]
+
+
 def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
     assert size(tmp_path, *ASKED, "sizing.tp=[1,2]", "sizing.requests=400") == 0
     said = capsys.readouterr().out
     assert max(len(line) for line in said.splitlines() if not line.startswith("written")) <= 80
     assert "65/s at peak (P95 of Poisson arrivals in one second)" in said
     assert "* TP 1 fp8" in said
-    folder = tmp_path / "size-llama_3_8b-h100_sxm"
+    folder = answer_folder(tmp_path)
     found = json.loads((folder / "answer.json").read_text())
     best = found["options"][0]
     assert found["recommended"] == best["option"] == "TP 1 fp8"
@@ -50,7 +66,11 @@ def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
     rows = list(csv.DictReader((folder / "table.csv").open()))
     assert [row["option"] for row in rows] == [option["option"] for option in found["options"]]
     assert (folder / "pareto.svg").is_file()
-    assert (folder / "changes.svg").is_file()
+    assert "Effect of one change" in (folder / "report.md").read_text()
+    assert not (folder / "changes.svg").exists()
+    page = (folder / "report.html").read_text()
+    assert page.count('<div class="card">') == 3  # no tile without a number, here the cost
+    assert "whole servers are billed: 8 GPUs" in page
     text = (folder / "report.md").read_text()
     assert "Because it needs the fewest" in text
     assert "modelled" in text
@@ -62,16 +82,16 @@ def test_a_day_is_replayed_and_drawn(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "built-in shape of a business day (assumed, not measured)" in said
     assert "GPU-hours" in said
-    day = json.loads((tmp_path / "size-llama_3_8b-h100_sxm" / "answer.json").read_text())["day"]
+    day = json.loads((answer_folder(tmp_path) / "answer.json").read_text())["day"]
     assert day["autoscaled"]["gpu_hours"] < day["fixed"]["gpu_hours"]
-    assert (tmp_path / "size-llama_3_8b-h100_sxm" / "day.png").is_file()
+    assert (answer_folder(tmp_path) / "day.png").is_file()
 
 
 def test_the_table_has_the_same_columns_for_every_option(tmp_path):
     """Also where one of them has no upper end: a limit that may be out of reach."""
     words = ["sizing.slo.ttft_ms=85", "sizing.tp=[1,8]", "sizing.requests=300"]
     assert size(tmp_path, *ASKED, *words) == 0
-    rows = list(csv.DictReader((tmp_path / "size-llama_3_8b-h100_sxm" / "table.csv").open()))
+    rows = list(csv.DictReader((answer_folder(tmp_path) / "table.csv").open()))
     assert all(None not in row for row in rows)
 
 
@@ -81,6 +101,7 @@ def test_prices_that_are_given_are_told(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "116,000 USD a year (servers 80,000, licences 36,000); not given and not included: hosting, power" in said
     assert "% utilisation" in said
+    assert re.search(r"whole servers are billed: 8 GPUs, \d of them idle", said)
 
 
 def test_a_benchmark_is_sized_from(tmp_path, capsys):
@@ -152,7 +173,7 @@ def test_the_folder_that_is_given_comes_before_conf(tmp_path):
 
 
 def test_turns_of_a_conversation_carry_all_before_them():
-    isl, osl = lengths(workload(isl=100, osl=50, turns=3), 6)
+    isl, osl = drawn_lengths(workload(isl=100, osl=50, turns=3), 6)
     assert list(isl) == [100, 250, 400] * 2
     assert set(osl) == {50}
 
@@ -160,7 +181,7 @@ def test_turns_of_a_conversation_carry_all_before_them():
 def test_lengths_of_a_trace_are_its_own(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "isl": 10, "osl": 5}\n{"time": 1, "isl": 20, "osl": 7}\n')
-    isl, osl = lengths(workload(arrival="trace", trace=file), 4)
+    isl, osl = drawn_lengths(workload(arrival="trace", trace=file), 4)
     assert (list(isl), list(osl)) == ([10, 20, 10, 20], [5, 7, 5, 7])
 
 
@@ -168,7 +189,7 @@ def test_a_trace_without_lengths_is_refused(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 0, "prompt": "Hello", "osl": 5}\n')
     with pytest.raises(UserError, match="sizing needs isl on every line"):
-        lengths(workload(arrival="trace", trace=file), 4)
+        drawn_lengths(workload(arrival="trace", trace=file), 4)
 
 
 SCRIPT = """

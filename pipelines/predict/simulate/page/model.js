@@ -12,7 +12,8 @@ const NOOP = 0, CONTEXT = 1, GEN = 2, EOS = 3;
  * @param engine {policy, slots, prefill, decode, chunks, max_num_tokens}; max_num_tokens null is no limit
  * @param load [{arrival, isl, osl}], in the order they arrive
  * @param until ticks
- * @returns {{requests, iterations, tokens, end}} times in ticks, null for what had not happened
+ * @returns {{requests, iterations, tokens, end}} times in ticks, null for what had not happened; `refused` of an
+ *   iteration is what kept the first request of the queue from a slot, "" if nobody waited
  */
 function simulate(engine, load, until) {
   const requests = load.map(({arrival, isl, osl}, index) =>
@@ -26,10 +27,10 @@ function simulate(engine, load, until) {
     if (!unfinished) break;
     while (next < requests.length && requests[next].arrival <= now) queue.push(requests[next++]);
     const decoding = slots.filter(each => each && !each.left).length;
-    const share = schedule(engine, slots, queue, decoding, now);
+    const {share, refused} = schedule(engine, slots, queue, decoding, now);
     const ticks = Math.max(engine.prefill * share, decoding ? engine.decode : 0, 1);
     const owners = slots.map(each => each && each.index);
-    iterations.push({start: now, ticks, tokens, queue: queue.length, owners, cells: slots.map(cell)});
+    iterations.push({start: now, ticks, tokens, queue: queue.length, refused, owners, cells: slots.map(cell)});
     now += ticks;
   }
   return {requests, iterations, tokens, end: now};
@@ -56,7 +57,7 @@ function advance(slots, now) {
 /**
  * Choose the prompts of this iteration: those in slots already, then the queue, first come, first served.
  *
- * @returns the sum of their shares of a whole prompt
+ * @returns {{share, refused}} the sum of their shares of a whole prompt, and why the first of the queue got no slot
  */
 function schedule(engine, slots, queue, decoding, now) {
   const chunked = engine.policy === "inflight_chunked";
@@ -70,16 +71,21 @@ function schedule(engine, slots, queue, decoding, now) {
   };
   const inOrder = slots.filter(each => each && each.left).sort((one, other) => one.index - other.index);
   inOrder.forEach(take);
-  if (engine.policy === "static" && slots.some(Boolean)) return share;
-  while (queue.length && slots.includes(null)) {
-    const head = queue[0], alone = !slots.some(Boolean);
-    if (engine.policy === "one_prefill" && prompts) break;
-    if (chunked ? room <= 0 : !alone && Math.ceil(head.isl / engine.chunks) > room) break;
-    slots[slots.indexOf(null)] = queue.shift();
+  if (engine.policy === "static" && slots.some(Boolean)) return {share, refused: queue.length ? "batch" : ""};
+  const refusal = head => {
+    if (!slots.includes(null)) return "slots";
+    if (engine.policy === "one_prefill" && prompts) return "one_prefill";
+    const alone = !slots.some(Boolean);
+    return (chunked ? room <= 0 : !alone && Math.ceil(head.isl / engine.chunks) > room) ? "max_num_tokens" : "";
+  };
+  let refused = "";
+  while (queue.length && !(refused = refusal(queue[0]))) {
+    const head = queue.shift();
+    slots[slots.indexOf(null)] = head;
     head.admitted = now;
     take(head);
   }
-  return share;
+  return {share, refused};
 }
 
 /** What a slot does in an iteration. */
@@ -94,17 +100,17 @@ function counters(run, now = run.end) {
   const seen = run.requests.filter(each => each.first !== null && each.first <= now);
   const done = seen.filter(each => each.end !== null && each.end <= now);
   const long = done.filter(each => each.osl > 1);
-  let busy = 0, tokens = 0, queue = 0;
+  let busy = 0, tokens = 0, queue = 0, refused = "";
   for (const step of run.iterations) {
     if (step.start > now) break;
     busy += Math.min(step.ticks, now - step.start) * step.cells.filter(each => each !== NOOP).length;
-    ({queue, tokens} = step);
+    ({queue, tokens, refused} = step);
   }
   if (now >= run.end) tokens = run.tokens;
   const per = value => now > 0 ? 1000 * value / now : 0;
   const slots = run.iterations.length ? run.iterations[0].cells.length : 1;
   return {
-    now, done: done.length, queue,
+    now, done: done.length, queue, refused,
     ttft: mean(seen.map(each => each.first - each.arrival)),
     e2e: mean(done.map(each => each.end - each.arrival)),
     itl: mean(long.map(each => (each.end - each.first) / (each.osl - 1))),

@@ -5,10 +5,13 @@ const POLICIES = {
   static: "Static", inflight: "In-flight", inflight_chunked: "In-flight, chunked prefill", one_prefill: "In-flight, one prefill",
 };
 const ROWS = [
-  ["done", "requests done", 0], ["queue", "in the queue", 0], ["ttft", "TTFT, ticks", 1], ["e2e", "E2E, ticks", 1],
+  ["done", "requests done", 0], ["queue", "in the queue", 0], ["refused", "which waits for", 0], ["ttft", "TTFT, ticks", 1], ["e2e", "E2E, ticks", 1],
   ["itl", "ITL, ticks", 2], ["requests_per_1k", "requests per 1,000 ticks", 0],
   ["tokens_per_1k", "tokens per 1,000 ticks", 0], ["slot_use", "slots in use, %", 0],
 ];
+const WAITS = {
+  "": "–", batch: "its batch", slots: "a slot", one_prefill: "a prompt", max_num_tokens: "tokens",
+};
 const SIDES = ["left", "right"];
 const DRAWN = ["requests", "isl", "mean", "spread", "arrival", "rate", "seed"];
 const byId = id => document.getElementById(id);
@@ -86,7 +89,7 @@ function go(now) {
       const cell = document.createElement("td");
       cell.dataset.counter = key;
       cell.dataset.value = each[key];
-      cell.textContent = shown(each[key], digits);
+      cell.textContent = key === "refused" ? WAITS[each.refused] : shown(each[key], digits);
       return cell;
     }));
     return row;
@@ -123,9 +126,9 @@ function step(forward) {
   if (beyond.length) go(forward ? Math.min(...beyond) : Math.max(...beyond));
 }
 
-const LEFT = 30, ROW = 24, GAP = 3, QUEUE = 54;
+const LEFT = 30, ROW = 24, GAP = 3, QUEUE = 86, LABEL = 18;
 
-/** Slots over time up to now, the queue below on the same axis. */
+/** Slots over time up to now, the queue below on the same axis; both sides' queues have the same scale. */
 function paint(canvas, run, found, name) {
   const width = canvas.clientWidth, slots = run.iterations.length ? run.iterations[0].cells.length : 0;
   const height = slots * (ROW + GAP) + QUEUE + 26, scale = devicePixelRatio || 1;
@@ -197,39 +200,43 @@ function paintBox({pen, colour, x}, {kind, owner, start, end}, top) {
 }
 
 function paintQueue({pen, colour, run, from, to, x, width}, top) {
-  const most = Math.max(1, ...run.iterations.map(step => step.queue)), floor = top + QUEUE - 14;
-  pen.fillStyle = colour("grid");
+  const most = Math.max(1, ...SIDES.flatMap(side => state.runs[side].iterations.map(step => step.queue))), floor = top + QUEUE - 14;
+  pen.fillStyle = colour("muted");
   let last = 0;
   for (const step of run.iterations) {
     if (step.start >= to) break;
-    const left = x(step.start), high = (QUEUE - 16) * step.queue / most;
-    if (step.start + step.ticks >= from) pen.fillRect(left, floor - high, x(Math.min(step.start + step.ticks, to)) - left + 0.5, high);
+    const left = x(step.start), high = (QUEUE - 14 - LABEL) * step.queue / most;
+    if (step.start + step.ticks >= from) pen.fillRect(left, floor - high, x(Math.min(step.start + step.ticks, to)) - left + 1, high);
     last = step.queue;
   }
   pen.fillStyle = colour("ink");
   pen.textAlign = "left";
-  pen.fillText(`queue ${last}`, Math.min(LEFT + 4, width), floor - 8);
+  pen.fillText(`queue ${last}`, Math.min(LEFT + 4, width), top + LABEL / 2);
   pen.strokeStyle = colour("muted");
   pen.strokeRect(LEFT, floor + 0.5, width, 0);
 }
 
-function paintAxis({pen, colour, from, x}, base, ticks) {
+function paintAxis({pen, colour, from, x, width}, base, ticks) {
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 20000, 100000].find(each => ticks / each <= 8) || 1000000;
   pen.fillStyle = colour("muted");
   pen.strokeStyle = colour("muted");
-  pen.textAlign = "center";
   for (let tick = Math.ceil(from / every) * every; tick <= from + ticks; tick += every) {
     pen.strokeRect(x(tick), base - 12, 0, 4);
+    pen.textAlign = x(tick) > width - 12 ? "right" : "center";
     pen.fillText(tick === 0 ? "tick 0" : shown(tick, 0), x(tick) + (tick === 0 ? 16 : 0), base);
   }
 }
 
-/** Put the values the page was made with into the controls. */
+/** Put the values the page was made with into the controls, and widen their ranges to hold them. */
 function setUp() {
   for (const side of SIDES) {
     fields[side].replaceChildren(...Object.entries(POLICIES).map(([value, text]) => new Option(text, value)));
   }
-  for (const [name, value] of Object.entries(INITIAL.controls)) fields[name].value = value;
+  for (const [name, value] of Object.entries(INITIAL.controls)) {
+    const field = fields[name];
+    field.value = value;
+    if (field.type === "number") [field.min, field.max] = [Math.min(field.min, value), Math.max(field.max, value)];
+  }
   form.addEventListener("submit", event => event.preventDefault());
   form.addEventListener("input", event => {
     if (DRAWN.includes(event.target.name)) state.given = null;

@@ -1,0 +1,96 @@
+"""Lengths of the requests of a workload, drawn as the load generator draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.settings.load import WorkloadSettings
+from pipelines.settings.root import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLengths:
+    """Tokens of the requests of a load.
+
+    Attributes:
+        mean_isl: mean input.
+        mean_osl: mean output.
+        longest_isl: longest input.
+        longest: longest input and output of one request together.
+    """
+
+    mean_isl: float
+    mean_osl: float
+    longest_isl: int
+    longest: int
+
+    @classmethod
+    def of(cls, isl: Any, osl: Any) -> LoadLengths:
+        """Summarize int64[n] input and output tokens."""
+        return cls(float(isl.mean()), float(osl.mean()), int(isl.max()), int((isl + osl).max()))
+
+    @property
+    def mean(self) -> int:
+        """Mean input and output of a request together, rounded."""
+        return round(self.mean_isl + self.mean_osl)
+
+
+def known_lengths(settings: Settings) -> LoadLengths | None:
+    """Summarize the requests of the workload: as stated, and as drawn where only the distribution is stated.
+
+    Returns:
+        None for a trace of prompts, which only the tokenizer can count, and for a file that cannot be read: whoever
+        sends or simulates those requests reports it.
+    """
+    try:
+        return _stated(settings.workload) or LoadLengths.of(*drawn_lengths(settings.workload, settings.sizing.requests))
+    except UserError:
+        return None
+
+
+def _stated(workload: WorkloadSettings) -> LoadLengths | None:
+    """Compute the means and bounds of a workload whose settings state them; the k-th turn repeats those before it."""
+    isl, osl, turns = workload.isl, workload.osl, workload.turns
+    if workload.trace is not None or isl.expected is None or osl.expected is None:
+        return None
+    if isl.longest is None or osl.longest is None:
+        return None
+    prompt = turns * isl.longest + (turns - 1) * osl.longest
+    mean_isl = (turns + 1) / 2 * isl.expected + (turns - 1) / 2 * osl.expected
+    return LoadLengths(mean_isl, osl.expected, prompt, prompt + osl.longest)
+
+
+def drawn_lengths(workload: WorkloadSettings, count: int) -> tuple[Any, Any]:
+    """Return int64[n] input and output tokens, drawn as the load generator draws them, or read from a trace.
+
+    In a conversation each turn carries all earlier ones, so turn k has k prompts and k - 1 answers as its input.
+
+    Raises:
+        UserError: a file cannot be read, or a trace has prompts instead of lengths.
+    """
+    import numpy as np
+
+    from pipelines.loadgen.arrivals import read_trace
+    from pipelines.loadgen.lengths import sampler
+
+    if workload.trace is not None:
+        items = read_trace(workload.trace, workload.trace_speed)
+        if any(item.isl is None for item in items):
+            raise UserError(f"workload.trace={workload.trace} has prompts; sizing needs isl on every line.")
+        pairs = [(item.isl, item.osl) for item in items]
+        return tuple(np.resize(np.array(column, dtype=np.int64), count) for column in zip(*pairs, strict=True))  # type: ignore[return-value]
+    rng = Random(workload.seed)
+    prompt = sampler(workload.isl, rng, key="workload.isl")
+    answer = sampler(workload.osl, rng, key="workload.osl")
+    rows: list[tuple[int, int]] = []
+    while len(rows) < count:
+        before = 0
+        for _ in range(workload.turns):
+            isl, osl = before + prompt(), answer()
+            rows.append((isl, osl))
+            before = isl + osl
+    isl_, osl_ = zip(*rows[:count], strict=True)
+    return np.array(isl_, dtype=np.int64), np.array(osl_, dtype=np.int64)

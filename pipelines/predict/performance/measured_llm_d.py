@@ -1,0 +1,213 @@
+"""Readers of llm-d: the stages of inference-perf, and the benchmark reports of llm-d-benchmark.
+
+Formats: `inference_perf/reportgen/base.py` and `inference_perf/config/loadgen/config.py` of
+kubernetes-sigs/inference-perf; `llmdbenchmark/analysis/benchmark_report/schema_v0_2.py` and
+`schema_v0_2_components.py` of llm-d/llm-d-benchmark (0.2 and 0.2.1), whose figures come from other tools, as
+`native_to_br0_2.py` converts them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.benchmark import Distribution
+from pipelines.domain.errors import UserError
+from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
+from pipelines.predict.performance.result_file import KEPT_UP, ResultFile, failed, not_streamed
+
+OF_STAGE = {"p50": ("median",)} | {name: (name,) for name in ("mean", "min", "p90", "p95", "p99", "max")}
+OF_REPORT = OF_STAGE | {"p50": ("p50",)}
+PER_REQUEST = {"aiperf": "inter_token_latency", "guidellm": "inter_token_latency"}
+"""Which latency of a report is (E2E - TTFT) / (OSL - 1) of a request; that of other tools: `time_per_output_token`."""
+ARRIVALS = {"vllm-benchmark": "poisson", "inferencemax": "poisson"}
+"""Arrivals at a request rate, of tools that have only one kind; the others say so in their configuration."""
+
+
+def is_inference_perf(data: dict[str, Any]) -> bool:
+    """Return whether inference-perf wrote this summary."""
+    return "load_summary" in data and "successes" in data
+
+
+def is_llm_d(data: dict[str, Any]) -> bool:
+    """Return whether this is a benchmark report of llm-d."""
+    return "version" in data and "scenario" in data and ("results" in data or "metrics" in data)
+
+
+def inference_perf(data: Any, source: str) -> Measured:
+    """Read `stage_N_lifecycle_metrics.json`, and `config.yaml` beside it.
+
+    Raises:
+        UserError: a required key is missing, or the file covers several stages.
+    """
+    file = ResultFile(data, source, "inference-perf")
+    config = ResultFile(_config(Path(source)), source, "inference-perf")
+    arrival, users, rate, notes = _stage(file, config)
+    lost, total = (file.get(*keys) or 0 for keys in (("failures", "count"), ("load_summary", "count")))
+    done = int(file.number("successes", "count"))
+    if not done:
+        raise UserError(f"{source} (inference-perf) has no finished request.", todo="Measure again.")
+    streamed = file.get("successes", "latency", "time_to_first_token") is not None
+    isl = ("successes", "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens", "mean")
+    latency = {name: ("successes", "latency", name) for name in ("time_to_first_token", "time_per_output_token")}
+    level = MeasuredLevel(
+        arrival=arrival,
+        concurrency=users,
+        request_rate=rate,
+        isl=file.number(*isl),
+        osl=file.number("successes", "output_len", "mean"),
+        requests=done,
+        requests_per_s=file.number("successes", "throughput", "requests_per_sec"),
+        ttft_s=_of_stage(file, *latency["time_to_first_token"]) if streamed else Distribution(0),
+        itl_s=_of_stage(file, *latency["time_per_output_token"]) if streamed else Distribution(0),
+        e2e_s=_of_stage(file, "successes", "latency", "request_latency"),
+        steady=False,  # from the first request to the last
+    )
+    return Measured(
+        tool="inference-perf",
+        levels=(level,),
+        model=str(config.get("server", "model_name") or "unknown"),
+        engine=config.get("server", "type"),
+        sources=(source,),
+        notes=(
+            *([] if streamed else [not_streamed(source)]),
+            *notes,
+            *([failed(source, lost, total)] if lost else []),
+        ),
+    )
+
+
+def _config(stage: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(stage.with_name("config.yaml").read_text())
+    except (OSError, yaml.YAMLError):
+        return None
+
+
+def _stage(file: ResultFile, config: ResultFile) -> tuple[str, int | None, float | None, list[str]]:
+    """Return arrival, concurrency, rate and notes of a stage."""
+    if users := file.whole("load_summary", "concurrency"):
+        return "closed", users, None, []
+    if file.get("load_summary", "requested_rate") is None:
+        raise file.fault("load_summary.requested_rate", "Give the files of the stages, stage_N_lifecycle_metrics.json.")
+    kind, notes = config.get("load", "type"), []
+    if kind is None:
+        kind = "constant"
+        notes.append(
+            f"{file.source} does not say how requests arrived, and there is no config.yaml beside it: constant."
+        )
+    if kind not in ("constant", "poisson"):
+        raise file.unsupported(kind, "constant, poisson, concurrent")
+    asked, sent = file.number("load_summary", "requested_rate"), file.number("load_summary", "achieved_rate")
+    if sent < KEPT_UP * asked:
+        notes.append(f"{file.source}: {asked:g} requests/s were asked for, {sent:.3g} were sent.")
+        return kind, None, sent, notes
+    return kind, None, asked, notes
+
+
+def _of_stage(file: ResultFile, *at: str) -> Distribution:
+    return file.distribution(at, 1.0, OF_STAGE, count=int(file.number("successes", "count")), need=("mean",))
+
+
+def llm_d(data: Any, source: str) -> Measured:
+    """Read a benchmark report of llm-d, version 0.2 or later.
+
+    Raises:
+        UserError: it is of another version, a required key is missing, or the load cannot be compared.
+    """
+    file = ResultFile(data, source, "llm-d benchmark report")
+    version = str(file.need("version"))
+    if not version.startswith("0.2"):
+        raise UserError(
+            f"{source} is an llm-d benchmark report of version {version}.",
+            allowed="Supported: 0.2, 0.2.1.",
+            todo="Give the file benchmark_report_v0.2,_... beside it.",
+        )
+    tool = str(file.need("scenario", "load", "standardized", "tool"))
+    engines = _engines(file)
+    model = next((each.get("standardized", "model", "name") for each in engines), None)
+    gpu = next((each.get("standardized", "accelerator", "model") for each in engines), None)
+    aggregate = ResultFile(file.need("results", "request_performance", "aggregate"), source, file.tool)
+    lost, total = (aggregate.get("requests", key) or 0 for key in ("failures", "total"))
+    streamed = aggregate.get("latency", "time_to_first_token") is not None
+    return Measured(
+        tool=f"llm-d ({tool})",
+        levels=(_reported(file, aggregate, tool),),
+        model=str(model or "unknown"),
+        engine=None,
+        gpu=gpu or None,
+        served=_stack(engines),
+        sources=(source,),
+        notes=(*([] if streamed else [not_streamed(source)]), *([failed(source, lost, total)] if lost else [])),
+        about={"measured_at": file.get("run", "time", "start")},
+    )
+
+
+def _reported(file: ResultFile, aggregate: ResultFile, tool: str) -> MeasuredLevel:
+    arrival, users, rate = _load(file, tool)
+    total, lost = aggregate.number("requests", "total"), aggregate.get("requests", "failures") or 0
+    done = int(total - lost - (aggregate.get("requests", "incomplete") or 0))
+    itl = PER_REQUEST.get(tool, "time_per_output_token")
+    return MeasuredLevel(
+        arrival=arrival,
+        concurrency=users,
+        request_rate=rate,
+        isl=aggregate.number("requests", "input_length", "mean"),
+        osl=aggregate.number("requests", "output_length", "mean"),
+        isl_stdev=float(aggregate.get("requests", "input_length", "stddev") or 0.0),
+        osl_stdev=float(aggregate.get("requests", "output_length", "stddev") or 0.0),
+        requests=done,
+        requests_per_s=aggregate.number("throughput", "request_rate", "mean"),
+        ttft_s=_of_report(aggregate, "time_to_first_token", done),
+        itl_s=_of_report(aggregate, itl, done),
+        e2e_s=_of_report(aggregate, "request_latency", done),
+        steady=False,
+    )
+
+
+def _of_report(file: ResultFile, name: str, count: int) -> Distribution:
+    if file.get("latency", name) is None:
+        return Distribution(0)
+    scale = file.seconds("latency", name, "units")
+    return file.distribution(("latency", name), scale, OF_REPORT, count=count, need=("mean",))
+
+
+def _load(file: ResultFile, tool: str) -> tuple[str, int | None, float | None]:
+    """Return arrival, concurrency and rate; an infinite concurrency is none."""
+    at = ("scenario", "load", "standardized")
+    users, rate = file.get(*at, "concurrency"), file.get(*at, "rate_qps")
+    limited = users is not None and math.isfinite(float(users))
+    if rate is None or math.isinf(float(rate)):
+        return ("closed" if limited else "burst"), (int(users) if limited else None), None
+    kind = ARRIVALS.get(tool) or file.get("scenario", "load", "native", "config", "load", "type")
+    if tool == "inference-perf" and limited:
+        return "closed", int(users), None
+    if kind not in ("constant", "poisson"):
+        raise file.fault("scenario.load.native.config.load.type", f"Give the file that {tool} wrote.")
+    return kind, None, float(rate)
+
+
+def _engines(file: ResultFile) -> list[ResultFile]:
+    stack = file.get("scenario", "stack") or []
+    found = [ResultFile(each, file.source, file.tool) for each in stack]
+    return [each for each in found if each.get("standardized", "kind") == "inference_engine"]
+
+
+def _stack(engines: list[ResultFile]) -> Served:
+    """Count the GPUs of the stack; not known if a report leaves them out or spreads an instance over pods."""
+    total, ranks = 0, set()
+    for each in engines:
+        at = ("standardized", "accelerator")
+        count = each.whole(*at, "count")
+        tp, pp, dp, local, workers = (
+            each.whole(*at, "parallelism", key) or 1 for key in ("tp", "pp", "dp", "dp_local", "workers")
+        )
+        if count is None or dp != local or workers > 1:
+            return Served()
+        total += count * (each.whole("standardized", "replicas") or 1)
+        ranks.add((tp, pp))
+    tp_, pp_ = ranks.pop() if len(ranks) == 1 else (None, None)
+    return Served(total, tp_, pp_, "scenario.stack") if total else Served()

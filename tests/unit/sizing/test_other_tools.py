@@ -1,0 +1,159 @@
+"""Results of vLLM, SGLang, GuideLLM, inference-perf and llm-d mean the same as ours once they are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines.domain.errors import UserError
+from pipelines.predict.performance.read_measured import read_measured
+
+FILES = Path(__file__).parents[2] / "reference" / "benchmarks"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+STAGE = "inference_perf/stage_0_lifecycle_metrics.json"
+
+
+def changed(tmp_path, name, change):
+    """A copy of a JSON file with a change."""
+    data = json.loads((FILES / name).read_text())
+    change(data)
+    path = tmp_path / Path(name).name
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "loads", "gpus"),
+    [
+        ("vllm_bench_serve.json", "vllm bench serve", ["concurrency 8"], None),
+        ("sglang_bench_serving.jsonl", "sglang bench_serving", ["concurrency 8", "concurrency 16"], 2),
+        ("guidellm.json", "guidellm", ["concurrency 1", "concurrency 8", "3.5 requests/s (constant)"], None),
+        (STAGE, "inference-perf", ["3.5 requests/s (poisson)"], None),
+        ("llm_d.yaml", "llm-d (inference-perf)", ["3.5 requests/s (poisson)"], 8),
+    ],
+)
+def test_the_same_measurement_reads_the_same(name, tool, loads, gpus):
+    """Each file: TTFT P95 200 ms, ITL mean 12 ms and P99 13 ms, E2E median 2.48 s, 2000 tokens in, 200 out."""
+    found = read_measured([FILES / name])
+    assert (found.tool, found.model, found.served.gpus) == (tool, LLAMA, gpus)
+    assert [level.load for level in found.levels] == [f"{load}, ISL 2000, OSL 200" for load in loads]
+    level = found.levels[0]
+    assert level.ttft_s.p95 == pytest.approx(0.2)
+    assert (level.itl_s.mean, level.itl_s.p99) == pytest.approx((0.012, 0.013))
+    assert level.e2e_s.p50 == pytest.approx(2.48)
+    assert level.requests == 80
+
+
+def test_a_rate_that_was_kept_up_is_open_and_one_that_was_not_is_a_closed_loop(tmp_path):
+    """vLLM: a request that waits in the client, because as many as allowed are running, is not in any latency."""
+    open_ = changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(request_rate=3.3, burstiness=4.0))
+    (level,) = read_measured([open_]).levels
+    assert (level.arrival, level.request_rate, level.cv, level.concurrency) == ("gamma", 3.3, 0.5, None)
+    held = changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(request_rate=20.0))
+    found = read_measured([held])
+    assert (found.levels[0].arrival, found.levels[0].concurrency) == ("closed", 8)
+    assert "20 requests/s were asked for, but never more than 8 ran at once" in found.notes[0]
+
+
+def test_without_a_limit_all_requests_of_vllm_start_at_once(tmp_path):
+    path = changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(max_concurrency=None))
+    assert read_measured([path]).levels[0].arrival == "burst"
+
+
+def test_percentiles_that_vllm_was_not_asked_for_are_none(tmp_path):
+    def usual(data):  # --metric-percentiles 99, --percentile-metrics ttft,tpot,itl
+        for key in [key for key in data if key.startswith(("p90", "p95")) or "e2el" in key]:
+            del data[key]
+
+    (level,) = read_measured([changed(tmp_path, "vllm_bench_serve.json", usual)]).levels
+    assert (level.ttft_s.p95, level.ttft_s.p99, level.e2e_s.count) == (None, 0.25, 0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "gpus"),
+    [
+        ({"tp": "8"}, (8, 8, 1)),
+        ({"tensor_parallel_size": 4, "pipeline-parallel-size": 2}, (8, 4, 2)),
+        ({"tp": "2", "dp": "4"}, (8, 2, 1)),
+    ],
+)
+def test_metadata_of_vllm_names_the_gpus(tmp_path, metadata, gpus):
+    served = read_measured([changed(tmp_path, "vllm_bench_serve.json", lambda d: d.update(metadata))]).served
+    assert (served.gpus, served.tp, served.pp) == gpus
+
+
+@pytest.mark.parametrize(("attention", "gpus"), [(False, 16), (True, 8)])
+def test_sglang_shares_ranks_among_groups_of_attention(tmp_path, attention, gpus):
+    line = json.loads((FILES / "sglang_bench_serving.jsonl").read_text().splitlines()[0])
+    line["server_info"].update(tp_size=8, dp_size=2, enable_dp_attention=attention)
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert read_measured([path]).served.gpus == gpus
+
+
+def test_guidellm_is_steady_only_with_a_warm_up():
+    assert [level.steady for level in read_measured([FILES / "guidellm.json"]).levels] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("vllm_bench_serve.json", lambda d: d.pop("total_output_tokens"), r"lacks 'total_output_tokens'"),
+        ("vllm_bench_serve.json", lambda d: d.update(ramp_up_strategy="linear"), r"measured with 'ramp-up linear'"),
+        ("vllm_bench_serve.json", lambda d: d.update(completed=0), r"has no finished request"),
+        ("guidellm.json", lambda d: d["benchmarks"][0]["config"]["strategy"].update(type_="trace"), "with 'trace'"),
+        ("guidellm.json", lambda d: d["benchmarks"][0]["metrics"].pop("request_latency"), r"lacks '.*request_latency"),
+        (STAGE, lambda d: d["load_summary"].pop("requested_rate"), r"lacks 'load_summary.requested_rate'.*stage_N"),
+        (STAGE, lambda d: d["successes"].update(count=0), r"has no finished request"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, change, message):
+    with pytest.raises(UserError, match=message):
+        read_measured([changed(tmp_path, name, change)])
+
+
+def test_failed_requests_and_a_rate_that_was_not_sent_are_noted(tmp_path):
+    path = changed(tmp_path, STAGE, lambda d: d["load_summary"].update(achieved_rate=2.0))
+    found = read_measured([path])
+    assert found.levels[0].request_rate == 2.0
+    notes = " ".join(found.notes)
+    assert "there is no config.yaml beside it: constant" in notes
+    assert "3.5 requests/s were asked for, 2 were sent" in notes
+    assert "1 of 81 requests failed" in notes
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "gpus"),
+    [
+        ("count", 0, None),  # llm-d-benchmark does not know the stack of an endpoint that it did not start
+        ("workers", 2, None),  # an instance of several pods
+    ],
+)
+def test_llm_d_counts_gpus_only_where_it_knows_them(tmp_path, where, value, gpus):
+    data = yaml.safe_load((FILES / "llm_d.yaml").read_text())
+    accelerator = data["scenario"]["stack"][0]["standardized"]["accelerator"]
+    (accelerator if where == "count" else accelerator["parallelism"])[where] = value
+    path = tmp_path / "report.yaml"
+    path.write_text(yaml.safe_dump(data))
+    assert read_measured([path]).served.gpus is gpus
+
+
+def test_the_first_version_of_llm_ds_report_is_refused(tmp_path):
+    path = tmp_path / "report.yaml"
+    path.write_text("version: '0.1'\nscenario: {}\nmetrics: {}\n")
+    with pytest.raises(UserError, match=r"version 0\.1\. Supported: 0\.2, 0\.2\.1"):
+        read_measured([path])
+
+
+def test_a_folder_of_llm_d_gives_its_reports_and_not_what_they_are_made_from(tmp_path):
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text((FILES / STAGE).read_text())
+    report = tmp_path / "benchmark_report_v0.2,_stage_0_lifecycle_metrics.json.yaml"
+    report.write_text((FILES / "llm_d.yaml").read_text())
+    assert read_measured([tmp_path]).sources == (str(report),)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "empty.json").write_text("")
+    with pytest.raises(UserError, match=r"empty\.json is not JSON"):
+        read_measured([tmp_path / "empty.json"])
