@@ -97,7 +97,7 @@ class CheckpointConfig:
         vocab_size: rows of the embedding (AWQ exports pad it to a multiple of 64).
         max_position_embeddings: longest sequence in tokens.
         norm_epsilon: of every RMSNorm.
-        hidden_act: "silu", "gelu_pytorch_tanh", ...
+        hidden_act: "silu", or "gelu", which is the tanh form here; TensorRT-LLM's names.
         rotary_base: RoPE theta.
         rotary_scaling: RoPE scaling block, e.g. Llama 3's, or None.
         tp_size: tensor-parallel ranks.

@@ -16,6 +16,8 @@ from pipelines.domain.errors import UserError
 from pipelines.host.screen import complain, outlive_readers
 
 HELP = ("help", "-h", "--help")
+CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
+"""Packages that every command needs; help needs none."""
 MAKE_TARGETS = "MAKE_TARGETS"
 """Environment variable with targets of the Makefile that are not commands, for suggestions."""
 
@@ -47,6 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         for fault in error.faults:
             complain(str(fault))
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in CORE:
+            raise
+        complain(
+            f"{sys.executable} lacks the Python package '{error.name}', so it is not this project's environment. "
+            "In a checkout use make (make help), which has its own; on a GPU machine: make image, then make shell."
+        )
         return 2
     except KeyboardInterrupt:
         return _interrupted()

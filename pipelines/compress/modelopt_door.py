@@ -25,6 +25,9 @@ from pipelines.domain.formats import FORMATS, QFormat
 
 VERSION: str = modelopt.__version__
 
+SPECK = 6e-8
+"""The smallest number that every 16-bit type holds."""
+
 Forward = Callable[[torch.nn.Module], None]
 
 
@@ -55,8 +58,36 @@ def preset(name: str) -> Config:
 
 def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.nn.Module:
     """Insert quantizers, calibrate them with `forward`, and return the same model, now simulating the format."""
-    quantized: torch.nn.Module = mtq.quantize(model, config, forward)
+    with _columns_not_all_zero(model, config):
+        quantized: torch.nn.Module = mtq.quantize(model, config, forward)
     return quantized
+
+
+@contextmanager
+def _columns_not_all_zero(model: torch.nn.Module, config: Config) -> Iterator[None]:
+    """Keep SmoothQuant from failing on weights with a column of zeros, which pruning can leave.
+
+    With alpha < 1 the scale of such a column is 0, and ModelOpt's code for that case indexes a vector with a mask of
+    another shape (IndexError; `model_calib.py`, 0.37 and 0.47). The columns hold SPECK meanwhile and are zero again
+    afterwards, so their scale becomes small, as it would without the fault.
+    """
+    algorithm = config["algorithm"]
+    smooths = isinstance(algorithm, dict) and algorithm.get("method") == "smoothquant"
+    columns = list(_zero_columns(model)) if smooths else []
+    for module, zero in columns:
+        module.weight.data[:, zero] = SPECK
+    yield
+    for module, zero in columns:
+        module.weight.data[:, zero] = 0
+
+
+def _zero_columns(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
+    """Yield every linear with columns [I] that are all zero."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            zero = ~module.weight.data.any(dim=0)
+            if zero.any():
+                yield module, zero
 
 
 def quantizers(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:

@@ -51,10 +51,20 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         "vocab_size": hf_config["vocab_size"],
         "attn_bias": bool(hf_config.get("attention_bias", False)),
         "mlp_bias": bool(hf_config.get("mlp_bias", False)),
+        "hidden_act": _activation(exported["hidden_act"]),
         "mapping": _mapping(exported["mapping"]),
         "quantization": _quantization(exported["quantization"], spec),
     }
     return config | _rotary(hf_config)
+
+
+def _activation(name: str) -> str:
+    """Return the name under which TensorRT-LLM fuses gate and up; it skips the others with a warning for each layer.
+
+    Its table has one function for `gelu` and `gelu_pytorch_tanh`, the tanh form. Source: `functional.py` (ACT2FN),
+    `models/modeling_utils.py` (fuse_gate_mlp).
+    """
+    return "gelu" if name == "gelu_pytorch_tanh" else name
 
 
 def _rotary(hf_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
     Args:
         tool: path of the program.
     """
-    from pipelines.engines.tensorrt_llm.options import help_differences
+    from pipelines.engines.tensorrt_llm.options import extra_choices, help_differences
 
     try:
         answer = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=180, check=False)
@@ -148,7 +148,11 @@ def help_of_builder(tool: str) -> list[ProbeResult]:
         said = f"{tool} --help says: {last[-1]} (exit code {answer.returncode})"
         return [ProbeResult("trtllm-build", said, "note", "Repair the installation.")]
     faults = help_differences(answer.stdout)
+    notes = [
+        ProbeResult("trtllm-build", f"{extra}, which our table lacks", "note", "Nothing: the settings work without it.")
+        for extra in extra_choices(answer.stdout)
+    ]
     if not faults:
-        return [ProbeResult("trtllm-build", f"{tool}: options match our table")]
+        return [ProbeResult("trtllm-build", f"{tool}: options match our table"), *notes]
     todo = "Please report it: the option table was made from single files of the 1.2 line."
-    return [ProbeResult("trtllm-build", str(fault), "note", todo) for fault in faults]
+    return [*(ProbeResult("trtllm-build", str(fault), "note", todo) for fault in faults), *notes]

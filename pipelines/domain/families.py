@@ -22,10 +22,12 @@ class Architecture(StrEnum):
 
 
 Feature = Literal[
-    "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "decoding_heads", "llava"
+    "llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads", "lookahead",
+    "llava",
 ]  # fmt: skip
 """Parts of TensorRT-LLM that exist for some families only: its PyTorch backend, the format NVFP4, three fusions, the
-conversion of Medusa, ReDrafter and EAGLE heads, LLaVA's vision encoder."""
+FP8 kernel with SwiGLU, the conversion of Medusa, ReDrafter and EAGLE heads, lookahead decoding, LLaVA's vision
+encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,10 @@ _ROWS = (
         modelopt_type="llama",
         cpu_engine=True,
         features=frozenset(
-            {"llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "decoding_heads", "llava"}
+            {
+                *("llm_api", "nvfp4", "reduce_fusion", "user_buffer", "norm_quant_fusion", "swiglu", "decoding_heads"),
+                *("lookahead", "llava"),
+            }
         ),
     ),
 )

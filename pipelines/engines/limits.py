@@ -18,7 +18,9 @@ from pipelines.engines.registry import ENGINES, TENSORRT_LLM
 
 CONFIG = "config.json"
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-FEATURES = ("max_draft_len", "max_lora_rank", "lora_modules")
+FEATURES = ("max_draft_len", "lookahead", "max_lora_rank", "lora_modules")
+LOOKAHEAD = 8
+"""Number of SpeculativeDecodingMode.LOOKAHEAD_DECODING in config.json. Source: `modeling_utils.py`."""
 LOGITS_TYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 REBUILD = "Rebuild the engine: make build"
 
@@ -47,6 +49,7 @@ class EngineLimits:
         gather_generation_logits: whether it can return the logits of the output.
         paged_context_fmha: feature required by chunked context and KV reuse; None if the engine does not record it.
         max_draft_len: draft tokens that it verifies at once; 0 means no speculative decoding.
+        lookahead: whether its draft tokens are its own n-grams.
         max_lora_rank: largest rank of an adapter; 0 means built without LoRA.
         lora_modules: linear layers that an adapter may change, by TensorRT-LLM's names.
     """
@@ -70,6 +73,7 @@ class EngineLimits:
     gather_generation_logits: bool
     paged_context_fmha: bool | None
     max_draft_len: int = 0
+    lookahead: bool = False
     max_lora_rank: int = 0
     lora_modules: tuple[str, ...] = ()
 
@@ -112,6 +116,7 @@ class EngineLimits:
             gather_generation_logits=bool(build.get("gather_generation_logits", False)),
             paged_context_fmha=plugins.get("use_paged_context_fmha"),
             max_draft_len=int(build.get("max_draft_len") or 0),
+            lookahead=build.get("speculative_decoding_mode") == LOOKAHEAD,
             max_lora_rank=lora[0],
             lora_modules=lora[1],
             **{name: int(build[name]) for name in SIZES},

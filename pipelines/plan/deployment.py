@@ -35,6 +35,7 @@ def deployment(
         triton=settings.triton,
         speculation=guess.mode,
         draft=found.draft or guess.draft_shape,
+        draft_depth=guess.num_heads or guess.num_layers,
         same_vocabulary=found.same_vocabulary,
         pickled_heads=found.pickled_heads,
         adapters=found.adapters,

@@ -21,7 +21,7 @@ from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.quantize import Quantize
-from pipelines.stages.script import build_vision, convert_heads
+from pipelines.stages.script import HEADS_DTYPE, build_vision, convert_heads
 from pipelines.stages.sparsify import Sparsify
 from pipelines.store.sources import BuiltEngine, InputSource
 
@@ -33,6 +33,7 @@ ALONE = {
     "lora_plugin": "disable",
     "lora_target_modules": None,
     "max_prompt_embedding_table_size": 0,
+    "weight_sparsity": False,
 }
 """Build settings that a draft model is built without, because it answers like any other engine."""
 
@@ -118,8 +119,14 @@ class EngineFlow:
         """Add the conversion of a model with its trained heads, and its build."""
         label = f"{self.label(settings)}-{settings.speculative.mode}"
         scripts = settings.paths.trtllm_examples
-        convert = convert_heads(settings.speculative, settings.build.tp_size, scripts)
-        self.add(prefix + "convert", convert, label, {"model": "model", "heads": "heads"})
+        convert, model = convert_heads(settings.speculative, settings.build.tp_size, scripts), "model"
+        if settings.speculative.mode == "redrafter":
+            half = settings.quant.model_copy(update={"dtype": HEADS_DTYPE})
+            quantize, _ = self._compression(settings.model_copy(update={"quant": half}))
+            self.add(prefix + "quantize", quantize, self.label(settings), {"model": "model"})
+            model = "checkpoint"
+            self.given[model] = prefix + "quantize"
+        self.add(prefix + "convert", convert, label, {"model": model, "heads": "heads"})
         self.given["converted"] = prefix + "convert"
         self.add(prefix + "build", self._build(settings.build, self.shape), label, {"converted": "converted"})
         self.given["engine"] = prefix + "build"
@@ -155,7 +162,8 @@ class EngineFlow:
             return
         assert guess.draft is not None  # checked by the settings
         self._draft_checkpoint(settings, "tensorrt_llm")
-        alone = settings.build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
+        build = settings.build if guess.draft_qformat == settings.quant.qformat else settings.build.in_16_bit()
+        alone = build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
         label = f"{guess.draft.label}-{guess.draft_qformat}"
         self.add("draft.build", self._build(alone, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelines.domain.adapter import MODULES, Adapter, linear_widths
+from pipelines.domain.formats import QFormat
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed, shape
-from pipelines.rules.sources import COMBINATIONS, COMMAND, LORA, MODEL_CONFIG
+from pipelines.rules.sources import COMBINATIONS, COMMAND, LAYERS, LORA, MLP, MODEL_CONFIG
 
 TOPIC = "LoRA"
+SWIGLU_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
+INSIDE_SWIGLU = ("mlp_h_to_4h", "mlp_gate")
 MANAGER = "tensorrt_llm/lora_manager.py"
 
 
@@ -51,6 +54,13 @@ def _widths(d: DeploymentFacts) -> Cases:
     return cases
 
 
+def _fused_swiglu(d: DeploymentFacts) -> Cases:
+    """Return the FP8 SwiGLU plugins that are on while adapters may change a linear inside them."""
+    modules = [module for module in d.build.lora_target_modules or () if module in INSIDE_SWIGLU]
+    given = [name for name in SWIGLU_PLUGINS if getattr(d.build, name) == "fp8"]
+    return [{"name": name, "modules": listed(modules)} for name in given] if modules else []
+
+
 RULES = (
     Rule(
         name="lora-plugin-and-modules-together",
@@ -61,6 +71,25 @@ RULES = (
         " together only.",
         todo="Use lora=adapters, which sets both, or set neither.",
         source=f"{COMMAND}; {LORA}",
+    ),
+    Rule(
+        name="lora-has-no-fp4-linears",
+        topic=TOPIC,
+        engines=GPU,
+        when=lambda d: d.build.lora_plugin != "disable" and d.qformat is QFormat.NVFP4,
+        failed="build.lora_plugin={d.build.lora_plugin} cannot be combined with quant={d.qformat}: TensorRT-LLM's FP4"
+        " linears take no adapters.",
+        todo="Use quant=fp8 or none, or lora=none.",
+        source=LAYERS,
+    ),
+    Rule(
+        name="lora-is-outside-of-fused-swiglu",
+        topic=TOPIC,
+        engines=GPU,
+        when=_fused_swiglu,
+        failed="lora.target_modules has {modules}, which build.{name}=fp8 computes in one kernel without adapters.",
+        todo="Set build.{name}=disable, or leave them out of lora.target_modules.",
+        source=MLP,
     ),
     Rule(
         name="dora-needs-the-lora-plugin",

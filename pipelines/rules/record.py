@@ -87,6 +87,7 @@ class DeploymentFacts:
         triton: parameters of the served model.
         speculation: kind of speculative decoding.
         draft: dimensions of the draft model.
+        draft_depth: tokens that Medusa's heads or EAGLE's layers guess in a row.
         same_vocabulary: whether draft and target have the same tokens.
         pickled_heads: names of files with pickled weights among the trained heads.
         adapters: LoRA adapters by task id.
@@ -111,6 +112,7 @@ class DeploymentFacts:
     triton: TritonSettings = field(default_factory=TritonSettings)
     speculation: SpeculationMode = "none"
     draft: ModelShape | None = None
+    draft_depth: int | None = None
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()
     adapters: Mapping[int, Adapter] = field(default_factory=dict)

@@ -1,6 +1,12 @@
 """Sources of the rules: public files at a commit, and issues, of github.com/NVIDIA/TensorRT-LLM unless noted."""
 
 BUILDER = "tensorrt_llm/builder.py@008b2b8"
+LAYERS = "tensorrt_llm/quantization/layers.py (1.3.0rc3)"
+MLP = "tensorrt_llm/layers/mlp.py (1.3.0rc3)"
+TREES = (
+    "NVIDIA/TensorRT-LLM cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp, cpp/tensorrt_llm/batch_manager/"
+    "createNewDecoderRequests.cpp (1.3.0rc3)"
+)
 PLUGIN = "tensorrt_llm/plugin/plugin.py@c20322f"
 COMMAND = "tensorrt_llm/commands/build.py@65f1d15"
 SUPPORT = "docs/source/legacy/reference/support-matrix.md@6e1dd9c"

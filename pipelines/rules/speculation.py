@@ -16,8 +16,9 @@ from pipelines.rules.sources import (
     MEDUSA,
     REDRAFTER,
     SPECULATIVE,
+    TREES,
 )
-from pipelines.settings.features import lookahead_draft_len
+from pipelines.settings.features import lookahead_draft_len, tree_nodes
 
 TOPIC = "Speculative decoding"
 DECODING = {
@@ -55,6 +56,32 @@ def _lookahead(d: DeploymentFacts) -> Cases:
         return ()
     needed = lookahead_draft_len(*(size or 0 for size in sizes))
     return ({"sizes": sizes, "needed": needed},) if d.build.max_draft_len != needed else ()
+
+
+def _tree(d: DeploymentFacts) -> tuple[str, list[tuple[int, ...]]]:
+    """Return the setting that holds the tree of guesses, and its nodes; none for other kinds of speculation."""
+    name = {"medusa": "medusa_choices", "eagle": "eagle_choices"}.get(d.build.speculative_decoding_mode or "", "")
+    return name, tree_nodes(getattr(d.triton, name)) if name else []
+
+
+def _wide_tree(d: DeploymentFacts) -> Cases:
+    name, nodes = _tree(d)
+    return ({"name": name, "nodes": len(nodes)},) if len(nodes) > d.build.max_draft_len else ()
+
+
+def _deep_tree(d: DeploymentFacts) -> Cases:
+    """Medusa's tree may be shallower than its heads; EAGLE's must be as deep as its layers."""
+    name, nodes = _tree(d)
+    depth, most = max(map(len, nodes), default=0), d.draft_depth or 0
+    right = depth <= most if name == "medusa_choices" else depth == most
+    given = "num_heads" if name == "medusa_choices" else "num_layers"
+    return ({"name": name, "depth": depth, "given": given},) if nodes and not right else ()
+
+
+def _torn_tree(d: DeploymentFacts) -> Cases:
+    name, nodes = _tree(d)
+    alone = [node for node in nodes if node[:-1] and node[:-1] not in nodes]
+    return ({"name": name, "node": listed(alone[0]), "parent": listed(alone[0][:-1])},) if alone else ()
 
 
 def _speculates(d: DeploymentFacts) -> bool:
@@ -191,7 +218,7 @@ RULES = (
         failed="speculative={d.speculation} is available only for"
         f" {either(titles('decoding_heads'))} in TensorRT-LLM's conversion; given is"
         " {d.shape.architecture}.",
-        todo=f"Use speculative=draft_target or lookahead, or a {either(titles('decoding_heads'))} model.",
+        todo=f"Use speculative=draft_target, or a {either(titles('decoding_heads'))} model.",
         source=f"{MEDUSA}; {EAGLE}; {REDRAFTER}",
     ),
     Rule(
@@ -235,6 +262,49 @@ RULES = (
         " them.",
         todo="Use only heads that you trust.",
         source=f"{MEDUSA}; pickle module of Python: security",
+    ),
+    Rule(
+        name="trees-fit-the-draft-tokens",
+        topic=TOPIC,
+        engines=GPU,
+        when=_wide_tree,
+        failed="triton.{name} has {nodes} nodes, more than build.max_draft_len={d.build.max_draft_len}.",
+        todo="Set speculative.num_draft_tokens={nodes}, or give a smaller tree.",
+        source=TREES,
+    ),
+    Rule(
+        name="trees-are-as-deep-as-the-draft",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("draft_depth",),
+        when=_deep_tree,
+        failed="triton.{name} is {depth} tokens deep; speculative.{given} is {d.draft_depth}.",
+        allowed="Medusa's tree is at most as deep as it has heads, EAGLE's exactly as deep as it has layers.",
+        todo="Give another tree, or speculative.{given}={depth} if the heads were trained for it.",
+        source=TREES,
+    ),
+    Rule(
+        name="trees-have-whole-branches",
+        topic=TOPIC,
+        engines=GPU,
+        when=_torn_tree,
+        failed="triton.{name} has the node ({node}) without its parent ({parent}).",
+        todo="Add the parent.",
+        source=TREES,
+    ),
+    Rule(
+        name="lookahead-is-not-for-every-family",
+        topic=TOPIC,
+        engines=GPU,
+        needs=("shape",),
+        when=lambda d: (
+            d.build.speculative_decoding_mode == "lookahead_decoding" and "lookahead" not in shape(d).family.features
+        ),
+        failed="speculative=lookahead does not build with {d.shape.architecture}: TensorRT-LLM's class of the model"
+        " does not take its inputs (spec_decoding_params).",
+        allowed=f"It supports {either(titles('lookahead'))}.",
+        todo="Use speculative=draft_target or none.",
+        source="tensorrt_llm/models/gemma/model.py, tensorrt_llm/models/modeling_utils.py (1.3.0rc3)",
     ),
     Rule(
         name="eagle-bounds",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import BUILT, Cases, DeploymentFacts, Rule, listed, shape
 from pipelines.rules.sources import GEMMA_CONVERT, MODELOPT
@@ -13,6 +13,11 @@ TOPIC = "Sizes and ranks"
 INPUT_SPLIT = ("attention.dense", "mlp.proj")
 """Linears that tensor parallelism splits along their input."""
 SHARDS = "tensorrt_llm/models/modeling_utils.py: ranks hold whole heads and equal slices of the MLP"
+
+
+def gpu_groups(qformat: QFormat) -> tuple[int, ...]:
+    """Return the group sizes that TensorRT-LLM's kernels for grouped INT4 weights know, largest first."""
+    return (128,) if FORMATS[qformat].activation == "fp8" else (128, 64)
 
 
 def _rank_inputs(d: DeploymentFacts) -> Iterator[tuple[str, int]]:
@@ -70,7 +75,8 @@ def _working_groups(d: DeploymentFacts) -> str:
     if weights.group_is_fixed:
         return f"{d.qformat.upper()} always uses groups of {weights.group}."
     widths = [width for _, width in _rank_inputs(d)]
-    works = [group for group in (128, 64, 32, 16) if not any(width % group for width in widths)]
+    known = gpu_groups(d.qformat) if d.needs_gpu else (128, 64, 32, 16)
+    works = [group for group in known if not any(width % group for width in widths)]
     return f"Works here: group_size={'/'.join(map(str, works))}." if works else "No usual group size works here."
 
 

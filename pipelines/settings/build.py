@@ -46,10 +46,27 @@ DECIDED = {
 NOT_SPECULATING: dict[str, Any] = {"speculative_decoding_mode": None, "max_draft_len": 0}
 """Values for an engine without speculative decoding."""
 
+OF_A_FORMAT: dict[str, tuple[Any, ...]] = {
+    "gemm_plugin": ("fp8", "nvfp4"),
+    "gemm_swiglu_plugin": ("fp8",),
+    "low_latency_gemm_plugin": ("fp8",),
+    "low_latency_gemm_swiglu_plugin": ("fp8",),
+    "fp8_rowwise_gemm_plugin": ("auto", "float16", "float32", "bfloat16", "int32"),
+    "fuse_fp4_quant": ("enable",),
+    "norm_quant_fusion": ("enable",),
+    "user_buffer": ("enable",),
+    "weight_sparsity": (True,),
+}
+"""Option -> its values that an engine can only be built with from weights in one format, or 2:4 sparse.
+
+Source: plugin/plugin.py, layers/mlp.py:356 and models/llama/model.py:176 of TensorRT-LLM, which assert. `reduce_fusion`
+alone runs in every format, and `use_fp8_context_fmha` is switched off by the builder.
+"""
+
 LIMITS_FOR_LOAD = ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq_len")
 """Limits that are chosen for the load where nobody gives them, see `pipelines.predict.performance.limits`."""
 
-FACTS_ARE_LOGGED = ("info", "verbose", "debug")
+FACTS_ARE_LOGGED = ("info", "verbose", "debug", "trace")
 """Log levels that report sizes and seconds, which become the facts of an engine."""
 
 
@@ -120,7 +137,7 @@ class BuildSettings(Group):
         multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens.
         profiling_verbosity: what the engine reports about its layers to profilers.
         fast_build: build faster, for a somewhat slower engine.
-        log_level: of trtllm-build.
+        log_level: of trtllm-build; trace needs a version after 1.2.
         monitor_memory: report memory during the build.
         enable_debug_output: make debug tensors outputs of the engine.
         checkpoint_dir: decided by this tool: what the quantize stage wrote.
@@ -216,7 +233,7 @@ class BuildSettings(Group):
     multiple_profiles: Switch = "disable"
     profiling_verbosity: Literal["layer_names_only", "detailed", "none"] = "layer_names_only"
     fast_build: bool = False
-    log_level: Literal["internal_error", "error", "warning", "info", "verbose", "debug"] = "info"
+    log_level: Literal["internal_error", "error", "warning", "info", "verbose", "debug", "trace"] = "info"
     monitor_memory: bool = False
     enable_debug_output: bool = False
 
@@ -234,6 +251,11 @@ class BuildSettings(Group):
     strip_plan: bool = False
     visualize_network: str | None = None
     dry_run: bool = False
+
+    def in_16_bit(self) -> BuildSettings:
+        """Return the same options without those that belong to quantized or sparse weights."""
+        given = [name for name, own in OF_A_FORMAT.items() if getattr(self, name) in own]
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in given})
 
     @model_validator(mode="before")
     @classmethod

@@ -5,6 +5,7 @@ Each group of files under conf/ sets in one place what a feature needs in conver
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,6 +114,33 @@ class MultimodalSettings(Group):
         return self
 
 
+MC_SIM_7B_63 = (
+    "{0}, {0, 0}, {1}, {0, 1}, {2}, {0, 0, 0}, {1, 0}, {0, 2}, {3}, {0, 3}, {4}, {0, 4}, {2, 0}, {0, 5}, {0, 0, 1}, "
+    "{5}, {0, 6}, {6}, {0, 7}, {0, 1, 0}, {1, 1}, {7}, {0, 8}, {0, 0, 2}, {3, 0}, {0, 9}, {8}, {9}, {1, 0, 0}, "
+    "{0, 2, 0}, {1, 2}, {0, 0, 3}, {4, 0}, {2, 1}, {0, 0, 4}, {0, 0, 5}, {0, 0, 0, 0}, {0, 1, 1}, {0, 0, 6}, "
+    "{0, 3, 0}, {5, 0}, {1, 3}, {0, 0, 7}, {0, 0, 8}, {0, 0, 9}, {6, 0}, {0, 4, 0}, {1, 4}, {7, 0}, {0, 1, 2}, "
+    "{2, 0, 0}, {3, 1}, {2, 2}, {8, 0}, {0, 5, 0}, {1, 5}, {1, 0, 1}, {0, 2, 1}, {9, 0}, {0, 6, 0}, {0, 0, 0, 1}, "
+    "{1, 6}, {0, 7, 0}"
+)
+"""TensorRT-LLM's default tree. Source: cpp/include/tensorrt_llm/runtime/medusaModule.h and eagleModule.h."""
+
+
+def tree_nodes(choices: str) -> list[tuple[int, ...]]:
+    """Return the nodes of a tree of guesses, each as its path from the root; "{0}, {0, 0}" -> [(0,), (0, 0)]."""
+    written = MC_SIM_7B_63 if choices == "mc_sim_7b_63" else choices
+    return [tuple(map(int, node.split(","))) for node in re.findall(r"\{([^}]*)\}", written)]
+
+
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
     """Return the draft tokens of a lookahead engine; (7, 7, 7) -> 83. Source: examples/lookahead/README.md@7ed07f0."""
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
+
+
+def lookahead_sizes(draft_len: int) -> tuple[int, int, int]:
+    """Return the most even (window, n-gram, verification) of a draft length of 1 or more; 83 -> (7, 7, 7)."""
+    found = []
+    for ngram in range(2, draft_len + 3):
+        both, rest = divmod(draft_len - (ngram - 2), ngram - 1)  # window - 1 + verification
+        if both > 0 and rest == 0:
+            found.append(((both + 2) // 2, ngram, (both + 1) // 2))
+    return min(found, key=lambda sizes: max(sizes) - min(sizes))

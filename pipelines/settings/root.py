@@ -77,7 +77,7 @@ class Settings(Group):
                 "sparsity": SparsitySettings(method="none"),
                 "kv_cache": self.kv_cache.model_copy(update={"dtype": KvFormat.AUTO}),
                 "speculative": SpeculativeSettings.none(),
-                "build": self.build.model_copy(update={"weight_sparsity": False, "tp_size": ranks, **NOT_SPECULATING}),
+                "build": self.build.in_16_bit().model_copy(update={"tp_size": ranks, **NOT_SPECULATING}),
             }
         )
 

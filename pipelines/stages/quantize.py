@@ -41,7 +41,7 @@ class Quantize:
     device: str
     layout: Layout = "tensorrt_llm"
     name = "quantize"
-    version = "1"
+    version = "2"
     measures = False
     libraries: tuple[str, ...] = ("nvidia-modelopt", "torch", "transformers")
     needs: tuple[str, ...] = ("modelopt", "torch", "transformers")

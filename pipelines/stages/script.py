@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
@@ -16,7 +16,10 @@ from pipelines.settings.features import MultimodalSettings, SpeculativeSettings
 
 LOG = "script.log"
 HEADS_OPTION = {"medusa": "--medusa_model_dir", "redrafter": "--drafter_model_dir", "eagle": "--eagle_model_dir"}
-ARCHITECTURE = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForCausalLM", "eagle": "EagleForCausalLM"}
+MODEL_OPTION = {"medusa": "--model_dir", "redrafter": "--base_model_checkpoint_dir", "eagle": "--model_dir"}
+"""Where the script takes the model from: a Hugging Face folder, or for ReDrafter a TensorRT-LLM checkpoint."""
+ARCHITECTURE = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForLLaMALM", "eagle": "EagleForCausalLM"}
+HEADS_DTYPE: Literal["float16"] = "float16"
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class Script:
 def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> Script:
     """Make the stage that converts a model and its trained heads to one 16-bit TensorRT-LLM checkpoint.
 
+    Its input `model` is the Hugging Face folder, or for ReDrafter the model's own checkpoint in the same type.
+
     Source: examples/{medusa@063e02f,redrafter@0e8b948,eagle@04a2cac}/convert_checkpoint.py of TensorRT-LLM.
     """
     own = {
@@ -128,8 +133,8 @@ def convert_heads(guess: SpeculativeSettings, tp_size: int, examples: Path) -> S
         name="convert",
         script=f"{guess.mode}/convert_checkpoint.py",
         examples=examples,
-        options=("--dtype=float16", f"--tp_size={tp_size}", f"--workers={tp_size}", *own),
-        places=(("--model_dir", "model"), (HEADS_OPTION[guess.mode], "heads")),
+        options=(f"--dtype={HEADS_DTYPE}", f"--tp_size={tp_size}", f"--workers={tp_size}", *own),
+        places=((MODEL_OPTION[guess.mode], "model"), (HEADS_OPTION[guess.mode], "heads")),
         output="--output_dir",
         architecture=ARCHITECTURE[guess.mode],
         ranks=tp_size,

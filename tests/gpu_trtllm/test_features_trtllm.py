@@ -82,3 +82,9 @@ def test_guided_decoding_follows_the_grammar(cli):
         answer = ask(server, model="ensemble", exclude_input_in_output=True, **guide)["text_output"]
     assert answer.strip().isalpha()
     assert answer == answer.lower()
+
+
+def test_a_lookahead_engine_is_evaluated(cli):
+    """Its runtime asks for a decoding configuration with every request."""
+    words = ["model=tiny_llama", "engine=tensorrt_llm", "quant=none", "speculative=lookahead", "build.max_batch_size=8"]
+    cli.run("evaluate", *words, "eval.limit=5")

@@ -36,7 +36,7 @@ _NOT_BUILT = ("residual_mlp", "qk_layernorm", "inter_layernorms", "attn_logit_so
 
 _ACTS: dict[str, Callable[[ov.Node], ov.Node]] = {
     "silu": lambda x: op.swish(x),
-    "gelu": lambda x: op.gelu(x, "erf"),
+    "gelu": lambda x: op.gelu(x, "tanh"),  # as in TensorRT-LLM's table, whose only GELU this is
     "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
 }
 

@@ -24,12 +24,15 @@ STEPS = {
 LINE = re.compile(r"^\[(?P<time>[\d/]+-[\d:]+)\] \[(?P<tool>TRT|TRT-LLM)\] \[(?P<level>[A-Z])\] (?P<text>.*)$")
 EXCEPTION = re.compile(r"^(?:trtllm-build: error|[A-Za-z_][\w.]*(?:Error|Exception)): .+")
 ONLY_A_CONSEQUENCE = "Engine building failed, please check"
-EXPECTED_WARNINGS = (
-    "--gather_generation_logits is deprecated",  # printed by every build
-    "Overriding paged_state to False",  # printed for every transformer
-    "opt_num_tokens is not set",
-    "max_input_len is not required and will be ignored",
-    "using freshly created one",  # the first timing cache
+EXPECTED_WARNINGS = re.compile(
+    "--gather_generation_logits is deprecated"  # printed by every build
+    "|Overriding paged_state to False"  # printed for every transformer
+    "|opt_num_tokens is not set"
+    "|max_input_len is not required and will be ignored"
+    "|using freshly created one"  # the first timing cache
+    r"|Implicitly setting \w+Config\.\w+ = "  # keys of ModelOpt that TensorRT-LLM keeps without reading them
+    # W4A8: the fused linears share one scale
+    r"|Provided but not required tensors: \{(?:'[\w.]+\.activation_scaling_factor'(?:, |\}$))+"
 )
 
 
@@ -146,7 +149,7 @@ class BuildLog:
     def _warning(self, tool: str, text: str) -> str | None:
         """Keep TensorRT-LLM's warnings, which are about options; TensorRT's own are about its internals."""
         text = text.strip()
-        if tool != "TRT-LLM" or text in self.warnings or any(part in text for part in EXPECTED_WARNINGS):
+        if tool != "TRT-LLM" or text in self.warnings or EXPECTED_WARNINGS.search(text):
             return None
         self.warnings.append(text)
         return f"warning: {text}"

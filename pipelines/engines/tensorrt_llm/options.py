@@ -26,6 +26,7 @@ class BuildOption:
         type: "int", "str", "list[str]", "KVCacheType", or "flag", which takes no value.
         default: value if it is not given.
         choices: allowed values; None means any.
+        later_choices: those of them that versions after 1.2 added.
         aliases: other spellings, with dashes.
         deprecated: whether it is still accepted, with a warning.
     """
@@ -34,6 +35,7 @@ class BuildOption:
     type: Literal["int", "str", "flag", "list[str]", "KVCacheType"]
     default: Value
     choices: tuple[str, ...] | None
+    later_choices: tuple[str, ...]
     aliases: tuple[str, ...]
     deprecated: bool
 
@@ -56,6 +58,7 @@ def _option(raw: dict[str, Any]) -> BuildOption:
         type=raw["type"],
         default=raw.get("effective_default", raw["default"]),
         choices=tuple(choices) if choices else None,
+        later_choices=tuple(raw.get("later_choices", ())),
         aliases=tuple(raw.get("aliases", ())),
         deprecated=raw.get("deprecated", False),
     )
@@ -77,7 +80,7 @@ class OptionInHelp:
 
 
 def help_differences(help_text: str) -> list[Fault]:
-    """Compare `trtllm-build --help` with the table: options, spellings, choices, defaults.
+    """Compare `trtllm-build --help` with the table: options, spellings, missing choices, defaults.
 
     Args:
         help_text: what the program printed.
@@ -99,9 +102,18 @@ def help_differences(help_text: str) -> list[Fault]:
     return [*gone, *new, *(fault for name in known if name in found for fault in _differs(known[name], found[name]))]
 
 
+def extra_choices(help_text: str) -> list[str]:
+    """Describe the choices in a program's help that the table lacks; every setting works without them."""
+    found = described(help_text)
+    known = {option.name: option.choices for option in options() if option.choices and option.name in found}
+    extra = {name: sorted(set(found[name].choices) - set(choices)) for name, choices in known.items()}
+    return [f"{name} also accepts {', '.join(new)}" for name, new in extra.items() if new]
+
+
 def _differs(option: BuildOption, here: OptionInHelp) -> Iterator[Fault]:
-    if option.choices and here.choices and set(option.choices) != set(here.choices):
-        given, wanted = ", ".join(here.choices), ", ".join(option.choices)
+    wanted_here = [choice for choice in option.choices or () if choice not in option.later_choices]
+    if here.choices and not set(wanted_here) <= set(here.choices):
+        given, wanted = ", ".join(here.choices), ", ".join(wanted_here)
         yield Fault(f"This trtllm-build accepts {option.name} {{{given}}}.", f"In 1.2 it accepts {{{wanted}}}.", REPORT)
     if here.default and here.default != str(option.default):
         yield Fault(

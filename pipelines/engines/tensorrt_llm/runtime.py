@@ -18,6 +18,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.limits import EngineLimits
 from pipelines.engines.port import Generation, SamplingParams, TokenIds
+from pipelines.settings.features import lookahead_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -137,8 +138,26 @@ class TensorRtSession:
                 pipeline_parallel_size=self.limits.pp_size,
                 kv_cache_config=KvCacheConfig(enable_block_reuse=bool(self.limits.paged_context_fmha)),
                 gather_generation_logits=True,
+                **self._speculative(),
             )
         return self._llm
+
+    def _speculative(self) -> dict[str, Any]:
+        """Return the decoding that a lookahead engine requires ("Lookahead decoding config must be provided").
+
+        Source: cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, llmapi/llm_args.py. Any sizes that give the
+        engine's draft length will do: drafts are verified, so they decide speed and not tokens.
+        """
+        if not self.limits.lookahead:
+            return {}
+        from tensorrt_llm.llmapi import LookaheadDecodingConfig
+
+        window, ngram, verification = lookahead_sizes(self.limits.max_draft_len)
+        return {
+            "speculative_config": LookaheadDecodingConfig(
+                max_window_size=window, max_ngram_size=ngram, max_verification_set_size=verification
+            )
+        }
 
 
 def sampling_params(limits: SamplingParams) -> Any:

@@ -10,12 +10,14 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress import QuantSpec, SparsitySpec, quantize, sparsify
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
+from pipelines.settings.model import BUNDLED
 from pipelines.stages.quantize import check_model
 from tests.contract.compress.conftest import CALIBRATION, write_model
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
+THEIRS = {"o_proj": "attention.dense", "gate_proj": "mlp.fc", "up_proj": "mlp.gate", "down_proj": "mlp.proj"}
 METHODS = ["magnitude", "sparsegpt"]
 
 
@@ -90,3 +92,17 @@ def test_inputs_that_are_not_groups_of_four_are_refused(tmp_path) -> None:
     folder = write_model(tmp_path / "odd", "llama", intermediate_size=250)
     with pytest.raises(UserError, match=r"mlp\.proj has 250"):
         check_model(folder, QFormat.NONE, sparsity="sparsegpt")
+
+
+def test_a_pruned_model_with_columns_of_zeros_is_smoothed(tmp_path) -> None:
+    """ModelOpt's SmoothQuant ends with an IndexError at such a column, and the bundled Gemma gets some from pruning."""
+    gemma, sparse = BUNDLED / "models" / "tiny_gemma", tmp_path / "sparse"
+    sparsify(gemma, sparse, SparsitySpec("magnitude"), (), CALIBRATION)
+    pruned = load_file(sparse / "model.safetensors")
+    empty = {name: int((~weight.any(dim=0)).sum()) for name, weight in pruned.items() if name.split(".")[-2] in THEIRS}
+    assert sum(empty.values()) > 0
+    quantize(sparse, tmp_path / "out", QuantSpec(QFormat.INT8_SQ), ["The river of Githbrel is"] * 4, CALIBRATION)
+    made = Checkpoint.open(tmp_path / "out")
+    for name, count in empty.items():  # zero again afterwards, every one of them
+        layer, linear = name.split(".")[2], THEIRS[name.split(".")[-2]]
+        assert int((made.tensor(f"transformer.layers.{layer}.{linear}.weight") == 0).all(axis=0).sum()) >= count

@@ -102,3 +102,17 @@ def test_the_largest_rank_counts():
 )
 def test_the_line_that_says_why_is_found(lines, reason):
     assert read("\n".join(lines))[0].failure() == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Implicitly setting GemmaConfig.producer = {'name': 'modelopt', 'version': '0.37.0'}", 0),
+        ("Provided but not required tensors: {'transformer.layers.0.mlp.gate.activation_scaling_factor'}", 0),
+        ("Provided but not required tensors: {'transformer.layers.0.mlp.gate.weight'}", 1),
+        ("fuse_gate_mlp cannot be done for transformer.layers.0.mlp due to unsupported activation relu. Skipping.", 1),
+    ],
+)
+def test_only_unexpected_warnings_are_kept(text, shown):
+    log, _, notes = read(f"[11/22/2026-10:00:00] [TRT-LLM] [W] {text}")
+    assert (len(notes), len(log.warnings)) == (shown, shown)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipelines.engines.tensorrt_llm.options import help_differences
+from pipelines.engines.tensorrt_llm.options import extra_choices, help_differences
+from pipelines.settings.build import BuildSettings
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def test_the_described_program_has_no_difference(text):
     ("old", "new", "message"),
     [
         ("--max_batch_size", "--max_batch", r"lacks --max_batch_size\..*has --max_batch, which 1\.2 lacks"),
-        ("{fp8,disable}", "{fp8,fp4,disable}", r"accepts --gemm_swiglu_plugin \{fp8, fp4, disable\}"),
+        ("{fp8,disable}", "{fp4,disable}", r"accepts --gemm_swiglu_plugin \{fp4, disable\}"),
         ("(default: 2048)", "(default: 64)", r"--max_batch_size in this trtllm-build is 64\. In 1\.2 it is 2048"),
     ],
 )  # fmt: skip
@@ -28,6 +29,20 @@ def test_a_difference_is_named(text, old, new, message):
     found = " ".join(map(str, help_differences(text.replace(old, new))))
     assert re.search(message, found)
     assert "docs/gpu.md" in found
+
+
+def test_a_choice_that_was_added_is_no_difference_but_is_noted(text):
+    added = text.replace("{fp8,disable}", "{fp8,fp4,disable}")
+    assert help_differences(added) == []
+    assert "--gemm_swiglu_plugin also accepts fp4" in extra_choices(added)
+    assert extra_choices(text) == []
+
+
+def test_trace_is_a_log_level_of_later_versions_only(text):
+    """1.2 has no --log_level trace, 1.3.0rc3 has it: neither is a difference."""
+    without = text.replace("debug,trace}", "debug}")
+    assert help_differences(without) == help_differences(text) == []
+    assert BuildSettings(log_level="trace").log_level == "trace"
 
 
 def test_another_text_is_said_to_be_no_help():

@@ -72,6 +72,7 @@ def table(monkeypatch):
     engine.LLM = LLM
     llmapi = types.ModuleType("tensorrt_llm.llmapi")
     llmapi.KvCacheConfig = with_fields("KvCacheConfig")
+    llmapi.LookaheadDecodingConfig = with_fields("LookaheadDecodingConfig")
     for module in (package, engine, llmapi):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return table
@@ -91,6 +92,20 @@ def test_the_engine_is_loaded_on_its_ranks_without_a_tokenizer(session, table):
     assert llm.kv_cache_config.enable_block_reuse is True
     session.__exit__(None, None, None)
     assert table.is_down
+
+
+def test_a_lookahead_engine_is_opened_with_the_decoding_it_requires(table, tmp_path):
+    """The C++ runtime ends with "Lookahead decoding config must be provided"; 8 is LOOKAHEAD_DECODING."""
+    folder = write_engine(tmp_path, speculative_decoding_mode=8, max_draft_len=83)
+    with TensorRtSession(folder) as session:
+        session.generate([[1, 2]], SamplingParams(1), SilentProgress())
+    given = table.llm.speculative_config
+    assert (given.max_window_size, given.max_ngram_size, given.max_verification_set_size) == (7, 7, 7)
+
+
+def test_other_engines_are_opened_without_it(session, table):
+    session.generate([[1, 2]], SamplingParams(1), SilentProgress())
+    assert table.llm.speculative_config is None
 
 
 def test_generation_ends_by_length_or_stop(session):

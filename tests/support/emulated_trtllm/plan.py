@@ -19,6 +19,10 @@ NOT_ON_SM100 = (
     "low_latency_gemm_swiglu_plugin",
     "bert_context_fmha_fp32_acc",
 )
+SPECULATIVE_MODES = {
+    None: 1, "draft_tokens_external": 2, "medusa": 4, "lookahead_decoding": 8, "explicit_draft_tokens": 16, "eagle": 32,
+}  # fmt: skip
+"""Numbers of the flags of SpeculativeDecodingMode, which `EngineConfig.to_dict` writes."""
 FP8 = ("FP8", "W4A8_AWQ", "NVFP4")
 SIZES = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "opt_num_tokens")
 OTHERS = ("gather_context_logits", "gather_generation_logits", "max_draft_len", "weight_sparsity", "weight_streaming")
@@ -59,7 +63,7 @@ def planned(args: Namespace, config: dict[str, Any], sm: float) -> dict[str, Any
     _fusions(plugins, config)
     _attention(plugins, quantization, sm)
     built = {name: getattr(args, name) for name in OTHERS} | sizes
-    built["speculative_decoding_mode"] = args.speculative_decoding_mode
+    built["speculative_decoding_mode"] = SPECULATIVE_MODES[args.speculative_decoding_mode]
     built["kv_cache_type"] = getattr(args, "kv_cache_type", "PAGED")
     lora = {"lora_dir": args.lora_dir or [], "max_lora_rank": args.max_lora_rank}
     built["lora_config"] = lora | {"lora_target_modules": args.lora_target_modules or []}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, NVFP4, Case
+from dataclasses import replace
+
+from pipelines.domain.formats import QFormat
+from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, NVFP4, W4A8, Case
 
 CASES = {
     "longer-than-the-model": Case(
@@ -37,6 +40,24 @@ CASES = {
         {"qformat": AWQ, "build": {"low_latency_gemm_plugin": "fp8"}},
         "low_latency_gemm_plugin=fp8 .*quant=int4_awq",
         {"qformat": FP8},
+    ),
+    "swiglu-plugins-need-swiglu": Case(
+        {"shape": GEMMA, "qformat": FP8, "build": {"gemm_swiglu_plugin": "fp8"}},
+        "gemm_swiglu_plugin=fp8 computes SwiGLU; GemmaForCausalLM",
+        {"shape": LLAMA},
+    ),
+    "group-size-has-a-kernel": Case(
+        {"qformat": W4A8, "group_size": 64}, r"w4a8_awq with quant\.group_size=64 .*groups of 128\.", {"qformat": AWQ}
+    ),
+    # 64 * 8 = 512; 11008 = 21.5 * 512
+    "integer-linears-are-not-padded": Case(
+        {
+            "shape": replace(LLAMA, num_key_value_heads=32, intermediate_size=11008),
+            "qformat": QFormat.INT8_WO,
+            "build": {"tp_size": 8},
+        },
+        r"int8_wo with tp_size=8 .*multiples of 512.*mlp\.fc \(11008 x 4096\).*tp_size=1/2/4 works",
+        {"build": {"tp_size": 4}},
     ),
     "rowwise-plugin-needs-rowwise-scales": Case(
         {"qformat": FP8, "build": {"fp8_rowwise_gemm_plugin": "auto"}},

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.rule_cases.words import ADAPTER, LLAMA, SERVED, Case
+from tests.support.rule_cases.words import ADAPTER, FP8, LLAMA, NVFP4, SERVED, Case
 
 CASES = {
+    "lora-has-no-fp4-linears": Case(
+        {"qformat": NVFP4, "build": SERVED}, "lora_plugin=auto cannot be combined with quant=nvfp4", {"qformat": FP8}
+    ),
+    "lora-is-outside-of-fused-swiglu": Case(
+        {
+            "qformat": FP8,
+            "build": {**SERVED, "lora_target_modules": ("attn_q", "mlp_gate"), "gemm_swiglu_plugin": "fp8"},
+        },
+        r"target_modules has mlp_gate, which build\.gemm_swiglu_plugin=fp8",
+        {"build": {"lora_target_modules": ("attn_q",)}},
+    ),
     "lora-plugin-and-modules-together": Case(
         {"build": {"lora_plugin": "auto"}}, "lora_plugin=auto and build.lora_target_modules=None", {"build": SERVED}
     ),

@@ -79,6 +79,26 @@ CASES = {
     "pickled-heads-can-run-code": Case(
         {"pickled_heads": ("heads.pt",)}, r"pickled weights \(heads\.pt\)", {"pickled_heads": ()}
     ),
+    "trees-fit-the-draft-tokens": Case(
+        {"build": {"speculative_decoding_mode": "medusa", "max_draft_len": 62, "max_batch_size": 64}},
+        r"triton\.medusa_choices has 63 nodes, more than build\.max_draft_len=62",
+        {"build": {"max_draft_len": 63}},
+    ),
+    "trees-are-as-deep-as-the-draft": Case(
+        {"build": EAGLE, "draft_depth": 3},
+        r"eagle_choices is 4 tokens deep; speculative\.num_layers is 3",
+        {"draft_depth": 4},
+    ),
+    "trees-have-whole-branches": Case(
+        {"build": EAGLE, "triton": {"eagle_choices": "{0}, {1, 0}"}},
+        r"eagle_choices has the node \(1, 0\) without its parent \(1\)",
+        {"triton": {"eagle_choices": "{1}, {1, 0}"}},
+    ),
+    "lookahead-is-not-for-every-family": Case(
+        {"shape": GEMMA, "build": {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": 83}},
+        "speculative=lookahead does not build with GemmaForCausalLM.*supports Llama",
+        {"shape": LLAMA},
+    ),
     "eagle-bounds": Case(
         {"build": {**EAGLE, "max_batch_size": 513}},
         "at most 512 .*max_batch_size=513",

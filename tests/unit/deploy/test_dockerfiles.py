@@ -197,6 +197,70 @@ def test_the_container_set_satisfies_the_gpu_extra():
     assert not any(line.startswith(("openvino", "nvidia-pytriton")) for line in left)
 
 
+NVIDIAS = {
+    "torch": "2.10.0a0+b4e4ee81d3.nv25.12", "transformers": "4.57.3", "nvidia-modelopt": "0.37.0", "numpy": "1.26.4",
+    "datasets": "3.1.0", "huggingface-hub": "0.36.2", "fastapi": "0.121.3", "scipy": "1.17.1", "dill": "0.3.8",
+}  # fmt: skip
+CONTAINERS = {
+    "26.04": {"pandas": "3.0.2", "pyarrow": "24.0.0", "protobuf": "7.34.1", "grpcio": "1.80.0"},
+    "26.05": {"pandas": "3.0.3", "pyarrow": "24.0.0", "protobuf": "7.35.0", "grpcio": "1.80.0"},
+    "26.07": {"pandas": "3.0.5", "pyarrow": "25.0.0", "protobuf": "7.35.1", "grpcio": "1.83.0"},
+}
+"""What pip chose for the open requirements of tensorrt_llm 1.2.1 on 2026-04-27, 05-27 and 07-27."""
+CLIENTS = {"26.04": "tritonclient==2.71.0", "26.05": "tritonclient==2.71.0", "26.07": "tritonclient==2.73.0"}
+"""2.73 ends at import with grpcio below 1.81.1, which generated it; 2.71 came from 1.67.1."""
+
+
+@pytest.mark.parametrize("tag", CONTAINERS)
+def test_every_container_takes_the_gpu_image(tag):
+    """Nothing of the container is refused, asked for again, or pulled down by tritonclient's protobuf<7."""
+    import tomllib
+
+    ours, here = tomllib.loads((ROOT / "pyproject.toml").read_text()), {**NVIDIAS, **CONTAINERS[tag]}
+    tested = (ROOT / "constraints.txt").read_text()
+    wanted = REQUIREMENTS["to_install"](REQUIREMENTS["wanted"](ours, ["gpu", "serve", "report", "size"]), here)
+    lines, no_deps = REQUIREMENTS["without_bounds"](wanted, tested, here)
+    names = {re.split(r"[<>=\[]", line)[0] for line in lines}
+    assert not names & ({*here} | {"tritonclient"})
+    assert {"python-rapidjson", "urllib3"} <= names
+    assert no_deps == [CLIENTS[tag]]
+    assert f"protobuf=={here['protobuf']}" in REQUIREMENTS["constraints"](tested, here)
+
+
+def test_a_bare_python_takes_the_client_with_its_dependencies():
+    lines = ["tritonclient[grpc]>=2.55", "uvloop>=0.19"]
+    assert REQUIREMENTS["without_bounds"](lines, "tritonclient==2.73.0", {"pyyaml": "6.0"}) == (lines, [])
+
+
+def test_a_client_of_the_container_stays():
+    assert REQUIREMENTS["without_bounds"](["uvloop>=0.19"], "tritonclient==2.73.0", CONTAINERS["26.07"]) == (
+        ["uvloop>=0.19"],
+        [],
+    )
+
+
+def test_a_grpcio_that_no_client_takes_ends_the_build():
+    with pytest.raises(SystemExit, match=r"grpcio 1\.60\.0 is installed, tritonclient needs >=1\.67\.1"):
+        REQUIREMENTS["client_version"]("tritonclient==2.73.0", "1.60.0")
+
+
+def test_the_gpu_tests_make_their_checkpoint_without_openvino(monkeypatch, tmp_path):
+    """The GPU image has OpenVINO only with image.dev=true."""
+    from tests.gpu_trtllm.conftest import own_checkpoint
+
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert {path.name for path in own_checkpoint(tmp_path / "out").iterdir()} == {"config.json", "rank0.safetensors"}
+    assert "engine=openvino" not in (ROOT / "tests" / "gpu_trtllm" / "conftest.py").read_text()
+
+
+def test_the_dev_image_can_hold_a_tensorrt_engine_against_the_cpu_engine():
+    import tomllib
+
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = {requirement.name for requirement in REQUIREMENTS["wanted"](ours, ["gpu", "dev"])}
+    assert {"openvino", "openvino-genai", "pytest"} <= names
+
+
 def test_the_health_check_follows_the_server(tmp_path):
     import http.server
     import threading

@@ -169,9 +169,10 @@ def test_a_draft_model_answers_like_any_engine(tmp_path: Path) -> None:
 
 def test_the_baseline_guesses_nothing(tmp_path: Path) -> None:
     """What is built for comparison is the plain model: its engine is that of every other deployment of it."""
-    words = ["engine=tensorrt_llm", "model=tiny_gemma", "quant=fp8"]
-    for mode in ("lookahead", "draft_target"):
-        steps = {step.node.id: step for step in plan(tmp_path, [*words, f"speculative={mode}"], "evaluate").steps}
+    words = ["engine=tensorrt_llm", "quant=fp8"]
+    for mode, model in (("lookahead", "tiny_llama"), ("draft_target", "tiny_gemma")):
+        given = [*words, f"model={model}", f"speculative={mode}"]
+        steps = {step.node.id: step for step in plan(tmp_path, given, "evaluate").steps}
         built = {name: steps[name].node.stage.build for name in ("baseline.build", "build")}  # type: ignore[attr-defined]
         assert built["build"].speculative_decoding_mode is not None
         assert built["build"].max_draft_len > 0

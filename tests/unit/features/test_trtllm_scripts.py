@@ -10,13 +10,14 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.run.console import plan_text
 from pipelines.settings.compose import load
+from pipelines.stages.quantize import Quantize
 from pipelines.stages.script import Script, build_vision, convert_heads
 from tests.unit.features.test_feature_inputs import plan
 
 SAYS = """import argparse, json, pathlib
 parser = argparse.ArgumentParser()
 for name in ({names}):
-    parser.add_argument("--" + name, required=name in ("model_dir", "output_dir"))
+    parser.add_argument("--" + name, required=name.startswith(("model_dir", "base_", "drafter_", "output_dir")))
 given = parser.parse_args()
 {act}
 """
@@ -32,13 +33,14 @@ WORDS = {
     "eagle": "eagle_model_dir max_draft_len num_eagle_layers",
 }
 """Options of each script that are its own. Source: examples/{medusa@063e02f,redrafter@0e8b948,eagle@04a2cac}."""
-BOTH = "model_dir output_dir dtype tp_size workers"
-NAMES = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForCausalLM", "eagle": "EagleForCausalLM"}
+MODEL = {"medusa": "model_dir", "redrafter": "base_model_checkpoint_dir", "eagle": "model_dir"}
+BOTH = "output_dir dtype tp_size workers"
+NAMES = {"medusa": "MedusaForCausalLM", "redrafter": "ReDrafterForLLaMALM", "eagle": "EagleForCausalLM"}
 
 
 def script(folder: Path, mode: str, act: str) -> Path:
     """An examples folder whose script takes what the real one takes and then does `act`."""
-    names = ", ".join(repr(word) for word in f"{BOTH} {WORDS[mode]}".split())
+    names = ", ".join(repr(word) for word in f"{MODEL[mode]} {BOTH} {WORDS[mode]}".split())
     (folder / mode).mkdir(parents=True)
     (folder / mode / "convert_checkpoint.py").write_text(SAYS.replace("{names}", names).replace("{act}", act))
     return folder
@@ -95,6 +97,25 @@ def test_the_plan_shows_the_conversion_and_refuses_to_run_it_here(tmp_path: Path
     assert "--speculative_decoding_mode medusa" in text
     assert any("medusa_lm_head.pt" in str(warning) for warning in made.warnings)
     assert made.not_here
+
+
+def test_redrafter_starts_from_the_models_own_checkpoint(tmp_path: Path) -> None:
+    """Its script takes --base_model_checkpoint_dir, a TensorRT-LLM checkpoint in the type of the heads."""
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "model.safetensors").write_bytes(b"x")
+    words = ["engine=tensorrt_llm", "model=llama_2_7b", "quant=none", "hardware=a100_sxm_80gb", "build.tp_size=2"]
+    words += ["speculative=redrafter", f"speculative.heads_path={tmp_path}/heads", "build.max_batch_size=8"]
+    steps = {step.node.id: step.node for step in plan(tmp_path, words, "build").steps}
+    assert list(steps) == ["download", "quantize", "convert", "build"]
+    quantize = steps["quantize"].stage
+    assert isinstance(quantize, Quantize)
+    assert (quantize.quant.dtype, quantize.tp_size) == ("float16", 2)
+    assert steps["convert"].inputs["model"] == "quantize"
+
+
+def test_the_examples_are_where_nvidias_container_has_them() -> None:
+    """The last lines of its Dockerfile copy them to /app/examples."""
+    assert load([]).paths.trtllm_examples == Path("/app/examples")
 
 
 def test_the_vision_encoder_is_built_by_nvidias_script(tmp_path: Path) -> None:

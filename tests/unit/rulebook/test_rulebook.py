@@ -10,7 +10,7 @@ from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import Severity
 from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
-from pipelines.settings.features import lookahead_draft_len
+from pipelines.settings.features import lookahead_draft_len, lookahead_sizes
 from tests.support.rule_cases import CASES, GEMMA, LLAMA, deployment
 
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -104,6 +104,13 @@ def test_gemma_is_never_offered_nvfp4() -> None:
     """What works is told for the family that was given."""
     [fault] = refused(check(deployment(sm=10.0, qformat=QFormat.INT8_SQ, shape=GEMMA, engine="openvino")))
     assert "quant=none, fp8." in str(fault)
+
+
+@pytest.mark.parametrize("draft_len", [*range(1, 40), 83, 255])
+def test_lookahead_sizes_give_their_draft_length(draft_len: int) -> None:
+    sizes = lookahead_sizes(draft_len)
+    assert min(sizes) >= 1
+    assert lookahead_draft_len(*sizes) == draft_len
 
 
 @pytest.mark.parametrize(("sizes", "tokens"), [((7, 7, 7), 83), ((4, 1, 2), 0), ((3, 2, 3), 5)])
