@@ -14,7 +14,7 @@ from pipelines.host.machine import GpuFacts, Machine
 from pipelines.plan.flow import nodes
 from pipelines.plan.plan import node_key
 from pipelines.settings.base import Group
-from pipelines.settings.build import DECIDED
+from pipelines.settings.build import DECIDED, OF_A_FORMAT
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -311,7 +311,8 @@ ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", ha
 def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, option):
     after = change(start_on_gpu, f"build.{option.key}", another_value(option))
     expected = NOTHING if option.key in NO_BYTES else BUILD
-    if option.key in ("weight_sparsity", "speculative_decoding_mode", "max_draft_len"):  # the baseline has none of it
+    of_a_format = another_value(option) in OF_A_FORMAT.get(option.key, ())
+    if of_a_format or option.key in ("speculative_decoding_mode", "max_draft_len"):  # the baseline has none of it
         expected = BUILD - BASE
     assert changed(keys(start_on_gpu, machine=ON_GPU), keys(after, machine=ON_GPU)) == expected
 
