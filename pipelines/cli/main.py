@@ -18,6 +18,7 @@ from pipelines.host.screen import complain, outlive_readers
 HELP = ("help", "-h", "--help")
 CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
 """Packages that every command needs; help needs none."""
+OWN = ("pipelines", "eval", "triton_repo")
 MAKE_TARGETS = "MAKE_TARGETS"
 """Environment variable with targets of the Makefile that are not commands, for suggestions."""
 
@@ -51,12 +52,10 @@ def main(arguments: Sequence[str]) -> int:
             complain(str(fault))
         return 2
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in CORE:
+        package = (error.name or "").partition(".")[0]
+        if package in OWN:
             raise
-        complain(
-            f"{sys.executable} lacks the Python package '{error.name}', so it is not this project's environment. "
-            "In a checkout use make (make help), which has its own; on a GPU machine: make image, then make shell."
-        )
+        complain(_missing(package))
         return 2
     except KeyboardInterrupt:
         return _interrupted()
@@ -65,6 +64,19 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):
             return _interrupted()
         raise
+
+
+def _missing(package: str) -> str:
+    """Say how to get a Python package that this environment lacks."""
+    if package in CORE:
+        return (
+            f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment. "
+            "In a checkout use make (make help), which has its own; on a GPU machine: make image, then make shell."
+        )
+    return (
+        f"This needs the Python package '{package}', which {sys.executable} lacks. Install it with all that commands "
+        f"need: pip install 'trtllm-pipelines[cpu,serve,report,size,sweep]'; planning and sizing need only [size]."
+    )
 
 
 def _answer(words: Sequence[str]) -> str | None:
