@@ -29,6 +29,7 @@ LIBRARIES = {
 """Common name -> name of the distribution."""
 COLUMNS = {"TensorRT": "tensorrt", "ModelOpt": "modelopt", "transformers": "transformers", "torch": "torch"}
 GPU_ONLY = ("TensorRT-LLM", "TensorRT")
+CPU_ONLY = ("openvino", "openvino-genai")
 
 
 def release_for(version: str) -> dict[str, Any] | None:
@@ -58,6 +59,8 @@ def _library(name: str, version: str, engine: str, release: dict[str, Any] | Non
             return ProbeResult(
                 name, ABSENT, "note", "" if name == "TensorRT" else "Only in NVIDIA's container: make shell"
             )
+        if name in CPU_ONLY and engine != ABSENT:
+            return ProbeResult(name, ABSENT, "note", "Only engine=openvino needs it.")
         return ProbeResult(name, ABSENT, "bad", "Run: make setup")
     if name == "TensorRT-LLM":
         return _engine(version, release)

@@ -71,6 +71,12 @@ def test_what_belongs_together_is_in_order(monkeypatch):
     assert found["TensorRT-LLM"].value == "1.2.1 (container 26.04 to 26.07)"
 
 
+def test_nvidias_container_needs_no_openvino(monkeypatch):
+    installed(monkeypatch, **{name: version for name, version in CONTAINER.items() if "openvino" not in name})
+    found = by_name(versions.look(ServingSettings()))
+    assert (found["openvino"].status, found["openvino"].todo) == ("note", "Only engine=openvino needs it.")
+
+
 @pytest.mark.parametrize(
     ("name", "dist", "version", "wanted"),
     [
