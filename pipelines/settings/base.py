@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
@@ -44,25 +44,30 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
 
 
-def file_name(name: str) -> str:
-    """Check a name that becomes part of the names of folders in the store."""
+def _file_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError(f"'{name}' names folders: give letters, digits, '_', '-', '+' and '.', and begin with no '.'")
     return name
 
 
-def hub_name(name: str | None) -> str | None:
-    """Check the name of a model or data set on the Hub."""
-    if name is not None and not (HUB_NAME.fullmatch(name) and ".." not in name):
+def _hub_name(name: str) -> str:
+    if not HUB_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"'{name}' is not a name on the Hub: give org/name")
     return name
 
 
-def revision_name(revision: str | None) -> str | None:
-    """Check a revision on the Hub."""
-    if revision is not None and not (REVISION.fullmatch(revision) and ".." not in revision):
+def _revision(revision: str) -> str:
+    if not REVISION.fullmatch(revision) or ".." in revision:
         raise ValueError(f"'{revision}' is not a revision: give a branch, a tag or a commit")
     return revision
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""A name that becomes part of the names of folders in the store."""
+HubName = Annotated[str, AfterValidator(_hub_name)]
+"""A model or data set on the Hub."""
+Revision = Annotated[str, AfterValidator(_revision)]
+"""A branch, tag or commit on the Hub."""
 
 
 class Group(BaseModel):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.settings.base import Group, Positive, Tokens, hub_name, revision_name
+from pipelines.settings.base import Group, HubName, Positive, Revision, Tokens
 
 
 class QuantSettings(Group):
@@ -70,24 +70,14 @@ class CalibrationSettings(Group):
 
     source: Literal["bundled", "hub", "local"]
     path: Path | None
-    dataset: str | None
-    revision: str | None
+    dataset: HubName | None
+    revision: Revision | None
     split: str
     column: str
     size: Positive
     seq_len: Tokens
     batch_size: Positive
     seed: Annotated[int, Field(ge=0)]
-
-    @field_validator("dataset")
-    @classmethod
-    def _is_on_the_hub(cls, dataset: str | None) -> str | None:
-        return hub_name(dataset)
-
-    @field_validator("revision")
-    @classmethod
-    def _is_a_revision(cls, revision: str | None) -> str | None:
-        return revision_name(revision)
 
     @model_validator(mode="after")
     def _has_source(self) -> CalibrationSettings:

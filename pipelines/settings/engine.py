@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pipelines.settings.base import Group, Positive, Ranks, hub_name, revision_name
+from pipelines.settings.base import Group, HubName, Positive, Ranks, Revision
 
 Amount = Annotated[float, Field(ge=0)]
 
@@ -125,18 +125,8 @@ class EvalSettings(Group):
     task: Literal["mini_mmlu", "mmlu"]
     num_fewshot: Annotated[int, Field(ge=0, le=5)]
     limit: Positive | None
-    dataset: str | None
-    revision: str | None
+    dataset: HubName | None
+    revision: Revision | None
     dataset_path: Path | None
     baseline: Literal["build", "skip"] = "build"
     baseline_tp_size: Ranks | None = None
-
-    @field_validator("dataset")
-    @classmethod
-    def _is_on_the_hub(cls, dataset: str | None) -> str | None:
-        return hub_name(dataset)
-
-    @field_validator("revision")
-    @classmethod
-    def _is_a_revision(cls, revision: str | None) -> str | None:
-        return revision_name(revision)

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from pipelines.domain.families import Architecture
 from pipelines.domain.model_shape import ModelShape, implied_sizes
-from pipelines.settings.base import Group, Positive, file_name, hub_name, revision_name
+from pipelines.settings.base import FileName, Group, HubName, Positive, Revision
 
 BUNDLED = Path(__file__).resolve().parent.parent / "bundled"
 
@@ -59,27 +59,12 @@ class ModelSettings(Group):
         shape: sizes of the model, known before it is downloaded; null reads them from its config.json.
     """
 
-    name: str
-    hub_id: str | None
-    revision: str | None
+    name: FileName
+    hub_id: HubName | None
+    revision: Revision | None
     bundled: Literal["tiny_gemma", "tiny_llama", "tiny_gemma_draft", "tiny_llama_draft"] | None
     path: Path | None
     shape: ShapeSettings | None
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        return file_name(name)
-
-    @field_validator("hub_id")
-    @classmethod
-    def _is_on_the_hub(cls, hub_id: str | None) -> str | None:
-        return hub_name(hub_id)
-
-    @field_validator("revision")
-    @classmethod
-    def _is_a_revision(cls, revision: str | None) -> str | None:
-        return revision_name(revision)
 
     @model_validator(mode="after")
     def _has_source(self) -> ModelSettings:
