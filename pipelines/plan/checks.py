@@ -21,7 +21,7 @@ from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_basel
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
-from pipelines.predict.performance.limits import EngineLimits, with_limits
+from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
@@ -56,7 +56,7 @@ def check(
     machine: Machine,
     target: Target,
     found: Found,
-    limits: EngineLimits | None = None,
+    limits: ChosenLimits | None = None,
 ) -> Checked:
     """Apply every rule that does not need the model's files.
 
@@ -258,7 +258,7 @@ def _gpu_memory(
     target: Target,
     found: Found,
     checked: Checked,
-    limits: EngineLimits | None,
+    limits: ChosenLimits | None,
     allowed: Callable[[str], bool],
 ) -> None:
     """Check every engine of the plan against the memory of the GPU."""

@@ -21,7 +21,7 @@ from pipelines.plan.flow import nodes
 from pipelines.plan.targets import Target
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
-from pipelines.predict.performance.limits import EngineLimits, with_limits
+from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
@@ -118,7 +118,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     return Plan(settings, target, machine, choice, shape, steps, *findings)
 
 
-def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> EngineLimits | None:
+def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:
     """Choose the limits of an engine on the GPU that is named or found, if its speed is known."""
     hardware = resolved(settings.hardware, machine)
     if hardware.mem_bw_gb_s is None:

@@ -27,7 +27,7 @@ from pipelines.predict.performance.lengths import LoadLengths, known_lengths
 from pipelines.predict.performance.limits import (
     BATCHES,
     LEAST_TOKENS,
-    EngineLimits,
+    ChosenLimits,
     WantedLimits,
     stepped,
 )
@@ -58,7 +58,7 @@ class _Candidate:
 
 def choose(
     sizes: EngineSizes, total: float, cost: IterationCost, load: LoadLengths, wanted: WantedLimits
-) -> EngineLimits:
+) -> ChosenLimits:
     """Choose the limits that are not given.
 
     Args:
@@ -86,7 +86,7 @@ def choose(
         reasons["max_seq_len"] = f"the longest request has {load.longest:,}{_floor(seq, load.longest, context)}"
     if wanted.max_input_len is None and longest_input > LEAST_INPUT:
         reasons["max_input_len"] = f"the longest prompt has {load.longest_isl:,}"
-    return EngineLimits(chosen.batch, chosen.tokens, seq, longest_input, reasons)
+    return ChosenLimits(chosen.batch, chosen.tokens, seq, longest_input, reasons)
 
 
 def _pairs(load: LoadLengths, wanted: WantedLimits, longest_input: int) -> list[tuple[int, int]]:
@@ -164,7 +164,7 @@ def _floor(chosen: int, needed: int, context: int) -> str:
 
 def limits_for_load(
     settings: Settings, shape: ModelShape | None, hardware: HardwareSettings, cost_of: Callable[[Setup], Costed]
-) -> EngineLimits | None:
+) -> ChosenLimits | None:
     """Choose the limits of the engine that the settings describe.
 
     Args:
@@ -188,7 +188,7 @@ def limits_for_load(
     return limits_of(settings, sizes, gpu.reported_bytes, cost)
 
 
-def limits_of(settings: Settings, sizes: EngineSizes, total: float, cost: IterationCost) -> EngineLimits | None:
+def limits_of(settings: Settings, sizes: EngineSizes, total: float, cost: IterationCost) -> ChosenLimits | None:
     """Choose the limits of an engine of these sizes; None where all are given, or the requests are not known."""
     wanted = WantedLimits.of(settings.build, chunked=settings.runtime.enable_chunked_context)
     load = None if wanted.all_given else known_lengths(settings)

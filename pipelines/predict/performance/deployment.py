@@ -17,7 +17,7 @@ from pipelines.predict.performance.choose_limits import limits_of
 from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
-from pipelines.predict.performance.limits import EngineLimits
+from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.memory import device_memory, kv_blocks
 from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
@@ -42,7 +42,7 @@ class PredictedDeployment:
     provenance: Provenance
     why: str
     spread: Mapping[str, float]
-    limits: EngineLimits | None = None
+    limits: ChosenLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ NOTHING_GIVEN = WantedLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimits:
+class ChosenLimits:
     """Limits of an engine, given or chosen.
 
     Attributes:
@@ -95,7 +95,7 @@ def stepped(tokens: int) -> int:
     return -(-tokens // STEP) * STEP
 
 
-def with_limits(settings: Settings, limits: EngineLimits | None) -> Settings:
+def with_limits(settings: Settings, limits: ChosenLimits | None) -> Settings:
     """Return the settings with the limits that were chosen."""
     if limits is None:
         return settings

@@ -18,7 +18,7 @@ from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
 from pipelines.predict.performance.choose_limits import choose
-from pipelines.predict.performance.limits import EngineLimits
+from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
@@ -115,7 +115,7 @@ class Instance:
     engine: SchedulerLimits
     memory: DeviceMemory
     concurrency: Concurrency
-    limits: EngineLimits
+    limits: ChosenLimits
 
 
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
