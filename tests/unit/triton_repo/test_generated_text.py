@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.engines.limits import EngineLimits
+from pipelines.settings.base import LARGEST
 from pipelines.settings.triton import TritonSettings
 from triton_repo.generate import llmapi_configs, parse, repository_configs, to_text
 from triton_repo.spec import RepositorySpec
@@ -35,8 +36,9 @@ LIMITS = EngineLimits(
 )
 PLAIN_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1)
 PATHS = st.none() | PLAIN_TEXT.filter(lambda text: text.strip() and "${" not in text)
-COUNTS = st.integers(0, 2**31 - 1)
-SIZES = st.integers(1, 2**31 - 1)
+COUNTS = st.integers(0, LARGEST)
+SIZES = st.integers(1, LARGEST)
+PROCESSES = st.integers(1, 1024)
 GROUPS = st.none() | st.lists(st.lists(COUNTS, min_size=1).map(tuple), min_size=1).map(tuple)
 
 ANY_SETTINGS = st.builds(
@@ -45,8 +47,8 @@ ANY_SETTINGS = st.builds(
     decoupled_mode=st.booleans(),
     max_queue_size=COUNTS,
     max_queue_delay_microseconds=COUNTS,
-    preprocessing_instance_count=SIZES,
-    bls_instance_count=SIZES,
+    preprocessing_instance_count=PROCESSES,
+    bls_instance_count=PROCESSES,
     add_special_tokens=st.booleans(),
     accumulate_tokens=st.booleans(),
     batch_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
