@@ -114,6 +114,9 @@ MUST_RERUN = {
     "hardware.memory_gb": (80.0, NOTHING),
     "hardware.reported_gb": (79.6, NOTHING),
     "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
+    "eval.baseline": ("skip", BASE),
+    "eval.baseline_tp_size": (2, BASE),
+    "plan.target": ("build", NOTHING),  # `make plan` alone reads it
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
