@@ -269,4 +269,11 @@ def test_compare_names_the_format_to_take(cli):
     words = ["quant=none,int8_wo,nvfp4", "eval.limit=5", "build.max_batch_size=16", "benchmark.concurrency=[4]", *SHORT]
     text = cli.run("compare", *words, code=1)
     assert re.search(r"failed cells:\n.*quant=nvfp4.*nvfp4 is not supported", text)
-    assert re.search(r"(none|int8_wo)( \(16 bit\))? gives the most throughput within an accuracy loss of 1 %", text)
+    format_ = r"(none \(16 bit\)|int8_wo)"
+    verdicts = (  # on a busy machine the load generator may be the limit of one format, or of both
+        rf"{format_} (gives the most throughput|is the only format that qualifies) within an accuracy loss of 1 %",
+        rf"The fastest format is not decided: {format_} gives .*, but {format_} reached",
+        r"No format can be recommended: none has a usable throughput.*cut short or limited by the load generator",
+    )
+    unbroken = " ".join(text.split())
+    assert any(re.search(verdict, unbroken) for verdict in verdicts), text

@@ -240,7 +240,7 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
 
 LONG_PROMPTS = (
     "model=llama_3_8b", "quant=fp8", "hardware=h100_sxm", "workload.isl=2000", "workload.osl=200",
-    "benchmark.concurrency=25",
+    "benchmark.concurrency=25", "build.max_num_tokens=8192",
 )  # fmt: skip
 
 
