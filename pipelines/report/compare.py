@@ -118,7 +118,7 @@ def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -
 def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
     """Return why even the best eligible format is not the winner; empty if it is."""
     if len([row for row in rows if row is best or _measured(row)]) == 1:
-        return f"{_said(best)}. No other format was measured, so there is nothing to choose from."
+        return f"{_said(best)}. No other format has a usable throughput, so there is nothing to choose from."
     for row in rows:
         bound = max(_bounds(row), key=_rate, default=None)
         if row is not best and bound and _acceptable(row, limit) and _rate(bound) > (best.score or 0.0):

@@ -75,7 +75,7 @@ def test_a_changed_limit_rebuilds_the_engine_only(cli):
 
 def test_evaluate_beside_the_baseline(cli):
     text = cli.run("evaluate", "quant=fp8", "eval.limit=5")
-    assert "no measurable loss" in text or "loses accuracy" in text or "gains" in text
+    assert "not decided" in text  # five questions
     run = max((cli.folder / "runs").glob("*-evaluate-*"))
     (row,) = json.loads((run / "accuracy.json").read_text())
     assert (row["model"], row["format"], row["engine"], row["num_fewshot"]) == ("tiny_gemma", "fp8", "openvino", 5)
