@@ -97,8 +97,8 @@ def test_one_format_is_no_winner(tmp_path):
     (found,) = comparison(collect(full_store(tmp_path, ("none",))))
     assert found.chosen is None
     assert found.reason == (
-        "none (16 bit) gives 1,477 output tokens/s at its peak (concurrency 16). No other format has a usable throughput, so "
-        "there is nothing to choose from."
+        "none (16 bit) gives 1,477 output tokens/s at its peak (concurrency 16). No other format has a "
+        "usable throughput, so there is nothing to choose from."
     )
 
 
