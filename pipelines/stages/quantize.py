@@ -87,7 +87,7 @@ class Quantize:
             group_size=self.quant.group_size,
             tp_size=self.tp_size,
             pp_size=self.pp_size,
-            with_positions=self.layout == "tensorrt_llm",
+            with_positions=self.layout != "hugging_face",
         )
         facts = quantize(
             inputs["model"],
