@@ -24,6 +24,11 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if size >= 0.0995 else f"{value:.3g}"
 
 
+def count(amount: int, word: str) -> str:
+    """Format a number with its noun: "1 request", "2,048 requests"."""
+    return f"{amount:,} {word}{'' if amount == 1 else 's'}"
+
+
 def ms(seconds: float | None) -> str:
     """Format seconds as milliseconds without the unit."""
     return NONE if seconds is None else number(1000 * seconds)

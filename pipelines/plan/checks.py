@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
@@ -124,10 +125,10 @@ def _few_texts(settings: Settings, found: Found) -> list[Fault]:
     """Warn of calibration data with fewer texts than activations should be observed on."""
     if found.few_texts is None:
         return []
-    count = f"{found.few_texts} text{'s' if found.few_texts > 1 else ''}"
+    texts = count(found.few_texts, "text")
     return [
         Fault(
-            f"calibration.path='{settings.calibration.path}' holds {count}: the observed ranges of activations depend "
+            f"calibration.path='{settings.calibration.path}' holds {texts}: the observed ranges of activations depend "
             f"on so few.",
             f"At least {ENOUGH_TEXTS} are advisable; calibration.size={settings.calibration.size} would be used.",
             "Add texts, or use calibration=cnn_dailymail.",

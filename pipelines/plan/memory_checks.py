@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -99,8 +100,11 @@ def _few_requests(
     roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
     fixes = [*filter(allowed, what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS))]
     how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
-    requests = "1 request" if found == 1 else f"{found} requests"
-    return (Fault(f"The KV cache holds only {requests} of {tokens:,} tokens at a time (modelled).", todo=how),)
+    return (
+        Fault(
+            f"The KV cache holds only {count(found, 'request')} of {tokens:,} tokens at a time (modelled).", todo=how
+        ),
+    )
 
 
 def _large_buffers(sizes: EngineSizes, memory: DeviceMemory, name: str) -> tuple[Fault, ...]:

@@ -79,7 +79,7 @@ def _tokens(settings: Settings, sizes: EngineSizes) -> int:
 def draft_faults(settings: Settings, target: Target, found: Found, total: float, name: str) -> list[Fault]:
     """Check the draft model's engine alone against a GPU of `total` bytes."""
     sizes = draft_sizes(settings, found) if target == "build" or target in SERVED else None
-    if sizes is None or fits(replace(sizes, max_batch_size=1), total, _tokens(settings, sizes)):
+    if sizes is None or _one_fits(sizes, settings, total):
         return []
     draft = settings.speculative.draft
     assert draft is not None
@@ -115,7 +115,8 @@ def baseline_faults(
     sizes = engine_sizes(settings.baseline(), shape)
     if sizes.shape.num_attention_heads % sizes.tp_size or _one_fits(sizes, settings, total):
         return []
-    ways = [f"eval.baseline_tp_size={ranks}" for ranks in _enough_ranks(sizes, settings, total, gpus)]
+    ranks = _enough_ranks(sizes, settings, total, gpus)
+    ways = [f"eval.baseline_tp_size={ranks}"] if ranks else []
     ways.append("eval.baseline=skip (then no loss of accuracy is stated)")
     return [
         Fault(
@@ -130,13 +131,13 @@ def _one_fits(sizes: EngineSizes, settings: Settings, total: float) -> bool:
     return fits(replace(sizes, max_batch_size=1), total, _tokens(settings, sizes))
 
 
-def _enough_ranks(sizes: EngineSizes, settings: Settings, total: float, gpus: int | None) -> list[int]:
-    """Return the fewest ranks with which the baseline fits, in a list that is empty if there are none."""
+def _enough_ranks(sizes: EngineSizes, settings: Settings, total: float, gpus: int | None) -> int | None:
+    """Return the fewest ranks with which the baseline fits; None if there are none."""
     for ranks in MORE_RANKS:
         more = replace(sizes, tp_size=ranks)
         if ranks <= sizes.tp_size or ranks * sizes.pp_size > (gpus or MORE_RANKS[-1]):
             continue
         refused = check_checkpoint(sizes.shape, QFormat.NONE, tp_size=ranks, pp_size=sizes.pp_size)
         if not refused and _one_fits(more, settings, total):
-            return [ranks]
-    return []
+            return ranks
+    return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.units import show_bytes, show_seconds
@@ -114,14 +115,12 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     if stage == "build":
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
-        count = len(facts["models"])
-        return f"{count} model{'s' if count > 1 else ''} for {facts['flavour']}"
+        return f"{count(len(facts['models']), 'model')} for {facts['flavour']}"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
         best = facts["best_output_tokens_per_s"]
         said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
-        count = facts["levels"]
-        return f"{count} load{'' if count == 1 else 's'}, {said}{mark}"
+        return f"{count(facts['levels'], 'load')}, {said}{mark}"
     return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
 
 

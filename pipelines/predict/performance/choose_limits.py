@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.engine_sizes import engine_sizes
@@ -137,13 +138,9 @@ def _why_batch(chosen: _Candidate, best: float, load: LoadLengths) -> str:
     if best == 0:
         return "the smallest, and still nothing fits"
     return (
-        f"with it, {_count(chosen.requests)} of {load.mean:,} tokens at a time reach "
+        f"with it, {count(chosen.requests, 'request')} of {load.mean:,} tokens at a time reach "
         f"{int(100 * chosen.rate / best)} % of the best rate under full load"
     )
-
-
-def _count(requests: int) -> str:
-    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> str:
@@ -151,8 +148,8 @@ def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> 
     if wanted.chunked:
         return f"pieces of prompts, {max(1, room):,} tokens together, beside one of every other request"
     prompts = max(1, int(room / load.mean_isl))
-    count = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"
-    return f"room for {count} beside the tokens of {_count(chosen.batch)}"
+    room_for = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"
+    return f"room for {room_for} beside the tokens of {count(chosen.batch, 'request')}"
 
 
 def _floor(chosen: int, needed: int, context: int) -> str:

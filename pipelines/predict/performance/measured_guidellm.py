@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel
-from pipelines.predict.performance.result_file import ResultFile, failed, not_streamed
+from pipelines.predict.performance.result_file import ResultFile
 
 NAMES: dict[str, tuple[str, ...]] = {name: ("percentiles", name) for name in ("p50", "p90", "p95", "p99")}
 NAMES |= {name: (name,) for name in ("mean", "min", "max", "count")}
@@ -49,9 +49,7 @@ def guidellm(data: Any, source: str) -> Measured:
 
 def _level(file: ResultFile) -> MeasuredLevel:
     arrival, users, rate = _load(file)
-    done = int(file.number("metrics", "request_totals", "successful"))
-    if not done:
-        raise UserError(f"{file.source} (GuideLLM) has no finished request.", todo="Measure again.")
+    done = file.finished("metrics", "request_totals", "successful")
     streamed = _streamed(file)
     return MeasuredLevel(
         arrival=arrival,
@@ -98,6 +96,5 @@ def _distribution(file: ResultFile, name: str, scale: float) -> Distribution:
 
 
 def _notes(file: ResultFile) -> list[str]:
-    notes = [] if _streamed(file) else [not_streamed(file.source)]
     lost, total = (file.get("metrics", "request_totals", key) or 0 for key in ("errored", "total"))
-    return [*notes, failed(file.source, lost, total)] if lost else notes
+    return file.notes(streamed=_streamed(file), lost=lost, total=total)

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import KEPT_UP, ResultFile, failed, not_streamed
+from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
 
 OF_STAGE = {"p50": ("median",)} | {name: (name,) for name in ("mean", "min", "p90", "p95", "p99", "max")}
 OF_REPORT = OF_STAGE | {"p50": ("p50",)}
@@ -45,9 +45,7 @@ def inference_perf(data: Any, source: str) -> Measured:
     config = ResultFile(_config(Path(source)), source, "inference-perf")
     arrival, users, rate, notes = _stage(file, config)
     lost, total = (file.get(*keys) or 0 for keys in (("failures", "count"), ("load_summary", "count")))
-    done = int(file.number("successes", "count"))
-    if not done:
-        raise UserError(f"{source} (inference-perf) has no finished request.", todo="Measure again.")
+    done = file.finished("successes", "count")
     streamed = file.get("successes", "latency", "time_to_first_token") is not None
     isl = ("successes", "prompt_len" if file.get("successes", "prompt_len") else "prompt_tokens", "mean")
     latency = {name: ("successes", "latency", name) for name in ("time_to_first_token", "time_per_output_token")}
@@ -70,11 +68,7 @@ def inference_perf(data: Any, source: str) -> Measured:
         model=str(config.get("server", "model_name") or "unknown"),
         engine=config.get("server", "type"),
         sources=(source,),
-        notes=(
-            *([] if streamed else [not_streamed(source)]),
-            *notes,
-            *([failed(source, lost, total)] if lost else []),
-        ),
+        notes=(*file.notes(streamed=streamed, lost=lost, total=total), *notes),
     )
 
 
@@ -141,7 +135,7 @@ def llm_d(data: Any, source: str) -> Measured:
         gpu=gpu or None,
         served=_stack(engines),
         sources=(source,),
-        notes=(*([] if streamed else [not_streamed(source)]), *([failed(source, lost, total)] if lost else [])),
+        notes=tuple(file.notes(streamed=streamed, lost=lost, total=total)),
         about={"measured_at": file.get("run", "time", "start")},
     )
 

@@ -18,7 +18,7 @@ from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import ResultFile, not_streamed
+from pipelines.predict.performance.result_file import ResultFile
 
 CAPPED = 0.1
 """Largest spread of submissions, as a share of the run, that counts as unthrottled. trtllm-bench submits everything at
@@ -215,7 +215,7 @@ def _metric(file: ResultFile, name: str, *, optional: bool = False) -> Distribut
 
 
 def _streamed(file: ResultFile) -> tuple[str, ...]:
-    return () if file.get("time_to_first_token") is not None else (not_streamed(file.source),)
+    return tuple(file.notes(streamed=file.get("time_to_first_token") is not None))
 
 
 def trtllm_bench(data: Any, source: str) -> Measured:

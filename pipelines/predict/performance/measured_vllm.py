@@ -13,9 +13,8 @@ import math
 from typing import Any
 
 from pipelines.domain.benchmark import Distribution
-from pipelines.domain.errors import UserError
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Served
-from pipelines.predict.performance.result_file import KEPT_UP, ResultFile, failed, not_streamed
+from pipelines.predict.performance.result_file import KEPT_UP, ResultFile
 
 
 def is_sglang(data: dict[str, Any]) -> bool:
@@ -70,9 +69,7 @@ def sglang(data: Any, source: str) -> Measured:
 
 
 def _level(file: ResultFile, e2e: str) -> MeasuredLevel:
-    completed = file.number("completed")
-    if not completed:
-        raise UserError(f"{file.source} ({file.tool}) has no finished request.", todo="Measure again.")
+    completed = file.finished("completed")
     arrival, users, rate, cv = _load(file)
     streamed = _streamed(file, e2e)
     return MeasuredLevel(
@@ -82,7 +79,7 @@ def _level(file: ResultFile, e2e: str) -> MeasuredLevel:
         cv=cv,
         isl=file.number("total_input_tokens") / completed,
         osl=file.number("total_output_tokens") / completed,
-        requests=int(completed),
+        requests=completed,
         requests_per_s=file.number("request_throughput"),
         ttft_s=_milliseconds(file, "ttft") if streamed else Distribution(0),
         itl_s=_milliseconds(file, "tpot") if streamed else Distribution(0),
@@ -122,10 +119,8 @@ def _milliseconds(file: ResultFile, name: str) -> Distribution:
 
 
 def _notes(file: ResultFile, e2e: str, lost: float = 0, asked: float = 0) -> tuple[str, ...]:
-    notes = [] if _streamed(file, e2e) else [not_streamed(file.source)]
+    notes = file.notes(streamed=_streamed(file, e2e), lost=lost, total=asked)
     rate, users = file.number("request_rate"), file.whole("max_concurrency")
-    if lost > 0:
-        notes.append(failed(file.source, lost, asked))
     if users and not math.isinf(rate) and _held_back(file, rate, users):
         notes.append(
             f"{file.source}: {rate:g} requests/s were asked for, but never more than {users} ran at once; the others "

@@ -112,12 +112,19 @@ class ResultFile:
     def _scaled(self, keys: Sequence[str], scale: float) -> float | None:
         return None if self.get(*keys) is None else self.number(*keys) * scale
 
+    def finished(self, *keys: str) -> int:
+        """Return the number of finished requests at a path of keys.
 
-def not_streamed(source: str) -> str:
-    """Return the note of a result without streaming."""
-    return f"{source} was not streamed: it has no TTFT and no ITL."
+        Raises:
+            UserError: the value is missing or not a number, or no request finished.
+        """
+        if done := int(self.number(*keys)):
+            return done
+        raise UserError(f"{self.source} ({self.tool}) has no finished request.", todo="Measure again.")
 
-
-def failed(source: str, count: float, total: float) -> str:
-    """Return the note of a load in which requests failed."""
-    return f"{source}: {count:,.0f} of {total:,.0f} requests failed; the figures cover the others."
+    def notes(self, *, streamed: bool, lost: float = 0, total: float = 0) -> list[str]:
+        """Return the notes on a load that was not streamed, or in which `lost` of `total` requests failed."""
+        notes = [] if streamed else [f"{self.source} was not streamed: it has no TTFT and no ITL."]
+        if lost > 0:
+            notes.append(f"{self.source}: {lost:,.0f} of {total:,.0f} requests failed; the figures cover the others.")
+        return notes

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS
@@ -208,11 +209,11 @@ def ladder(question: Question, found: FleetOption) -> tuple[LoadOutcome, ...]:
 
 def _reason(options: list[FleetOption]) -> str:
     best, others = options[0], options[1:]
-    size = f"{_count(best.fleet.servers, 'server')}, {_count(best.fleet.gpus, 'GPU')}"
+    size = f"{count(best.fleet.servers, 'server')}, {count(best.fleet.gpus, 'GPU')}"
     if not others:
         return f"it is the only configuration tried that meets the limits: {size}"
     second = others[0]
-    other = f"{_count(second.fleet.servers, 'server')}, {_count(second.fleet.gpus, 'GPU')}"
+    other = f"{count(second.fleet.servers, 'server')}, {count(second.fleet.gpus, 'GPU')}"
     if second.fleet.servers > best.fleet.servers:
         return f"it needs the fewest servers: {size}; next {second.label}: {other}"
     if second.fleet.gpus > best.fleet.gpus:
@@ -221,10 +222,6 @@ def _reason(options: list[FleetOption]) -> str:
         f"no other needs fewer GPUs ({size}), and each GPU serves the most: {best.per_gpu:.3g} requests/s; "
         f"next {second.label}: {second.per_gpu:.3g}"
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _missed(question: Question, error: OutOfReachError) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json, write_text
-from pipelines.host.machine import gather
+from pipelines.host.machine import Machine, gather
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
 from pipelines.predict.performance.hardware import resolved
@@ -56,14 +57,8 @@ def _from_measured(settings: Settings, path: Path) -> int:
     machine = gather()
     found = answer_of(settings, machine, path)
     price = price_of(settings, machine, found.demand, found.fleet)
-    known = resolved(settings.hardware, machine).gpus_per_server is not None
-    say("\n".join(words(found, price, gpus_known=known)))
-    name = f"size-measured-{found.measured.model.replace('/', '--')}-{question_id(settings)}"
-    file = settings.report.folder / name / "answer.json"
-    with _writing(file.parent):
-        write_json(file, to_json(found, price), sort_keys=False)
-    say(f"\nwritten: {relative_to_cwd(file.absolute())}")
-    return 0
+    text = words(found, price, gpus_known=_servers_known(settings, machine))
+    return _written(settings, f"measured-{found.measured.model.replace('/', '--')}", text, to_json(found, price))
 
 
 def _from_rate(settings: Settings, rate: float) -> int:
@@ -74,11 +69,20 @@ def _from_rate(settings: Settings, rate: float) -> int:
     machine = gather()
     found = answer_of(settings, machine, rate)
     price = price_of(settings, machine, found.demand, found.fleet)
-    known = resolved(settings.hardware, machine).gpus_per_server is not None
-    say("\n".join(words(found, price, gpus_known=known)))
-    file = settings.report.folder / "size-rate" / "answer.json"
+    text = words(found, price, gpus_known=_servers_known(settings, machine))
+    return _written(settings, "rate", text, to_json(found, price))
+
+
+def _servers_known(settings: Settings, machine: Machine) -> bool:
+    return resolved(settings.hardware, machine).gpus_per_server is not None
+
+
+def _written(settings: Settings, what: str, text: Sequence[str], values: Mapping[str, Any]) -> int:
+    """Print an answer that needs no model, and write it to a folder of its own."""
+    say("\n".join(text))
+    file = settings.report.folder / f"size-{what}-{question_id(settings)}" / "answer.json"
     with _writing(file.parent):
-        write_json(file, to_json(found, price), sort_keys=False)
+        write_json(file, values, sort_keys=False)
     say(f"\nwritten: {relative_to_cwd(file.absolute())}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pipelines.document.blocks import LEFT, Block, Callout, Card, Column, Document, Section, Table, Terms
-from pipelines.document.show import NONE, number
+from pipelines.document.show import NONE, count, number
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import FleetOption
 from pipelines.predict.sizing.pictures import day_picture, pareto
@@ -15,7 +15,6 @@ from pipelines.predict.sizing.words import (
     NO_PRICES,
     binds,
     cost_texts,
-    count,
     day_lines,
     fleet_text,
     interval_text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.document.show import number
+from pipelines.document.show import count, number
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import resolved
@@ -14,9 +14,9 @@ from pipelines.predict.performance.measured_gpus import TELL, told
 from pipelines.predict.sizing.ask import demand_of
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.fleet import Layout, PeakFleet, fleet
-from pipelines.predict.sizing.measured import ONE_SERVER, gpus_text, load_text
+from pipelines.predict.sizing.measured import fleet_lines, gpus_text, load_text
 from pipelines.predict.sizing.price import Cost
-from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair
+from pipelines.predict.sizing.words import pair
 from pipelines.settings.root import Settings
 
 
@@ -57,11 +57,8 @@ def words(found: RateAnswer, price: Cost | None, *, gpus_known: bool) -> list[st
         pair("GPUs", gpus_text(found.served)),
         pair("load", load_text(found.demand)),
         "",
-        pair("fleet", fleet_text(found.fleet)),
+        *fleet_lines(found.fleet, price, gpus_known=gpus_known),
     ]
-    if not gpus_known:
-        lines.append(pair("", ONE_SERVER))
-    lines += [pair("cost", text) for text in (cost_texts(price) if price else [NO_PRICES])]
     unchecked = (
         f"nothing is measured or simulated: the rate counts as served within your limits; at the peak each of "
         f"{count(found.fleet.needed, 'instance')} gets {number(each)} requests/s"

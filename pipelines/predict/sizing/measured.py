@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.document.show import ms, number
+from pipelines.document.show import count, ms, number
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import DAY
 from pipelines.engines.registry import runs_on_cpu
@@ -22,7 +22,7 @@ from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.fleet import PeakFleet
 from pipelines.predict.sizing.from_measured import MeasuredAnswer, from_measured, value
 from pipelines.predict.sizing.price import Cost, Prices, cost
-from pipelines.predict.sizing.words import NO_PRICES, cost_texts, count, fleet_text, pair, whole, wrap
+from pipelines.predict.sizing.words import NO_PRICES, cost_texts, fleet_text, pair, whole, wrap
 from pipelines.settings.root import Settings
 
 NO_GPUS = {"gpus": 0, "gpus_per_server": 0}
@@ -96,14 +96,25 @@ def words(found: MeasuredAnswer, price: Cost | None, *, gpus_known: bool) -> lis
         if each.missed:
             rows.append(f"    misses: {each.missed}")
     lines += table(rows, words=(4,))
-    cpu = runs_on_cpu(measured.engine)
-    lines += ["", pair("fleet", fleet_text(found.fleet, gpus=not cpu))]
-    if not gpus_known and not cpu:
-        lines.append(pair("", ONE_SERVER))
-    billed = () if cpu or not gpus_known else (whole(found.fleet),)
-    lines += [pair("cost", text) for text in ((*cost_texts(price), *billed) if price else (NO_PRICES,))]
+    lines += ["", *fleet_lines(found.fleet, price, cpu=runs_on_cpu(measured.engine), gpus_known=gpus_known)]
     lines.append(pair("checked", _unchecked(found)))
     return [*lines, *(wrap(f"note: {note}", 6) for note in measured.notes)]
+
+
+def fleet_lines(sized: PeakFleet, price: Cost | None, *, gpus_known: bool, cpu: bool = False) -> list[str]:
+    """Return the lines on a fleet of known rate and on what it costs.
+
+    Args:
+        sized: the fleet.
+        price: its cost; None without prices.
+        gpus_known: whether the number of GPUs in a server is known.
+        cpu: whether the servers have no GPUs.
+    """
+    lines = [pair("fleet", fleet_text(sized, gpus=not cpu))]
+    if not gpus_known and not cpu:
+        lines.append(pair("", ONE_SERVER))
+    billed = () if cpu or not gpus_known else (whole(sized),)
+    return lines + [pair("cost", text) for text in ((*cost_texts(price), *billed) if price else (NO_PRICES,))]
 
 
 def gpus_text(served: Served, *, cpu: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pipelines.document.show import NONE, number
+from pipelines.document.show import NONE, count, number
 from pipelines.host.text import table, wrapped
 from pipelines.predict.performance.performance import origin
 from pipelines.predict.sizing.answer import WORDS, FleetOption
@@ -108,11 +108,6 @@ def binds(option: FleetOption) -> str:
 
 def _ms(seconds: float) -> str:
     return NONE if math.isnan(seconds) else number(1000 * seconds)
-
-
-def count(amount: int, word: str) -> str:
-    """Format a number with its noun."""
-    return f"{amount:,} {word}{'' if amount == 1 else 's'}"
 
 
 def fleet_text(fleet: PeakFleet, *, gpus: bool = True) -> str:
