@@ -281,6 +281,8 @@ def _gpu_memory(
     checked.warnings += fit.warnings
     if settings.multimodal.model_type != "none" and target in SERVED and not found.vision_bytes:
         checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
+    if settings.speculative.heads_path is not None and target in SERVED and not found.heads_bytes:
+        checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:

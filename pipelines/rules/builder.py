@@ -375,11 +375,22 @@ RULES = (
         source=COMMAND,
     ),
     Rule(
+        name="no-sparse-kernels",
+        topic=WEIGHTS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.sparsity != "none" and not FORMATS[d.qformat].products_of_tensorrt,
+        failed="sparsity={d.sparsity} with quant={d.qformat} saves no time and no memory: plugins multiply these"
+        " linears, and their kernels are dense.",
+        todo="Use sparsity=none, or prune in 16 bit or FP8.",
+        source=BUILDER,
+    ),
+    Rule(
         name="sparsity-may-not-be-faster",
         topic=WEIGHTS,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.build.weight_sparsity and d.sparsity != "none",
+        when=lambda d: d.build.weight_sparsity and d.sparsity != "none" and FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity}: users measured a speed-up of 0 to 5 %; small batches are memory-bound.",
         todo="Compare with sparsity=none before you deploy it.",
         source=NO_SPEED_UP,

@@ -104,7 +104,7 @@ def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float,
         one = instance(question, setup, cost_of(setup))
     except UserError:
         return np.inf, np.inf
-    slots = one.concurrency.requests / setup.pp
+    slots = one.placed.concurrency.requests / setup.pp
     tokens = full_load_rate(
         one.costed.cost, question.mean_isl, question.mean_osl, slots, float(one.limits.max_num_tokens)
     )
@@ -151,7 +151,7 @@ def _lengths(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _steps(question: Question, one: Instance) -> Iterator[_Step]:
     """Changes of the configuration: limits of the engine, other formats this GPU runs, half and twice the ranks."""
-    wanted, setup = question.limits.wanted, one.setup
+    wanted, setup = question.terms.wanted, one.setup
     if wanted.max_batch_size is not None or wanted.max_num_tokens is not None:
         yield _limited(
             "limits", "limits chosen for the load", partial(replace, max_batch_size=None, max_num_tokens=None)
@@ -177,7 +177,7 @@ def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits
     """Build a step that gives other limits."""
 
     def apply(question: Question, setup: Setup) -> Configured:
-        return replace(question, limits=replace(question.limits, wanted=change(question.limits.wanted))), setup
+        return replace(question, terms=replace(question.terms, wanted=change(question.terms.wanted))), setup
 
     return _Step(kind, what, apply)
 
