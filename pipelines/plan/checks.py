@@ -14,11 +14,11 @@ from pipelines.domain.formats import QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
-from pipelines.host.machine import Machine
+from pipelines.host.machine import Machine, torch_device
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
-from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, is_elsewhere
+from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
@@ -83,6 +83,7 @@ def check(
         checked.faults += _host_memory(settings, shape, machine)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
+        checked.faults += _reference(settings, shape, machine, target)
     def allowed(change: str) -> bool:
         """Return whether a change of the settings breaks no further rule."""
         changed = check_table(deployment(with_changes(settings, change), shape, engine, machine, found))
@@ -238,6 +239,24 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of quantizing in bytes (modelled): 16-bit weights, exported copy, 2 GiB of libraries."""
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
+
+
+def _reference(settings: Settings, shape: ModelShape, machine: Machine, target: Target) -> list[Fault]:
+    """Check the memory of the model in float32, which the engine is compared with."""
+    if not has_reference(settings, target):
+        return []
+    needed, where, held = 2 * weight_bytes(shape, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
+    if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
+        where, held = f"one {machine.gpus[0].name}", machine.gpus[0].memory_bytes
+    if needed <= held:
+        return []
+    return [
+        Fault(
+            f"eval.baseline=hugging_face evaluates {settings.model.label} in float32, which takes about "
+            f"{show_bytes(needed)} (modelled); {where} has {show_bytes(held)}.",
+            todo="Use eval.baseline=build, or evaluate on a larger machine.",
+        )
+    ]
 
 
 def with_changes(settings: Settings, change: str) -> Settings:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from eval.compare import against_original
 from pipelines.document.blocks import (
     Block,
     BulletList,
@@ -174,6 +175,10 @@ def _accuracy(data: ReportData, limit: float) -> Section:
         return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"),))
     blocks: list[Block] = [accuracy_table(data)]
     if figure := plots.accuracy_change(data.formats, limit):
+    found = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
+    if found:
+        blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
+        blocks.append(BulletList(tuple(map(against_original, found))))
         blocks.append(figure)
     for model in data.models:
         if table := subject_table([item for item in data.formats if item.model == model]):
