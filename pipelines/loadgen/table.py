@@ -39,7 +39,7 @@ def level_line(level: Level) -> str:
 
 
 def _heading(result: BenchmarkResult) -> str:
-    sizes = f"TP {result.tp_size}" + (f" of {result.world_size} GPUs" if result.world_size != result.tp_size else "")
+    sizes = f"TP {result.tp_size}" + (f" of {result.gpus} GPUs" if result.gpus != result.tp_size else "")
     work = result.workload
     lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
     return wrapped(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")

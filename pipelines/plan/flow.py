@@ -157,7 +157,18 @@ class _Flow(EngineFlow):
             "engine": self.chosen.name,
             "tp_size": tp_size,
             "world_size": tp_size * pp_size,
+            "gpu_count": self._gpu_count(settings, tp_size * pp_size),
         }
+
+    def _gpu_count(self, settings: Settings, world_size: int) -> int:
+        """Return the GPUs of all instances together, and of a draft model that has its own."""
+        triton = settings.triton
+        if self.chosen.server is not ServerBackend.TENSORRTLLM:
+            return world_size
+        groups = list(triton.gpu_device_ids or (range(world_size),))
+        if "draft_engine" in self.given:
+            groups += triton.draft_gpu_device_ids or ()
+        return len({gpu for group in groups for gpu in group})
 
     def _ranks(self, settings: Settings) -> tuple[int, int]:
         """Return (tp_size, pp_size) of the running engine."""
