@@ -14,6 +14,14 @@ SHORT = {
     "max_num_tokens": "tokens",
 }
 """Short names of what keeps requests waiting (`REFUSALS`)."""
+WHY = {
+    "batch": "the running batch had not ended",
+    "slots": "all slots were in use",
+    "kv_blocks": "the KV cache was full (too few free blocks for the next request)",
+    "one_prefill": "another prompt was being processed",
+    "max_num_tokens": "the token budget (max_num_tokens) had no room for the next prompt",
+}
+"""The same in words, without figures of the engine."""
 LEAST_SHARE = 0.01
 """Share of the run below which a reason to wait is not mentioned."""
 MANY_USERS = 4
@@ -60,9 +68,9 @@ def _reasons(outcome: PolicyOutcome) -> dict[str, str]:
     budget = f"the token budget of {outcome.max_num_tokens or 0:,} (max_num_tokens)"
     chunked = outcome.policy == "inflight_chunked"
     return {
-        "slots": f"all {outcome.slots:,} slots were in use",
-        "kv_blocks": "the KV cache was full (too few free blocks for the next request)",
-        "one_prefill": "another prompt was being processed",
+        "slots": f"all {outcome.slots:,} slots were in use" if outcome.slots > 1 else "the only slot was in use",
+        "kv_blocks": WHY["kv_blocks"],
+        "one_prefill": WHY["one_prefill"],
         "max_num_tokens": f"{budget} was used up" if chunked else f"the next prompt did not fit into {budget}",
     }
 
