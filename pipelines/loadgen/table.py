@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.host.text import table, width, wrapped
@@ -34,7 +35,7 @@ def level_line(level: Level) -> str:
             latency = f"{metric.title} {_number(value)} {metric.unit.shown}"
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
     if errors := sum(level.summary.errors.values()):
-        parts.append(f"{errors} errors")
+        parts.append(count(errors, "error"))
     return ("  ".join(parts))[: width() - 2]
 
 

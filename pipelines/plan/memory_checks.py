@@ -330,8 +330,8 @@ def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
     requests = ""
     if tokens is not None:
         together = memory.kv_blocks // blocks_of(tokens)
-        requests = f", {together:,} requests of {tokens:,} tokens at a time"
+        requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
     return (
         f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",
-        f"KV cache: {memory.kv_blocks:,} blocks, {memory.kv_tokens:,} tokens{requests} (modelled)",
+        f"KV cache: {count(memory.kv_blocks, 'block')}, {memory.kv_tokens:,} tokens{requests} (modelled)",
     )

@@ -60,7 +60,7 @@ def _last(step: PlannedStep) -> str:
 def _cost(plan: Plan) -> str:
     todo = [step for step in plan.steps if step.state != "cached"]
     known = [step.last_seconds for step in todo if step.last_seconds is not None]
-    text = f"{len(todo)} of {len(plan.steps)} stages to run"
+    text = f"{len(todo)} of {count(len(plan.steps), 'stage')} to run"
     if known:
         unknown = len(todo) - len(known)
         text += f"; about {show_seconds(sum(known))} (measured last time)"
@@ -121,7 +121,7 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         best = facts["best_output_tokens_per_s"]
         said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
         return f"{count(facts['levels'], 'load')}, {said}{mark}"
-    return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
+    return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:

@@ -79,13 +79,14 @@ def _closed(outcome: PolicyOutcome) -> str:
     """Say what limited the batches of a static engine, the most frequent first."""
     words = {
         "": "took all requests that waited",
-        "slots": f"filled all {outcome.slots:,} slots",
+        "slots": f"filled all {outcome.slots:,} slots" if outcome.slots > 1 else "filled the only slot",
         "kv_blocks": "filled the KV cache",
         "max_num_tokens": f"used up the token budget of {outcome.max_num_tokens or 0:,} (max_num_tokens)",
     }
     counts = sorted(outcome.batches.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{count:,} {words[name]}" for name, count in counts)
-    return f"of {sum(outcome.batches.values()):,} batches {parts}"
+    parts = ", ".join(f"{amount:,} {words[name]}" for name, amount in counts)
+    total = sum(outcome.batches.values())
+    return f"of {total:,} {'batch' if total == 1 else 'batches'} {parts}"
 
 
 def overload(outcome: PolicyOutcome) -> float:
@@ -99,9 +100,11 @@ def overload(outcome: PolicyOutcome) -> float:
 def overload_in_words(outcome: PolicyOutcome, unit: str) -> str:
     """Describe an overload, and what it means for the figures."""
     if outcome.capacity is None or outcome.offered is None:
+        most = outcome.busy_max
+        running = "1 request that runs" if most == 1 else f"{most:,} requests that run together"
         return (
-            f"{outcome.concurrency or 0:,} users are {_times(overload(outcome))} the {outcome.busy_max:,} requests "
-            "that run together: more of them add waiting, not throughput."
+            f"{outcome.concurrency or 0:,} users are {_times(overload(outcome))} the {running}: more of them add "
+            "waiting, not throughput."
         )
     _, per, scale = words(unit)
     return (
