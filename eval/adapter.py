@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import SamplingParams, Scorer, Session
+from pipelines.engines.port import SamplingParams, ScoringSession, Session
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -54,7 +54,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         truncated: number of prompts whose beginning was cut to fit `max_length`.
     """
 
-    def __init__(self, session: Scorer, tokenizer: Any, max_length: int, progress: Progress) -> None:
+    def __init__(self, session: ScoringSession, tokenizer: Any, max_length: int, progress: Progress) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.max_length = max_length

@@ -14,7 +14,7 @@ from typing import Any
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import Scorer
+from pipelines.engines.port import ScoringSession
 
 __all__ = ["EvalResult", "EvalSpec", "evaluate"]
 
@@ -24,7 +24,7 @@ METRIC, STDERR = "acc,none", "acc_stderr,none"
 
 
 def evaluate(
-    session: Scorer,
+    session: ScoringSession,
     tokenizer_dir: Path,
     spec: EvalSpec,
     progress: Progress,

@@ -44,7 +44,7 @@ class ReferenceModel:
     def loglikelihood(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], progress: Progress
     ) -> list[tuple[float, bool]]:
-        """Score continuations; see `pipelines.engines.port.Scorer`."""
+        """Score continuations; see `pipelines.engines.port.ScoringSession`."""
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
         with progress.task("scoring with Transformers", total=len(pairs), unit="pairs") as advance:
             for length, sequences in sorted(_by_length(pairs).items()):

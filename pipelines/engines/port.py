@@ -88,8 +88,8 @@ class EngineFacts:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Scorer(Protocol):
-    """A loaded model that scores texts."""
+class ScoringSession(Protocol):
+    """A loaded model that scores texts, whatever it is loaded with."""
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """Score continuations.
@@ -106,7 +106,7 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class Session(Scorer, Protocol):
+class Session(ScoringSession, Protocol):
     """A loaded engine that generates and scores. Use as a context manager."""
 
     def __enter__(self) -> Self: ...

@@ -43,7 +43,12 @@ def title(metric: str) -> str:
     """Return a metric's name with the unit of a plot: "TTFT p50, ms at concurrency 8", "build peak memory, MiB"."""
     base, _, load = metric.partition(" at ")
     figure = FIGURES.get(base)
-    name = figure.title if figure else f"{named(base)}, {SIZE.shown if base.endswith('_bytes') else 's'}"
+    if figure is not None:
+        name = figure.title
+    elif base.endswith("_bytes"):
+        name = f"{named(base)}, {SIZE.shown}"
+    else:
+        name = f"{base.removesuffix('_s')}, s"
     return f"{name}{f' at {load}' if load else ''}"
 
 

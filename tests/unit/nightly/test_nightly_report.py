@@ -120,5 +120,5 @@ def test_titles_of_plots_have_the_unit_of_their_values():
     """Memory is stored in bytes and drawn in MiB; its title was "build_peak_bytes, s"."""
     assert title("build_peak_bytes") == "build peak memory, MiB"
     assert scale("build_peak_bytes") * 2**20 == 1
-    assert title("build_s") == "build time, s"
+    assert title("build_s") == "build, s"
     assert (title("engine_bytes"), scale("engine_bytes") * 2**20) == ("engine, MiB", 1)
