@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat, formats_for
+from pipelines.domain.formats import QFormat, formats_for, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
@@ -271,7 +271,10 @@ def with_changes(settings: Settings, change: str) -> Settings:
         group, _, name = key.partition(".")
         held = getattr(settings, group)
         name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        changed = type(held).judged(held.model_dump(by_alias=True, exclude_none=True) | {name: value}, f"{group}.")
+        values = held.model_dump(by_alias=True, exclude_none=True) | {name: value}
+        if name == "qformat":  # as the file of the other format does
+            values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
+        changed = type(held).judged(values, f"{group}.")
         settings = settings.model_copy(update={group: changed})
     return settings
 

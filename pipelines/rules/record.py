@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.settings.build import BuildSettings
@@ -183,7 +183,7 @@ class Alternatives:
     def refusals(self) -> dict[str, set[str]]:
         """The names of the rules that refuse each format."""
         changed: dict[str, DeploymentFacts] = (
-            {choice: replace(self._deployment, qformat=choice) for choice in QFormat}
+            {choice: _in_format(self._deployment, choice) for choice in QFormat}
             if self.group == "quant"
             else {choice: replace(self._deployment, kv_format=choice) for choice in KvFormat}
         )
@@ -193,6 +193,12 @@ class Alternatives:
     def whatever(self) -> set[str]:
         """The names of the rules that refuse every format."""
         return set.intersection(*self.refusals.values())
+
+
+def _in_format(deployment: DeploymentFacts, qformat: QFormat) -> DeploymentFacts:
+    """Return a deployment in another format of the weights."""
+    size = group_instead(deployment.qformat, deployment.group_size, qformat)
+    return replace(deployment, qformat=qformat, group_size=size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,16 @@ def test_no_advice_breaks_a_rule(tmp_path):
     assert "max_num_tokens=2048" not in str(refused.value)
 
 
+def test_no_format_is_proposed_that_the_given_ones_refusal_would_refuse_too(tmp_path):
+    """The LLM API has neither int8_sq nor int4_wo; the memory's advice used to name the latter."""
+    words = ["model=llama_3_1_70b", "engine=tensorrt_llm_llmapi", "hardware=a100_sxm_40gb", "quant=int8_sq"]
+    with pytest.raises(UserError, match=r"does not support quant=int8_sq") as refused:
+        plan(tmp_path, words, "build")
+    proposed = " ".join(f"{fault.allowed} {fault.todo}" for fault in refused.value.faults)
+    assert "quant=int4_awq" in proposed
+    assert "int4_wo" not in proposed
+
+
 def test_the_cpu_engine_is_proposed_only_where_it_would_do(tmp_path):
     words = ["model=tiny_llama", "build.max_batch_size=8"]
     assert "use engine=openvino" in str(plan(tmp_path, words, "build").not_here[0])

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import rows
 from pipelines.rules.record import BrokenRule, DeploymentFacts, Severity
@@ -35,7 +35,9 @@ def base(engine: str, build: str) -> DeploymentFacts:
 
 
 def facts(engine: str, shape: ModelShape, sm: float, build: str, quant: str, kv: str) -> DeploymentFacts:
-    return replace(base(engine, build), shape=shape, sm=sm, qformat=QFormat(quant), kv_format=KvFormat(kv))
+    group = FORMATS[QFormat(quant)].weights.group or 128  # as conf/quant has it
+    formats = {"qformat": QFormat(quant), "kv_format": KvFormat(kv), "group_size": group}
+    return replace(base(engine, build), shape=shape, sm=sm, **formats)
 
 
 def by_format(
@@ -67,7 +69,7 @@ def test_no_message_advises_a_format_that_is_refused(engine: str, sm: float) -> 
 
 def test_an_a10_is_not_told_to_use_fp8() -> None:
     """Gemma has no NVFP4, and this GPU no FP8: one message used to say "Choose fp8 or int4_awq"."""
-    faults = refused(check(deployment(sm=8.6, shape=GEMMA, qformat=QFormat.NVFP4)))
+    faults = refused(check(deployment(sm=8.6, shape=GEMMA, qformat=QFormat.NVFP4, group_size=16)))
     said = " ".join(map(str, faults))
     assert "Supported here: quant=none, int8_sq, int4_awq, int8_wo, int4_wo." in said
     assert not re.search(r"fp8", said.replace("quant=nvfp4", "").replace("NVFP4", ""))
