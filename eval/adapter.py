@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
-from pipelines.engines.port import SamplingParams, Session
+from pipelines.engines.port import SamplingParams, ScoringSession, Session
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -46,7 +46,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
-    """A `Session` behind lm-eval's interface; it scores exactly the tokens that lm-eval's `hf` model would.
+    """A session behind lm-eval's interface; it scores exactly the tokens that lm-eval's `hf` model would.
 
     Attributes:
         tokenizer: the checkpoint's Hugging Face tokenizer.
@@ -54,7 +54,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         truncated: number of prompts whose beginning was cut to fit `max_length`.
     """
 
-    def __init__(self, session: Session, tokenizer: Any, max_length: int, progress: Progress) -> None:
+    def __init__(self, session: ScoringSession, tokenizer: Any, max_length: int, progress: Progress) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -184,6 +184,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
         )
+        if not isinstance(self._session, Session):
+            raise UserError(f"{type(self._session).__name__} only scores answers; this task needs generated text.")
         room = self.max_length - limits.max_new_tokens
         if room < 1:
             raise UserError(

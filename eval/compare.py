@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from eval.paired import ALPHA, SMALL_LOSS, above_chance, compare_pair
+from eval.paired import ALPHA, SMALL_LOSS, above_chance, compare_pair, logprob_shift
 from eval.results import EvalResult, Score
+from pipelines.document.show import count
 from pipelines.host.text import table, wrapped
 
 Row = dict[str, Any]
@@ -14,13 +15,18 @@ Row = dict[str, Any]
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
 _PAIRED_HEADER = ("format", "asked", "lost", "gained", "change", "95 % interval", "p")
 _FORMATS_PER_BLOCK = 6
+ITSELF = "baseline"
+"""Verdict on the result that the others are compared with."""
+ORIGINAL = "transformers"
+"""What executes the model in a result of the model itself, before any conversion."""
 
 
 def loss_rows(baseline: EvalResult, others: Iterable[EvalResult]) -> list[Row]:
     """Return one row per compressed result, paired with its baseline; plain JSON values.
 
     Accuracies, `difference`, `stderr` and `interval` are fractions (0..1); `loss_percent` is in percent
-    of the baseline's accuracy, negative for a gain.
+    of the baseline's accuracy, negative for a gain. `logprob_shift_mean` and `_max` are distances between the
+    natural-log probabilities of a choice. The baseline itself may be among the others.
 
     Raises:
         UserError: a result did not answer the baseline's questions.
@@ -29,11 +35,12 @@ def loss_rows(baseline: EvalResult, others: Iterable[EvalResult]) -> list[Row]:
 
 
 def _loss_row(baseline: EvalResult, other: EvalResult) -> Row:
-    pair = compare_pair(baseline, other)
+    pair, (mean, most) = compare_pair(baseline, other), logprob_shift(baseline, other)
     return {
         "model": other.model,
         "format": other.qformat,
         "baseline_format": baseline.qformat,
+        "baseline_engine": baseline.engine,
         "engine": other.engine,
         "task": other.task,
         "num_fewshot": other.num_fewshot,
@@ -51,7 +58,9 @@ def _loss_row(baseline: EvalResult, other: EvalResult) -> Row:
         "stderr": pair.stderr,
         "interval": None if pair.interval is None else list(pair.interval),
         "p_value": pair.p_value,
-        "verdict": pair.verdict,
+        "logprob_shift_mean": mean,
+        "logprob_shift_max": most,
+        "verdict": ITSELF if other is baseline else pair.verdict,
     }
 
 
@@ -98,11 +107,27 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         f"below {ALPHA}, accuracy changed. Above, 'no measurable loss' if the interval",
         f"excludes a loss of {100 * SMALL_LOSS:g} point, else 'not decided': ask more questions.",
     ]
+    if any(row["verdict"] == ITSELF for row in rows):
+        itself = "The 16-bit engine is the baseline. eval.baseline=hugging_face compares it with the model itself."
+        notes += ["", wrapped(itself, 0)]
+    original = [row for row in rows if row["baseline_engine"] == ORIGINAL]
+    if original:
+        notes += ["", "Baseline: the model itself, computed by Transformers in float32."]
+        notes += [wrapped(against_original(row), 2) for row in original]
     if guessing := sorted({row["model"] for row in rows if not row["baseline_above_chance"]}):
         notes.append(
             wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing, so no loss could be measured.", 0)
         )
     return notes
+
+
+def against_original(row: Mapping[str, Any]) -> str:
+    """Describe how far a result is from that of the model itself, in one sentence."""
+    return (
+        f"{row['model']} {row['format']} against Hugging Face: {row['flips']:,} of {count(row['questions'], 'answer')} "
+        f"differ, and the log probabilities of the choices by {row['logprob_shift_mean']:.3g} on average, "
+        f"{row['logprob_shift_max']:.3g} at most."
+    )
 
 
 def alone_rows(results: Iterable[EvalResult]) -> list[Row]:

@@ -14,7 +14,7 @@ from typing import Any
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
 from pipelines.domain.progress import Advance, Progress
-from pipelines.engines.port import Session
+from pipelines.engines.port import ScoringSession
 
 __all__ = ["EvalResult", "EvalSpec", "evaluate"]
 
@@ -24,7 +24,7 @@ METRIC, STDERR = "acc,none", "acc_stderr,none"
 
 
 def evaluate(
-    session: Session,
+    session: ScoringSession,
     tokenizer_dir: Path,
     spec: EvalSpec,
     progress: Progress,
@@ -36,7 +36,7 @@ def evaluate(
     """Ask the model all questions of the task.
 
     Args:
-        session: the loaded engine.
+        session: the loaded engine, or anything else that scores.
         tokenizer_dir: folder with the checkpoint's tokenizer.
         spec: which questions to ask, and how.
         progress: shows bars that count questions.

@@ -121,6 +121,20 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
     )
 
 
+def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float, float]:
+    """Return mean and maximum of the distance between the log probabilities of a choice in two results.
+
+    It shows a change of the model's output that is too small to change an answer.
+
+    Raises:
+        UserError: the two did not answer the same questions.
+    """
+    _check_same_questions(baseline, other)
+    both = zip(baseline.records, other.records, strict=True)
+    shifts = [abs(new - old) for a, b in both for old, new in zip(a.logprobs, b.logprobs, strict=True)]
+    return sum(shifts) / len(shifts), max(shifts)
+
+
 def above_chance(result: EvalResult) -> bool:
     """Return whether the model answers better than by guessing among the choices (one-sided, 5 %).
 

@@ -97,6 +97,8 @@ FEATURES = (
     Feature("`sparsity=sparsegpt_2_4`", {"sparsity": "sparsegpt_2_4"}),
 )
 BASE = ("engine=tensorrt_llm", "model=llama_3_1_8b", "quant=none", "hardware=h100_sxm")
+ADVICE = {"quants": "quant=‹formats›", "quants.names": "‹formats›", "kv_caches": "kv_cache=‹formats›"}
+"""Formats that a message recommends, which depend on the other settings."""
 TOUCHED = ("quant", "kv_cache", "build", "runtime", "triton", "lora", "speculative", "multimodal", "sparsity")
 """Groups that the features change."""
 
@@ -269,7 +271,14 @@ def _row(rule: Rule) -> list[str]:
 
 def _readable(text: str) -> str:
     """Return a message with its placeholders named: `{d.build.tp_size}` becomes <tp_size>."""
-    return re.sub(r"\{([\w.\[\]]+)[^}]*\}", lambda gap: f"‹{gap.group(1).split('.')[-1]}›", text).replace("|", "\\|")
+    return re.sub(r"\{([\w.\[\]]+)(?::([^}]*))?\}", _named, text).replace("|", "\\|")
+
+
+def _named(gap: re.Match[str]) -> str:
+    """Name a placeholder; one for formats may have words before it, which stand there if there are any."""
+    if gap[1] in ADVICE:
+        return f"{gap[2] or ''}{ADVICE[gap[1]]}"
+    return f"‹{gap[1].split('.')[-1]}›"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

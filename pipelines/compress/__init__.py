@@ -4,7 +4,7 @@ All access to ModelOpt goes through this package. Importing it is cheap: torch, 
 imported only when the work starts.
 """
 
-from pipelines.compress.api import fake_quantized_model, quantize, sparsify
+from pipelines.compress.api import fake_quantized_model, quantize, reference_model, sparsify
 from pipelines.compress.specs import CalibrationSpec, QuantSpec, SparsitySpec
 from pipelines.compress.texts import load_texts
 
@@ -15,5 +15,6 @@ __all__ = [
     "fake_quantized_model",
     "load_texts",
     "quantize",
+    "reference_model",
     "sparsify",
 ]

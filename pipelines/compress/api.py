@@ -12,6 +12,8 @@ from pipelines.domain.progress import Progress, SilentProgress
 if TYPE_CHECKING:
     import torch
 
+    from pipelines.compress.reference import ReferenceModel
+
 Facts = dict[str, Any]
 
 
@@ -133,3 +135,14 @@ def sparsify(
     return run_sparsify(
         model_dir, out_dir, spec, texts, calibration, device=device, progress=progress or SilentProgress()
     )
+
+
+def reference_model(model_dir: Path, device: str = "auto") -> ReferenceModel:
+    """Load a Hugging Face model to be scored by Transformers itself, in float32.
+
+    Raises:
+        UserError: the folder is not a readable model, or the device does not exist.
+    """
+    from pipelines.compress.reference import ReferenceModel
+
+    return ReferenceModel(model_dir, device)

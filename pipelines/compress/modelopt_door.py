@@ -42,7 +42,7 @@ def check_format(qformat: QFormat, device: str) -> None:
         raise UserError(
             f"quant={qformat} with nvidia-modelopt {VERSION} needs a CUDA device; the device is '{device}'.",
             allowed=f"On a CPU, {qformat} needs nvidia-modelopt {oldest[0]}.{oldest[1]}.0 or newer.",
-            todo="Install a newer nvidia-modelopt, or choose another qformat (fp8, int4_awq, ...).",
+            todo="Install a newer nvidia-modelopt, or choose another format.",
         )
 
 
@@ -76,9 +76,11 @@ def _columns_not_all_zero(model: torch.nn.Module, config: Config) -> Iterator[No
     columns = list(_zero_columns(model)) if smooths else []
     for module, zero in columns:
         module.weight.data[:, zero] = SPECK
-    yield
-    for module, zero in columns:
-        module.weight.data[:, zero] = 0
+    try:
+        yield
+    finally:
+        for module, zero in columns:
+            module.weight.data[:, zero] = 0
 
 
 def _zero_columns(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:

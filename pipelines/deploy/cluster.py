@@ -9,6 +9,7 @@ from pathlib import Path
 from pipelines.deploy.facts import read_served
 from pipelines.deploy.output import write_folder
 from pipelines.deploy.scripts import ScriptTarget, script_files
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.engines.registry import with_setting
 from pipelines.host.machine import Machine
@@ -143,7 +144,7 @@ def _say(settings: Settings, target: ScriptTarget, *, changed: bool) -> None:
     run, suffix = ("sbatch", "sbatch") if slurm else ("bash", "sh")
     folder = relative_to_cwd(target.folder)
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
-    say(f"{target.label}: {target.world_size} ranks on {nodes}, {target.ranks_per_node} GPUs each")
+    say(f"{target.label}: {count(target.world_size, 'rank')} on {nodes}, {count(target.ranks_per_node, 'GPU')} each")
     say(f"{'written' if changed else 'unchanged'}: {folder} (not run here)")
     if target.repository is None:
         say(f"  {run} {folder}/build.{suffix}")

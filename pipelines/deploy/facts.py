@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.units import GIB
 from pipelines.engines.registry import ENGINES, describe
@@ -81,7 +82,7 @@ def read_served(path: Path) -> RepositoryFacts:
         )
     if world % nodes:
         raise UserError(
-            f"triton.num_nodes={nodes} does not divide the engine's {world} ranks.",
+            f"triton.num_nodes={nodes} does not divide the engine's {count(world, 'rank')}.",
             todo="Every node needs the same number of GPUs: write the repository again with another triton.num_nodes.",
         )
     gpu = engine.needs_gpu

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.document.show import count
 from pipelines.serving.command import Ranks, server_command
 from pipelines.settings.cluster import ClusterSettings
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
@@ -161,7 +162,7 @@ def _builds(target: ScriptTarget) -> str:
 
 def _serves(target: ScriptTarget) -> str:
     nodes = f"{target.num_nodes} nodes" if target.num_nodes > 1 else "one node"
-    return f"Serves {target.label} with {target.world_size} GPUs on {nodes}."
+    return f"Serves {target.label} with {count(target.world_size, 'GPU')} on {nodes}."
 
 
 def _container(target: ScriptTarget, cluster: ClusterSettings) -> list[str]:

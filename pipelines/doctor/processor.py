@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 from pipelines.doctor.record import ProbeResult
+from pipelines.document.show import count
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.host.machine import CGROUP, Machine, cpu_quota, native_bf16
 
@@ -40,11 +41,11 @@ def _cores(machine: Machine, cpuinfo: Path, cgroup: Path) -> ProbeResult:
     if quota is not None and quota < machine.cpu_count:
         return ProbeResult(
             "processor",
-            f"{model}, {machine.cpu_count} cores, of which this container may use {quota:g}",
+            f"{model}, {count(machine.cpu_count, 'core')}, of which this container may use {quota:g}",
             "note",
             "Set engine.openvino.num_threads to that, or give the container more.",
         )
-    return ProbeResult("processor", f"{model}, {machine.cpu_count} cores")
+    return ProbeResult("processor", f"{model}, {count(machine.cpu_count, 'core')}")
 
 
 def _features(cpuinfo: Path) -> ProbeResult:

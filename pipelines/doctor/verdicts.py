@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pipelines.doctor.record import CombinationVerdict
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
@@ -61,7 +62,7 @@ def _missing(engine: EngineDescription, machine: Machine, ranks: int) -> tuple[s
     """Return what the machine lacks for an engine, whatever the model: (reason, what to do)."""
     lacks = engine.lacks(machine)
     if engine.needs_gpu and machine.gpus and len(machine.gpus) < ranks:
-        lacks.append(f"{ranks} ranks need {ranks} GPUs and there are {len(machine.gpus)}")
+        lacks.append(f"{count(ranks, 'rank')} on {count(ranks, 'GPU')}, of which there are {len(machine.gpus)}")
     todo = "Use NVIDIA's container on a GPU machine (make shell); `make plan` and engine=openvino work here."
     return ("; ".join(lacks), todo) if lacks else None
 

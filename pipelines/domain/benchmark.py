@@ -156,7 +156,7 @@ class BenchmarkResult:
         precision: compression as one word, e.g. "int4_awq", "fp8-kv_fp8".
         engine: that executes it, e.g. "openvino"; "unknown" for a server elsewhere.
         tp_size: tensor parallel ranks.
-        world_size: tp x pp; throughput per GPU divides by it.
+        world_size: tp x pp, the GPUs of one instance.
         workload: name and the settings of the lengths, prompts and arrival.
         protocol: warm-up, window, counts, and whether the window includes the initial burst.
         server: url, model name, server version and model versions.
@@ -167,6 +167,8 @@ class BenchmarkResult:
         levels: in the order measured.
         complete: False if it was interrupted or the server died.
         reason: why it is incomplete.
+        gpu_count: GPUs of all instances, and of a draft model that has its own; None in older results, and then
+            `world_size` counts.
         schema: of this file.
     """
 
@@ -185,7 +187,13 @@ class BenchmarkResult:
     levels: tuple[Level, ...]
     complete: bool = True
     reason: str = ""
+    gpu_count: int | None = None
     schema: int = field(default=SCHEMA)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that served, all together; throughput per GPU divides by it."""
+        return self.gpu_count or self.world_size
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values."""

@@ -310,6 +310,12 @@ BY_ALIAS: dict[str, QFormat] = {word: name for name, spec in FORMATS.items() for
 """The same table, read from a published measurement's precision."""
 
 
+def group_instead(given: QFormat, size: int, other: QFormat) -> int:
+    """Return the group size when another format replaces the given one: the same, unless it was the format's own."""
+    own = FORMATS[given].weights.group_is_fixed
+    return (FORMATS[other].weights.group or size) if own else size
+
+
 def lacks_fp8(qformat: QFormat, capability: float) -> bool:
     """Return whether a GPU of this compute capability lacks FP8 arithmetic for the format."""
     return FORMATS[qformat].activation == "fp8" and 8.0 <= capability < 8.9

@@ -101,7 +101,7 @@ METRICS = (
     ),
     Metric(
         "requests_per_s", "requests/s",
-        "Requests finished in the window, divided by its length; per GPU divides by TP x PP.",
+        "Requests finished in the window, divided by its length; per GPU divides by all GPUs that served.",
         REQUEST_RATE, "higher", column="req/s",
     ),
     Metric(

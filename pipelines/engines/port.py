@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from pipelines.domain.progress import Progress
 
@@ -88,17 +88,8 @@ class EngineFacts:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Session(Protocol):
-    """A loaded engine that generates and scores. Use as a context manager."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
-        """Generate for every prompt with in-flight batching; results in the order of the prompts."""
-        ...
+class ScoringSession(Protocol):
+    """A loaded model that scores texts, whatever it is loaded with."""
 
     def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
         """Score continuations.
@@ -111,6 +102,20 @@ class Session(Protocol):
             per pair, the summed natural-log probability of the continuation and
             whether it is what greedy decoding would have produced.
         """
+        ...
+
+
+@runtime_checkable
+class Session(ScoringSession, Protocol):
+    """A loaded engine that generates and scores. Use as a context manager."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
+        """Generate for every prompt with in-flight batching; results in the order of the prompts."""
         ...
 
 

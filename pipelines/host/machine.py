@@ -137,6 +137,12 @@ def _gpu(line: str) -> GpuFacts:
     return GpuFacts(name, float(sm), int(memory) * MIB, *driver[:1])
 
 
+def torch_device(machine: Machine) -> str:
+    """Return where PyTorch computes here: "cuda" with a GPU and a PyTorch that can use it, else "cpu"."""
+    without_cuda = library_versions(("torch",))["torch"].endswith("+cpu")
+    return "cuda" if machine.gpus and not without_cuda else "cpu"
+
+
 def library_versions(names: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each distribution, "absent" where it is not installed."""
     return {name: _version(name) for name in names}

@@ -9,6 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
+from pipelines.document.show import count
 from pipelines.loadgen.shared import ERRORS, ITL_N, ITL_US, OK, SENT, TTFT_N, TTFT_US, SharedCounters
 
 _EVERY_S = 5.0
@@ -66,7 +67,7 @@ class State:
         if self.itl_s is not None:
             parts.append(f"ITL {_short(self.itl_s * 1e3)} ms")
         if self.errors:
-            parts.append(f"{self.errors} errors")
+            parts.append(count(self.errors, "error"))
         if self.left_s is not None:
             parts.append(f"{self.left_s:.0f} s left")
         return "  ".join(parts)[:77]

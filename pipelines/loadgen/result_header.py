@@ -26,6 +26,7 @@ class ServerIdentity:
         engine: that executes it.
         tp_size: tensor parallel ranks.
         world_size: tp x pp.
+        gpu_count: GPUs of all instances together; None is those of one.
         machine: where client and server run.
         versions: of libraries and servers.
     """
@@ -35,6 +36,7 @@ class ServerIdentity:
     engine: str = "unknown"
     tp_size: int = 1
     world_size: int = 1
+    gpu_count: int | None = None
     machine: Mapping[str, Any] | None = None
     versions: Mapping[str, str] | None = None
 
@@ -53,6 +55,7 @@ def empty_result(
         engine=identity.engine,
         tp_size=identity.tp_size,
         world_size=identity.world_size,
+        gpu_count=identity.gpu_count,
         workload=workload.model_dump(mode="json"),
         protocol=protocol(interface, workload, settings),
         server=server.facts(interface.model_name),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
@@ -164,8 +165,9 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
         return
     kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it gave no reason"))
     todo = "Compare workload.isl and workload.osl with the engine's max_input_len and max_seq_len."
+    sent = count(len(outcome.timings), "request")
     raise UserError(
-        f"All {len(outcome.timings)} requests at {_title(load)} failed ({kind}): {text[:300].rstrip('.')}.",
+        f"{sent} at {_title(load)}, and none succeeded ({kind}): {text[:300].rstrip('.')}.",
         todo=todo if kind == "invalid" else "See the server's log.",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import BenchmarkResult, Level
 from pipelines.domain.metrics import PROGRESS, TERMINAL, MetricStatistic
 from pipelines.host.text import table, width, wrapped
@@ -34,12 +35,12 @@ def level_line(level: Level) -> str:
             latency = f"{metric.title} {_number(value)} {metric.unit.shown}"
             parts.append(latency if figure.statistic else f"{value:.4g} {figure.narrow}")
     if errors := sum(level.summary.errors.values()):
-        parts.append(f"{errors} errors")
+        parts.append(count(errors, "error"))
     return ("  ".join(parts))[: width() - 2]
 
 
 def _heading(result: BenchmarkResult) -> str:
-    sizes = f"TP {result.tp_size}" + (f" of {result.world_size} GPUs" if result.world_size != result.tp_size else "")
+    sizes = f"TP {result.tp_size}" + (f" of {result.gpus} GPUs" if result.gpus != result.tp_size else "")
     work = result.workload
     lengths = f"ISL {_length(work.get('isl'))}, OSL {_length(work.get('osl'))}"
     return wrapped(f"{result.model} {result.precision}, {result.engine}, {sizes}, {lengths}; times in ms")

@@ -40,10 +40,15 @@ def named(metric: str) -> str:
 
 
 def title(metric: str) -> str:
-    """Return a metric's name for a plot: "TTFT p50, ms at concurrency 8"."""
+    """Return a metric's name with the unit of a plot: "TTFT p50, ms at concurrency 8", "build peak memory, MiB"."""
     base, _, load = metric.partition(" at ")
     figure = FIGURES.get(base)
-    name = figure.title if figure else f"{base.removesuffix('_s')}, s"
+    if figure is not None:
+        name = figure.title
+    elif base.endswith("_bytes"):
+        name = f"{named(base)}, {SIZE.shown}"
+    else:
+        name = f"{base.removesuffix('_s')}, s"
     return f"{name}{f' at {load}' if load else ''}"
 
 
@@ -51,6 +56,6 @@ def scale(metric: str) -> float:
     """Return the factor from the stored value to the unit in `title`."""
     base = base_name(metric)
     if base.endswith("_bytes"):
-        return 1 / 2**20
+        return SIZE.scale
     figure = FIGURES.get(base)
     return figure.metric.unit.scale if figure else 1.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, plot
+from pipelines.document.show import count
 from pipelines.domain.metrics import TRENDS
 from pipelines.nightly.record import Record
 from pipelines.nightly.shown import scale, shown, title
@@ -56,8 +57,8 @@ def cell_trend(record: Record, lines: Sequence[Series], name: str) -> Figure | N
         draw,
         title=record.cell,
         caption=(
-            f"{len(nights)} nights on {record.machine_class}. Dashed: limit beyond which tonight counts as worse. "
-            f"Cross: judged worse. Measured: {six}; engine {record.engine}."
+            f"{count(len(nights), 'night')} on {record.machine_class}. Dashed: limit beyond which tonight counts as "
+            f"worse. Cross: judged worse. Measured: {six}; engine {record.engine}."
         ),
         alt=f"Trend of {record.cell}: "
         + "; ".join(_in_words(line) for line in lines if line.metric.split()[0] in _PANELS),

@@ -10,23 +10,23 @@ from pathlib import Path
 
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import QFormat, formats_for
+from pipelines.domain.formats import QFormat, formats_for, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
-from pipelines.host.machine import Machine
+from pipelines.host.machine import Machine, torch_device
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
-from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, is_elsewhere
+from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
-from pipelines.predict.performance.limits import ChosenLimits, with_limits
+from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
-from pipelines.rules.table import check_checkpoint, refused, warned
+from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -58,6 +58,7 @@ def check(
     target: Target,
     found: Found,
     limits: ChosenLimits | None = None,
+    on_gpu: Settings | None = None,
 ) -> Checked:
     """Apply every rule that does not need the model's files.
 
@@ -69,6 +70,7 @@ def check(
         target: of the command.
         found: what the user has on disk; with an engine already built, nothing is compressed or built.
         limits: of an engine on the GPU, where they were chosen for the load.
+        on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
     if found.built is not None or is_elsewhere(settings, target):
@@ -81,14 +83,18 @@ def check(
     checked.faults += _draft(settings, found)
     if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
+        checked.faults += _reference(settings, shape, machine, target)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:
-        """Return whether a change of the settings breaks no further rule."""
-        changed = check_table(deployment(with_changes(settings, change), shape, engine, machine, found))
-        return {finding.rule.name for finding in changed if finding.rule.severity is Severity.REFUSE} <= known
+        """Return whether a change of the settings breaks no further rule, and another format none on formats."""
+        facts = deployment(with_changes(settings, change), shape, engine, machine, found)
+        least = refused_whatever_format(facts) & known if "quant=" in change else known
+        return {
+            finding.rule.name for finding in check_table(facts) if finding.rule.severity is Severity.REFUSE
+        } <= least
 
-    _gpu_memory(with_limits(settings, limits), shape, machine, target, found, checked, limits, allowed)
+    _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
         if target in (*EVALUATED, *STARTED):
@@ -235,6 +241,24 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
     ]
 
 
+def _reference(settings: Settings, shape: ModelShape, machine: Machine, target: Target) -> list[Fault]:
+    """Check the memory of the model in float32, which the engine is compared with."""
+    if not has_reference(settings, target):
+        return []
+    needed, where, held = 2 * weight_bytes(shape, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
+    if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
+        where, held = f"one {machine.gpus[0].name}", machine.gpus[0].memory_bytes
+    if needed <= held:
+        return []
+    return [
+        Fault(
+            f"eval.baseline=hugging_face evaluates {settings.model.label} in float32, which takes about "
+            f"{show_bytes(needed)} (modelled); {where} has {show_bytes(held)}.",
+            todo="Use eval.baseline=build, or evaluate on a larger machine.",
+        )
+    ]
+
+
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of quantizing in bytes (modelled): 16-bit weights, exported copy, 2 GiB of libraries."""
     return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
@@ -247,7 +271,10 @@ def with_changes(settings: Settings, change: str) -> Settings:
         group, _, name = key.partition(".")
         held = getattr(settings, group)
         name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        changed = type(held).judged(held.model_dump(by_alias=True, exclude_none=True) | {name: value}, f"{group}.")
+        values = held.model_dump(by_alias=True, exclude_none=True) | {name: value}
+        if name == "qformat":  # as the file of the other format does
+            values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
+        changed = type(held).judged(values, f"{group}.")
         settings = settings.model_copy(update={group: changed})
     return settings
 

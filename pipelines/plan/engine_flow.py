@@ -10,7 +10,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription
 from pipelines.engines.port import OnGpu
-from pipelines.host.machine import Machine, library_versions
+from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.targets import EVALUATED, Target
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
@@ -214,9 +214,7 @@ class EngineFlow:
         return OnGpu(name, sm, paths.store.absolute() / ".timing_caches", paths.runs.absolute())
 
     def _compression(self, settings: Settings) -> tuple[Quantize, Sparsify]:
-        without_cuda = library_versions(("torch",))["torch"].endswith("+cpu")
-        device = "cuda" if self.machine.gpus and not without_cuda else "cpu"
-        text, build = settings.calibration, settings.build
+        device, text, build = torch_device(self.machine), settings.calibration, settings.build
         quantize = Quantize(settings.quant, settings.kv_cache, text, build.tp_size, build.pp_size, device)
         return quantize, Sparsify(settings.sparsity, text, device)
 

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.domain.model_shape import ModelShape
-from pipelines.engines.description import EngineDescription
-from pipelines.host.machine import Machine
+from pipelines.engines.description import EngineDescription, ServerBackend
+from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.engine_flow import EngineFlow, Node
 from pipelines.plan.memory_checks import cpu_reached
-from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, has_baseline, is_elsewhere
+from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, has_baseline, has_reference, is_elsewhere
 from pipelines.settings.features import MultimodalSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
-from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.evaluate import REFERENCE, Evaluate, EvaluateReference, longest_scored
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.spec import ImageSpec
@@ -52,6 +52,8 @@ def nodes(
         baseline = settings.baseline()
         flow.engine(baseline, "baseline.")
         flow.accuracy(baseline, "baseline.")
+    if has_reference(settings, target):
+        flow.reference(settings)
     flow.engine(settings, "")
     if target in EVALUATED:
         flow.accuracy(settings, "")
@@ -81,6 +83,15 @@ class _Flow(EngineFlow):
         )
         inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
         self.add(prefix + "evaluate", stage, self.label(settings), inputs)
+
+    def reference(self, settings: Settings) -> None:
+        """Add the evaluation of the model itself, in Transformers."""
+        build = settings.build
+        positions = self.shape.max_position_embeddings if self.shape else None
+        longest = build.max_seq_len or positions
+        limit = None if longest is None else longest_scored(self.chosen.name, longest, build.max_num_tokens)
+        stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine))
+        self.add("reference", stage, f"{settings.model.label}-{REFERENCE}", {"model": "model", "dataset": "dataset"})
 
     def repository(self, settings: Settings) -> None:
         """Add the Triton repository of the engine."""
@@ -146,7 +157,18 @@ class _Flow(EngineFlow):
             "engine": self.chosen.name,
             "tp_size": tp_size,
             "world_size": tp_size * pp_size,
+            "gpu_count": self._gpu_count(settings, tp_size * pp_size),
         }
+
+    def _gpu_count(self, settings: Settings, world_size: int) -> int:
+        """Return the GPUs of all instances together, and of a draft model that has its own."""
+        triton = settings.triton
+        if self.chosen.server is not ServerBackend.TENSORRTLLM:
+            return world_size
+        groups = list(triton.gpu_device_ids or (range(world_size),))
+        if "draft_engine" in self.given:
+            groups += triton.draft_gpu_device_ids or ()
+        return len({gpu for group in groups for gpu in group})
 
     def _ranks(self, settings: Settings) -> tuple[int, int]:
         """Return (tp_size, pp_size) of the running engine."""

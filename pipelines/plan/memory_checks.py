@@ -80,7 +80,7 @@ def check(
     if concurrency(sizes, memory, tokens).requests < 1:
         fixes = [*filter(allowed, what_fits(sizes, usual, tokens, formats))]
         return MemoryFit(warnings=(_buffers(settings, memory, whole, name, fixes, beside),))
-    warnings = _few_requests(sizes, memory, tokens, formats, allowed)
+    warnings = _few_requests(sizes, memory, tokens, formats, allowed, beside)
     if "max_batch_size" not in chosen:
         warnings += _large_buffers(sizes, memory, name)
     if "max_seq_len" not in chosen:
@@ -91,7 +91,12 @@ def check(
 
 
 def _few_requests(
-    sizes: EngineSizes, memory: DeviceMemory, tokens: int, formats: list[QFormat], allowed: Callable[[str], bool]
+    sizes: EngineSizes,
+    memory: DeviceMemory,
+    tokens: int,
+    formats: list[QFormat],
+    allowed: Callable[[str], bool],
+    beside: Sequence[Neighbour],
 ) -> tuple[Fault, ...]:
     """Warn of a KV cache that hardly holds a batch."""
     found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
@@ -99,7 +104,7 @@ def _few_requests(
         return ()
     roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
     fixes = [*filter(allowed, what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS))]
-    how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else "Use a larger GPU, or more GPUs."
+    how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else _without(beside)
     return (
         Fault(
             f"The KV cache holds only {count(found, 'request')} of {tokens:,} tokens at a time (modelled).", todo=how
@@ -216,8 +221,8 @@ def _parts(sizes: EngineSizes, memory: DeviceMemory, whole: float, name: str, be
 
 def _left(sizes: EngineSizes, memory: DeviceMemory, tokens: int) -> str:
     usual, longest = concurrency(sizes, memory, tokens), concurrency(sizes, memory, sizes.max_seq_len)
-    text = f"KV cache: {memory.kv_tokens:,} tokens; {usual.requests:,} requests of {tokens:,} tokens at a time"
-    text += f" ({usual.binds} binds)"
+    text = f"KV cache: {memory.kv_tokens:,} tokens; {count(usual.requests, 'request')} of {count(tokens, 'token')}"
+    text += f" at a time ({usual.binds} binds)"
     if longest.requests < 1:
         return f"{text}, not one of max_seq_len={sizes.max_seq_len:,} (modelled)"
     return f"{text}, {longest.requests:,} of max_seq_len={sizes.max_seq_len:,} (modelled)"
@@ -325,8 +330,8 @@ def cpu_note(settings: Settings, shape: ModelShape) -> tuple[str, ...]:
     requests = ""
     if tokens is not None:
         together = memory.kv_blocks // blocks_of(tokens)
-        requests = f", {together:,} requests of {tokens:,} tokens at a time"
+        requests = f", {count(together, 'request')} of {count(tokens, 'token')} at a time"
     return (
         f"CPU engine at full load: {show_bytes(memory.total)} ({listed}; modelled)",
-        f"KV cache: {memory.kv_blocks:,} blocks, {memory.kv_tokens:,} tokens{requests} (modelled)",
+        f"KV cache: {count(memory.kv_blocks, 'block')}, {memory.kv_tokens:,} tokens{requests} (modelled)",
     )

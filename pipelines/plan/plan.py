@@ -93,9 +93,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if found.built is None:
         with collecting(faults):
             limits = _limits(settings, shape, machine)
-    if choice.engine.needs_gpu:
-        settings = with_limits(settings, limits)
-    checked = checks.check(settings, shape, choice.engine, machine, target, found, limits)
+    on_gpu = with_limits(settings, limits)
+    settings = on_gpu if choice.engine.needs_gpu else settings
+    checked = checks.check(settings, shape, choice.engine, machine, target, found, limits, on_gpu)
     faults.extend(checked.faults)
     if faults:
         raise UserError.of(faults)

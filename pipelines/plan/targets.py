@@ -25,6 +25,11 @@ def has_baseline(settings: Settings, target: Target) -> bool:
     return target in EVALUATED and settings.eval.baseline == "build" and settings.baseline().variant != settings.variant
 
 
+def has_reference(settings: Settings, target: Target) -> bool:
+    """Return whether the model is also evaluated in Transformers, to compare the engine with it."""
+    return target in EVALUATED and settings.eval.baseline == "hugging_face"
+
+
 def farthest(settings: Settings) -> Target:
     """Return how far a configuration can go: not every engine can be served or evaluated here."""
     engine = with_setting(settings.engine.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from eval.compare import loss_rows
 from eval.results import EvalResult
@@ -210,27 +211,45 @@ def _evaluations(
 ) -> dict[str, EvalResult]:
     """Return every evaluation of the models, by place."""
     return {
-        piece.place: EvalResult.from_json(
-            shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}"
-        )
+        piece.place: _evaluation(shelf, piece)
         for label, pieces in by_label.items()
         if label[0] in models
         for piece in _stage(pieces, "evaluate")
     }
 
 
+def _evaluation(shelf: Shelf, piece: ReportedArtifact) -> EvalResult:
+    return EvalResult.from_json(shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}")
+
+
 def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
     """Pair an evaluation with the newest baseline that answered the same prompts on the same engine."""
     result = evaluations[piece.place]
+    original = _against_original(result, shelf)
     if result.qformat == BASELINE:
-        return Accuracy(piece, result, None, None)
+        return Accuracy(piece, result, None, None, original=original)
     for other in shelf.of("evaluate"):
         baseline = evaluations.get(other.place)
         if baseline and baseline.qformat == BASELINE and _pairs(baseline, result):
-            return Accuracy(piece, result, loss_rows(baseline, [result])[0], other.place)
-    return Accuracy(piece, result, None, None, "no 16-bit baseline answered the same questions on the same engine")
+            return Accuracy(piece, result, loss_rows(baseline, [result])[0], other.place, original=original)
+    missing = "no 16-bit baseline answered the same questions on the same engine"
+    return Accuracy(piece, result, None, None, missing, original)
+
+
+def _against_original(result: EvalResult, shelf: Shelf) -> Mapping[str, Any] | None:
+    """Compare with the newest evaluation of the model itself that answered the same prompts, if there is one."""
+    for piece in shelf.of("reference"):
+        if piece.model == result.model:
+            original = _evaluation(shelf, piece)
+            if _same_prompts(original, result):
+                return loss_rows(original, [result])[0]
+    return None
 
 
 def _pairs(baseline: EvalResult, result: EvalResult) -> bool:
-    same = ("model", "engine", "task", "num_fewshot", "limit", "prompts_sha256")
+    return baseline.engine == result.engine and _same_prompts(baseline, result)
+
+
+def _same_prompts(baseline: EvalResult, result: EvalResult) -> bool:
+    same = ("model", "task", "num_fewshot", "limit", "prompts_sha256")
     return all(getattr(baseline, name) == getattr(result, name) for name in same)

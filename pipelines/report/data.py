@@ -82,6 +82,7 @@ class Accuracy:
         row: a row of `eval.compare.loss_rows`; None for the baseline itself, or without a baseline.
         baseline: place of the baseline's evaluation; None in the same cases.
         missing: text that explains why there is no row; empty otherwise.
+        original: likewise a row, against the model itself as Transformers computes it, if it was evaluated.
     """
 
     piece: ReportedArtifact
@@ -89,6 +90,7 @@ class Accuracy:
     row: Mapping[str, Any] | None
     baseline: str | None
     missing: str = ""
+    original: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

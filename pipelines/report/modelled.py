@@ -53,6 +53,8 @@ def _modelled_run(
     run: BenchmarkRun, settings: Settings, store: Path, shape: ModelShape | None, fits: Sequence[FittedModel]
 ) -> ModelledRun | None:
     result = run.result
+    if result.gpus > result.world_size:  # several instances, and how they shared the load is not known
+        return None
     pp = result.world_size // result.tp_size
     cpu = processor(result.machine) if runs_on_cpu(result.engine) else None
     where = {cpu} if cpu else {str(gpu["name"]) for gpu in (result.machine.get("gpus") or ())[:1]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.document.labels import beside, place
-from pipelines.document.show import number
+from pipelines.document.show import count, number
 from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.units import MIB
 from pipelines.report.data import BenchmarkRun, FormatReport, Workload
@@ -244,7 +244,7 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
         caption=(
             "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the accepted loss "
             f"({limit:g} % of the baseline). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
-            f"{rows[0]['questions']} questions, engine {rows[0]['engine']}."
+            f"{count(rows[0]['questions'], 'question')}, engine {rows[0]['engine']}."
         ),
         alt="Change in accuracy in points. "
         + "; ".join(f"{label} {100 * row['difference']:+.2f}" for label, row in zip(names, rows, strict=True))

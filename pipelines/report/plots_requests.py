@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import Theme, axis, plain_log, plot
+from pipelines.document.show import count
 from pipelines.domain.benchmark import Level
 from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.timing import RequestTiming
@@ -130,7 +131,7 @@ def timeline(run: BenchmarkRun, level: Level, name: str) -> Figure | None:
             f"One row per request ({part}, warm-up included), in the order they were due. Waiting: queue and prefill. "
             f"{'Crosses: failed. ' if failed else ''}Measured: {six([run], [level])}."
         ),
-        alt=f"Timeline of {len(shown)} requests at {level.load}: waiting for the first token, then decoding; "
+        alt=f"Timeline of {count(len(shown), 'request')} at {level.load}: waiting for the first token, then decoding; "
         f"{failed} failed.",
     )
 

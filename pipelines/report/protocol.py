@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.document.blocks import LEFT, Block, Column, Fold, Table, Terms
-from pipelines.document.show import flat, machine_text, settings_text, when
+from pipelines.document.show import count, flat, machine_text, settings_text, when
 from pipelines.domain.benchmark import BenchmarkResult, Slo
 from pipelines.domain.summary import has_limits
 from pipelines.report.data import Workload
@@ -76,13 +76,13 @@ def protocol_text(recorded: Mapping[str, Any]) -> str:
     """Describe what of each load was measured."""
     parts = []
     warm = [f"{recorded['warmup_s']:g} s"] if recorded.get("warmup_s") else []
-    warm += [f"{recorded['warmup_requests']:,} requests"] if recorded.get("warmup_requests") else []
+    warm += [count(recorded["warmup_requests"], "request")] if recorded.get("warmup_requests") else []
     if warm:
         parts.append(f"{' and '.join(warm)} of warm-up")
     if recorded.get("num_requests"):
-        parts.append(f"{recorded['num_requests']:,} requests measured")
+        parts.append(f"{count(recorded['num_requests'], 'request')} measured")
     elif recorded.get("duration_s"):
-        least = f", at least {recorded['min_requests']:,} requests" if recorded.get("min_requests") else ""
+        least = f", at least {count(recorded['min_requests'], 'request')}" if recorded.get("min_requests") else ""
         parts.append(f"{recorded['duration_s']:g} s measured{least}")
     if "window" in recorded:
         parts.append("from the first request to the last" if recorded["window"] == "whole" else "in steady state")

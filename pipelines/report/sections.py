@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from eval.compare import against_original
 from pipelines.document.blocks import (
     Block,
     BulletList,
@@ -19,7 +20,7 @@ from pipelines.document.blocks import (
     Terms,
     Text,
 )
-from pipelines.document.show import machine_text, ms, number, percent, when
+from pipelines.document.show import count, machine_text, ms, number, percent, when
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
 from pipelines.report import plots, plots_requests
@@ -89,13 +90,14 @@ def _accuracy_card(data: ReportData) -> Card:
         if not evaluated or not evaluated[0].accuracy:
             return Card("Accuracy", "not measured", "", "make evaluate", "")
         result = evaluated[0].accuracy.result
-        detail = f"{evaluated[0].label}, {result.task}, {result.questions:,} questions; no compressed format to compare"
+        asked = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
+        detail = f"{asked}; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
     kept = [item.variant for item, row in rows if row["verdict"] in ("no measurable loss", "gains")]
     lost = [f"{i.variant} loses {row['loss_percent']:.2f} %" for i, row in rows if row["verdict"] == "loses accuracy"]
     open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == "not decided")
     first = rows[0][1]
-    asked = f"{first['task']}, {first['questions']:,} questions, paired with 16 bit"
+    asked = f"{first['task']}, {count(first['questions'], 'question')}, paired with 16 bit"
     detail = "; ".join([*lost, *([f"{open_} not decided"] if open_ else []), asked])
     return Card("No measurable loss", f"{len(kept)} of {len(rows)}", "formats", detail, "measured")
 
@@ -173,6 +175,10 @@ def _accuracy(data: ReportData, limit: float) -> Section:
     if not any(item.accuracy for item in data.formats):
         return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"),))
     blocks: list[Block] = [accuracy_table(data)]
+    found = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
+    if found:
+        blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
+        blocks.append(BulletList(tuple(map(against_original, found))))
     if figure := plots.accuracy_change(data.formats, limit):
         blocks.append(figure)
     for model in data.models:

@@ -13,7 +13,7 @@ from pipelines.domain.errors import UserError
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.store import KEY_LENGTH, MANIFEST, Store
 
-STAGES = ("download", "sparsify", "quantize", "build", "evaluate", "repository", "benchmark")
+STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "repository", "benchmark")
 """Stages in order of dependency."""
 
 

@@ -38,8 +38,9 @@ def levels_table(run: BenchmarkRun) -> Table:
     result = run.result
     pp = result.world_size // result.tp_size
     pipeline = f", PP {pp}" if pp > 1 else ""
+    several = f", {result.gpus} GPUs in all" if result.gpus > result.world_size else ""
     return Table(
-        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}",
+        caption=f"{result.precision} by load: {six([run])}; engine {result.engine}{pipeline}{several}",
         origin="measured",
         columns=_level_columns(title, result),
         rows=tuple(rows),
@@ -80,7 +81,7 @@ def _load_title(levels: Sequence[Level]) -> str:
 def _rates(result: BenchmarkResult) -> list[tuple[MetricStatistic, int]]:
     """Return the rates to show, each with the number of GPUs to divide by; goodput comes last and only with limits."""
     own = [(figure, 1) for figure in RATES if not figure.metric.optional]
-    per_gpu = [(figure, result.world_size) for figure in RATES_PER_GPU if result.world_size > 1]
+    per_gpu = [(figure, result.gpus) for figure in RATES_PER_GPU if result.gpus > 1]
     return own + per_gpu + [(figure, 1) for figure in RATES if figure.metric.optional and has_limits(result.slo)]
 
 

@@ -21,6 +21,7 @@ def run_key(result: BenchmarkResult) -> str:
             "engine": result.engine,
             "tp": result.tp_size,
             "world": result.world_size,
+            "gpus": result.gpus,
             "workload": dict(result.workload),
             "arrivals": sorted({level.arrival for level in result.levels}),
             "machine": machine_facts(result.machine),

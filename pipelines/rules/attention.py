@@ -31,9 +31,7 @@ def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
     """Return the words if the KV format rules out such features: INT8 always, FP8 without FP8 context attention."""
     if d.kv_format is KvFormat.AUTO or (d.kv_format is KvFormat.FP8 and fp8_context_attention(d.qformat)):
         return ()
-    formats = "/".join(qformat for qformat in QFormat if fp8_context_attention(qformat))
-    with_fp8 = "kv_cache=fp8" if fp8_context_attention(d.qformat) else f"kv_cache=fp8 with quant={formats}"
-    return [{**words, "with_fp8": with_fp8} for words in wanted(d)]
+    return wanted(d)
 
 
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:
@@ -58,7 +56,7 @@ RULES = (
         when=_kv_format_takes_away,
         failed="kv_cache={d.kv_format} with quant={d.qformat} rules out {lost}: TensorRT-LLM's builder switches paged"
         " context attention off.",
-        allowed="They work with kv_cache=auto, or {with_fp8}.",
+        allowed="They work with {kv_caches}{quants:, or with }.",
         todo="Change kv_cache, or do without: {without}",
         source=BUILDER,
     ),

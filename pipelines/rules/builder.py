@@ -171,7 +171,7 @@ RULES = (
         engines=GPU,
         when=_fp8_plugins,
         failed="build.{name}=fp8 multiplies in FP8; quant={d.qformat} has no FP8 weights and activations.",
-        todo="Use quant=fp8, or remove build.{name}.",
+        todo="Remove build.{name}{quants:, or choose }.",
         source=PLUGIN,
     ),
     Rule(
@@ -205,7 +205,7 @@ RULES = (
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs linears in multiples of {multiple}, and"
         " {d.label} has {wrong}: trtllm-build rounds them up, and then does not load the checkpoint.",
         allowed="{works}",
-        todo="Change build.tp_size, or choose quant=fp8 or none.",
+        todo="Change build.tp_size{quants:, or choose }.",
         source=LAYERS,
     ),
     Rule(
@@ -228,7 +228,7 @@ RULES = (
         failed="build.gemm_plugin={d.build.gemm_plugin} and fuse_fp4_quant={d.build.fuse_fp4_quant} are for NVFP4;"
         " given"
         " is quant={d.qformat}.",
-        todo="Use quant=nvfp4, or remove them.",
+        todo="Remove them{quants:, or choose }.",
         source=PLUGIN,
     ),
     Rule(

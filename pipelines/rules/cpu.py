@@ -5,11 +5,10 @@ from __future__ import annotations
 from pipelines.domain.formats import FORMATS
 from pipelines.engines.openvino.blocks import KV_BLOCK_TOKENS, least_window, nearest_window
 from pipelines.rules.builder import longest
-from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, either, listed
+from pipelines.rules.record import CPU, Cases, DeploymentFacts, Rule, listed
 
 TOPIC = "CPU engine"
 DRAFTING = ("none", "draft_target")
-PLAIN = either((qformat for qformat, spec in FORMATS.items() if spec.plain_activations), "and")
 WINDOW = "pipelines/engines/openvino/blocks.py: openvino_genai CacheEvictionConfig drops whole blocks (2026.4)"
 
 
@@ -112,7 +111,7 @@ RULES = (
         when=lambda d: not FORMATS[d.qformat].plain_activations and bool(d.adapters),
         failed="lora.adapters with quant={d.qformat} is not supported by engine=openvino: the format scales or"
         " rounds the activations, and an adapter would receive the altered values.",
-        allowed=f"Adapters work with quant={PLAIN}.",
+        allowed="Adapters work with {quants}.",
         todo="Choose one of these, or engine=tensorrt_llm.",
         source="pipelines/engines/openvino/lora.py: y = W x + B (A x), Hu et al., 2021",
     ),

@@ -6,15 +6,13 @@ from pipelines.domain import families
 from pipelines.domain.families import titles
 from pipelines.domain.formats import (
     QFormat,
-    formats_for,
-    kv_formats_for,
     lacks_fp4,
     lacks_fp8,
     lacks_fp8_kv,
     lacks_int8_kv,
     lacks_integers,
 )
-from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, listed, shape, sm
+from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, either, shape, sm
 from pipelines.rules.sources import BUILDER, GEMMA, MODELOPT, PLUGIN, PRECISION, SUPPORT
 
 TOPIC = "Formats and GPUs"
@@ -30,16 +28,6 @@ REFUSED_ON_SM100 = (
 """Plugins that PluginConfig.validate rejects on these GPUs."""
 
 
-def _works(d: DeploymentFacts) -> Cases:
-    """Return message words: the formats that work on this GPU for this family."""
-    barred = d.shape is not None and "nvfp4" not in d.shape.family.features
-    return ({"works": listed(q for q in formats_for(sm(d)) if not (barred and q is QFormat.NVFP4))},)
-
-
-def _works_as_kv(d: DeploymentFacts) -> Cases:
-    return ({"works": listed(kv_formats_for(sm(d)))},)
-
-
 def _plugins_on_sm100(d: DeploymentFacts) -> Cases:
     given = [(name, getattr(d.build, name)) for name in REFUSED_ON_SM100]
     sm100 = 10.0 <= sm(d) < 12.0
@@ -51,18 +39,18 @@ RULES = (
         name="fp8-needs-sm89",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: lacks_fp8(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_fp8(d.qformat, sm(d)),
         failed="quant={d.qformat} needs FP8 arithmetic (compute capability 8.9 or newer); this GPU has {d.sm}.",
-        allowed="On compute capability {d.sm}: quant={works}.",
+        allowed="On compute capability {d.sm}: {quants}.",
         source=f"{SUPPORT}; issue #1428",
     ),
     Rule(
         name="nvfp4-needs-sm100",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: lacks_fp4(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_fp4(d.qformat, sm(d)),
         failed="quant={d.qformat} needs FP4 arithmetic (compute capability 10.0 or newer); this GPU has {d.sm}.",
-        allowed="On compute capability {d.sm}: quant={works}.",
+        allowed="On compute capability {d.sm}: {quants}.",
         source=SUPPORT,
     ),
     Rule(
@@ -70,19 +58,19 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("sm",),
-        when=lambda d: lacks_integers(d.qformat, sm(d)) and _works(d),
+        when=lambda d: lacks_integers(d.qformat, sm(d)),
         failed="quant={d.qformat} is refused by TensorRT-LLM's builder on compute capability {d.sm} (no INT8 and INT4"
         " kernels).",
-        allowed="On compute capability {d.sm}: quant={works}.",
+        allowed="On compute capability {d.sm}: {quants}.",
         source=BUILDER,
     ),
     Rule(
         name="fp8-kv-needs-sm89",
         topic=TOPIC,
         needs=("sm",),
-        when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        when=lambda d: lacks_fp8_kv(d.kv_format, sm(d)),
         failed="kv_cache={d.kv_format} needs FP8 conversion (compute capability 8.9 or newer); this GPU has {d.sm}.",
-        allowed="On compute capability {d.sm}: kv_cache={works}.",
+        allowed="On compute capability {d.sm}: {kv_caches}.",
         source=SUPPORT,
     ),
     Rule(
@@ -90,9 +78,9 @@ RULES = (
         topic=TOPIC,
         engines=BUILT,
         needs=("sm",),
-        when=lambda d: lacks_int8_kv(d.kv_format, sm(d)) and _works_as_kv(d),
+        when=lambda d: lacks_int8_kv(d.kv_format, sm(d)),
         failed="kv_cache={d.kv_format} is refused by TensorRT-LLM's builder on compute capability {d.sm}.",
-        allowed="On compute capability {d.sm}: kv_cache={works}.",
+        allowed="On compute capability {d.sm}: {kv_caches}.",
         source=BUILDER,
     ),
     Rule(
@@ -131,8 +119,7 @@ RULES = (
         needs=("shape",),
         when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
-        allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}.",
-        todo="Choose fp8 or int4_awq.",
+        allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
         source=PRECISION,
     ),
     Rule(

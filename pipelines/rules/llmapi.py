@@ -31,10 +31,6 @@ DRAFTING = ("none", "draft_target")
 DECODING = ("medusa", "redrafter", "lookahead", "eagle")
 
 
-def _works() -> Cases:
-    return ({"works": listed(name for name, spec in FORMATS.items() if spec.llm_api)},)
-
-
 def _too_new(d: DeploymentFacts) -> bool:
     limit = FORMATS[d.qformat].llm_api_below
     return limit is not None and sm(d) >= limit
@@ -60,10 +56,10 @@ RULES = (
         name="llm-api-formats",
         topic=TOPIC,
         engines=LLM_API,
-        when=lambda d: not FORMATS[d.qformat].llm_api and _works(),
+        when=lambda d: not FORMATS[d.qformat].llm_api,
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat}: TensorRT-LLM's PyTorch backend does not"
         " list it.",
-        allowed="It supports {works}.",
+        allowed="It supports {quants.names}.",
         todo="Choose one of these, or engine=tensorrt_llm (up to TensorRT-LLM 1.2).",
         source=LLM_FORMATS,
     ),
@@ -74,8 +70,7 @@ RULES = (
         needs=("sm",),
         when=lambda d: _too_new(d),
         failed="engine=tensorrt_llm_llmapi does not support quant={d.qformat} on compute capability {d.sm}.",
-        allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older.",
-        todo="Choose nvfp4 or fp8.",
+        allowed="The PyTorch backend runs AWQ on Hopper (9.0) and older. Supported here: {quants}.",
         source=f"{LLM_FORMATS}: formats by GPU generation",
     ),
     Rule(
@@ -85,8 +80,7 @@ RULES = (
         when=lambda d: d.kv_format is KvFormat.INT8,
         failed="engine=tensorrt_llm_llmapi does not support kv_cache={d.kv_format}: ModelOpt exports no INT8 scales"
         " for it.",
-        allowed="It supports auto and fp8.",
-        todo="Set kv_cache=fp8.",
+        allowed="Supported here: {kv_caches}.",
         source="NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py (0.47)",
     ),
     Rule(

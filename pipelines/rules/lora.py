@@ -79,7 +79,7 @@ RULES = (
         when=lambda d: d.build.lora_plugin != "disable" and d.qformat is QFormat.NVFP4,
         failed="build.lora_plugin={d.build.lora_plugin} cannot be combined with quant={d.qformat}: TensorRT-LLM's FP4"
         " linears take no adapters.",
-        todo="Use quant=fp8 or none, or lora=none.",
+        todo="Use lora=none{quants:, or choose }.",
         source=LAYERS,
     ),
     Rule(

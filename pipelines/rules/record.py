@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.settings.build import BuildSettings
@@ -165,6 +166,71 @@ Cases = Sequence[Mapping[str, Any]]
 """Result of a rule's test: one mapping of message words per finding."""
 
 
+class Alternatives:
+    """The rules that refuse a deployment in each format, of the weights or of the KV cache."""
+
+    def __init__(self, rules: Sequence[Rule], deployment: DeploymentFacts, group: Literal["quant", "kv_cache"]) -> None:
+        """Judge nothing yet: most messages do not ask.
+
+        Args:
+            rules: the rules to respect.
+            deployment: what is planned.
+            group: the group of the settings whose formats are tried.
+        """
+        self._rules, self._deployment, self.group = rules, deployment, group
+
+    @cached_property
+    def refusals(self) -> dict[str, set[str]]:
+        """The names of the rules that refuse each format."""
+        changed: dict[str, DeploymentFacts] = (
+            {choice: _in_format(self._deployment, choice) for choice in QFormat}
+            if self.group == "quant"
+            else {choice: replace(self._deployment, kv_format=choice) for choice in KvFormat}
+        )
+        return {choice: {rule.name for rule in self._rules if rule.refuses(d)} for choice, d in changed.items()}
+
+    @cached_property
+    def whatever(self) -> set[str]:
+        """The names of the rules that refuse every format."""
+        return set.intersection(*self.refusals.values())
+
+
+def _in_format(deployment: DeploymentFacts, qformat: QFormat) -> DeploymentFacts:
+    """Return a deployment in another format of the weights."""
+    size = group_instead(deployment.qformat, deployment.group_size, qformat)
+    return replace(deployment, qformat=qformat, group_size=size)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Formats that a rule can recommend, because no rule refuses them.
+
+    Other rules that refuse every format are left aside: no choice of format mends what they are about.
+
+    In a text, `{quants}` is "quant=none, fp8", `{quants.names}` "none, fp8", and `{quants:, or choose }` puts its words
+    before the former, or leaves out everything if there is no such format.
+
+    Attributes:
+        alternatives: what refuses each format.
+        adviser: name of the rule.
+    """
+
+    alternatives: Alternatives
+    adviser: str
+
+    @property
+    def names(self) -> str:
+        """The formats; empty if there are none."""
+        spared = self.alternatives.whatever - {self.adviser}
+        return listed(choice for choice, names in self.alternatives.refusals.items() if names <= spared)
+
+    def __format__(self, spec: str) -> str:
+        """See the class."""
+        if not self.names:
+            return "" if spec else "no format with the other settings"
+        return f"{spec}{self.alternatives.group}={self.names}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A rule on settings that cannot be combined.
@@ -176,7 +242,8 @@ class Rule:
         engines: engines it applies to; None means all.
         needs: fields of the deployment that must be known.
         when: true, or one mapping of words per finding, if the rule is broken.
-        failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`.
+        failed: what failed and what was given; `{d.sm}` is a field of the deployment, `{word}` one of `when`, and
+            `{quants}` and `{kv_caches}` are `Advice`.
         allowed: values that would be accepted.
         todo: the change that makes it work.
         source: public source of the rule, for anyone to check.
@@ -193,18 +260,32 @@ class Rule:
     todo: str = ""
     source: str
 
-    def findings(self, deployment: DeploymentFacts) -> list[BrokenRule]:
-        """Return what this rule finds in a deployment."""
-        if self.engines is not None and deployment not in self.engines:
-            return []
-        if any(getattr(deployment, need) is None for need in self.needs):
-            return []
-        found = self.when(deployment)
-        cases: Cases = ({},) if found is True else found or ()
-        return [BrokenRule(self, self._fault(deployment, words)) for words in cases]
+    def findings(self, deployment: DeploymentFacts, others: Sequence[Alternatives] = ()) -> list[BrokenRule]:
+        """Return what this rule finds in a deployment.
 
-    def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any]) -> Fault:
-        return Fault(*(text.format(d=deployment, **words) for text in (self.failed, self.allowed, self.todo)))
+        Args:
+            deployment: what is planned.
+            others: formats of weights and of the KV cache for its advice; by default they only respect this rule.
+        """
+        others = others or alternatives((self,), deployment)
+        return [BrokenRule(self, self._fault(deployment, words, others)) for words in self._cases(deployment)]
+
+    def refuses(self, deployment: DeploymentFacts) -> bool:
+        """Return whether this rule stops a deployment."""
+        return self.severity is Severity.REFUSE and bool(self._cases(deployment))
+
+    def _cases(self, deployment: DeploymentFacts) -> Cases:
+        if self.engines is not None and deployment not in self.engines:
+            return ()
+        if any(getattr(deployment, need) is None for need in self.needs):
+            return ()
+        found = self.when(deployment)
+        return ({},) if found is True else found or ()
+
+    def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any], others: Sequence[Alternatives]) -> Fault:
+        quants, kv_caches = (Advice(each, self.name) for each in others)
+        texts = (self.failed, self.allowed, self.todo)
+        return Fault(*(text.format(d=deployment, quants=quants, kv_caches=kv_caches, **words) for text in texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +296,15 @@ class BrokenRule:
     fault: Fault
 
 
-def judge(rules: Iterable[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
+def judge(rules: Sequence[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
     """Apply all rules and return every finding at once."""
-    return [finding for rule in rules for finding in rule.findings(deployment)]
+    others = alternatives(rules, deployment)
+    return [finding for rule in rules for finding in rule.findings(deployment, others)]
+
+
+def alternatives(rules: Sequence[Rule], deployment: DeploymentFacts) -> tuple[Alternatives, Alternatives]:
+    """Return the other formats of the weights and of the KV cache."""
+    return Alternatives(rules, deployment, "quant"), Alternatives(rules, deployment, "kv_cache")
 
 
 def either(names: Iterable[object], word: str = "or") -> str:

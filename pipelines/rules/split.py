@@ -156,8 +156,8 @@ RULES = (
         when=lambda d: FORMATS[d.qformat].weights.scale_per_output and d.build.tp_size > shape(d).num_key_value_heads,
         failed="quant={d.qformat} with tp_size={d.build.tp_size} needs copies of the {d.shape.num_key_value_heads} KV"
         " head(s), which ModelOpt cannot create for weights with one scale per channel.",
-        allowed="tp_size up to {d.shape.num_key_value_heads} works, and so do other formats.",
-        todo="Lower tp_size or choose another format.",
+        allowed="tp_size up to {d.shape.num_key_value_heads} works.",
+        todo="Lower tp_size{quants:, or choose }.",
         source=f"{MODELOPT}: layer_utils.build_qkv raises",
     ),
     Rule(
@@ -190,7 +190,7 @@ RULES = (
         needs=("shape",),
         when=_odd_rows,
         failed="quant={d.qformat} packs two output channels into a byte, but some linears have an odd number: {odd}.",
-        todo="Choose another format or tp_size.",
+        todo="Change tp_size{quants:, or choose }.",
         source=f"{MODELOPT}: INT4 weights are int8 [out/2, in] (measured exports of 0.37 and 0.47)",
     ),
     Rule(

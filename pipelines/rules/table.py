@@ -7,7 +7,7 @@ from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.rules import attention, builder, cpu, gpu, llmapi, lora, rotary, serving, speculation, split
-from pipelines.rules.record import BrokenRule, DeploymentFacts, Rule, Severity, judge
+from pipelines.rules.record import Alternatives, BrokenRule, DeploymentFacts, Rule, Severity, judge
 from pipelines.settings.build import BuildSettings
 
 RULES: tuple[Rule, ...] = (
@@ -27,6 +27,11 @@ RULES: tuple[Rule, ...] = (
 def check(deployment: DeploymentFacts) -> list[BrokenRule]:
     """Return every finding, all at once."""
     return judge(RULES, deployment)
+
+
+def refused_whatever_format(deployment: DeploymentFacts) -> set[str]:
+    """Return the names of the rules that refuse a deployment in every format of the weights."""
+    return Alternatives(RULES, deployment, "quant").whatever
 
 
 def refused(findings: list[BrokenRule]) -> list[Fault]:

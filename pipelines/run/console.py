@@ -19,7 +19,7 @@ from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import RESULT, Evaluate, baseline_of
+from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, baseline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _last(step: PlannedStep) -> str:
 def _cost(plan: Plan) -> str:
     todo = [step for step in plan.steps if step.state != "cached"]
     known = [step.last_seconds for step in todo if step.last_seconds is not None]
-    text = f"{len(todo)} of {len(plan.steps)} stages to run"
+    text = f"{len(todo)} of {count(len(plan.steps), 'stage')} to run"
     if known:
         unknown = len(todo) - len(known)
         text += f"; about {show_seconds(sum(known))} (measured last time)"
@@ -121,18 +121,18 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         best = facts["best_output_tokens_per_s"]
         said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
         return f"{count(facts['levels'], 'load')}, {said}{mark}"
-    return f"{100 * facts['accuracy']:.2f} % of {facts['questions']} questions"
+    return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
-    """Compare the accuracy of what was built with the 16-bit baseline, if that was evaluated."""
-    evaluated = {
-        outcome.node.id: (outcome.artifact.path, stage.variant)
-        for outcome in outcomes
-        if isinstance(stage := outcome.node.stage, Evaluate)
-    }
-    folder, variant = evaluated["evaluate"]
-    return comparison([(baseline_of({name: path for name, (path, _) in evaluated.items()}, variant), folder)])
+    """Compare the accuracy of what was built with the baseline, if one was evaluated."""
+    evaluated, variant = {}, ""
+    for outcome in outcomes:
+        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference):
+            evaluated[outcome.node.id] = outcome.artifact.path
+        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
+            variant = stage.variant
+    return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"])])
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -156,7 +156,7 @@ def comparison(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
         if before is None:
             alone += alone_rows([result])
         else:
-            rows += loss_rows(EvalResult.load(before / RESULT), [result])
+            rows += loss_rows(result if before == after else EvalResult.load(before / RESULT), [result])
     texts = [loss_table(rows)] if rows or not alone else []
     return ResultTable(rows + alone, "\n\n".join([*texts, *([alone_table(alone)] if alone else [])]))
 

@@ -120,7 +120,9 @@ class EvalSettings(Group):
         dataset: data set of the Hub, org/name; null for mini_mmlu.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
-        baseline: build and evaluate the 16-bit model as well, or skip it: then no loss can be stated.
+        baseline: what the accuracy is compared with: `build` evaluates the 16-bit engine of the same model as well,
+            `hugging_face` the model as Transformers computes it in float32, before any conversion; `skip` nothing, and
+            then no loss can be stated.
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
     """
 
@@ -130,5 +132,5 @@ class EvalSettings(Group):
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None
-    baseline: Literal["build", "skip"] = "build"
+    baseline: Literal["build", "hugging_face", "skip"] = "build"
     baseline_tp_size: Ranks | None = None

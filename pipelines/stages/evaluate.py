@@ -6,18 +6,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.registry import describe, open_engine
 from pipelines.settings.engine import EngineOptions, EvalSettings
 
+if TYPE_CHECKING:
+    from eval.results import EvalResult
+
 RESULT = "evaluation.json"
+REFERENCE = "hugging_face"
+"""Format of an evaluation of the model itself, in results."""
 
 
 def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
-    """Return the folder of the baseline's evaluation, which is its own for the uncompressed model.
+    """Return the folder of the evaluation to compare with.
+
+    It is the one in Transformers if there is one, else the 16-bit baseline's, which for the uncompressed model is its
+    own.
 
     Args:
         evaluated: folders of a run's evaluations by the id of their node.
@@ -27,7 +35,7 @@ def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
         None if the baseline was skipped.
     """
     own = evaluated["evaluate"] if variant == QFormat.NONE else None
-    return evaluated.get("baseline.evaluate", own)
+    return evaluated.get("reference", evaluated.get("baseline.evaluate", own))
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Evaluate:
         limits = json.loads((inputs["engine"] / "config.json").read_text())["build_config"]
         spec = EvalSpec(
             task=self.eval.task,
-            max_length=_longest(self.engine, limits),
+            max_length=longest_scored(self.engine, limits["max_seq_len"], limits["max_num_tokens"], _drafts(limits)),
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
@@ -84,16 +92,71 @@ class Evaluate:
             result = evaluate(
                 session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
             )
-        result.save(out_dir / RESULT)
-        return {
-            "accuracy": result.overall.accuracy,
-            "stderr": result.overall.stderr,
-            "questions": result.overall.questions,
-            "truncated": result.truncated,
-        }
+        return _kept(result, out_dir)
 
 
-def _longest(engine: str, limits: Mapping[str, int]) -> int:
+@dataclass(frozen=True)
+class EvaluateReference:
+    """Hugging Face folder and questions in, `evaluation.json` of the model as Transformers computes it out.
+
+    Attributes:
+        eval: task, shots, limit.
+        model: label for the result.
+        max_length: tokens that the engine takes, so that both see the same prompts; None is the model's own limit.
+        device: where it is computed, "cpu" or "cuda".
+    """
+
+    eval: EvalSettings
+    model: str
+    max_length: int | None
+    device: str
+    name = "reference"
+    version = "1"
+    measures = False
+    libraries: tuple[str, ...] = ("torch", "transformers", "lm-eval", "tokenizers")
+    needs: tuple[str, ...] = ("torch", "transformers", "lm_eval")
+
+    def identity(self) -> dict[str, Any]:
+        """Return task, limit and device, and the label, because it appears in the result."""
+        asked = self.eval.model_dump(include={"task", "num_fewshot", "limit"})
+        return {**asked, "model": self.model, "max_length": self.max_length, "device": self.device}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Load the model and ask it every question."""
+        from eval.harness import evaluate
+        from eval.spec import EvalSpec
+        from pipelines.compress import reference_model
+
+        model = reference_model(inputs["model"], self.device)
+        spec = EvalSpec(
+            task=self.eval.task,
+            max_length=self.max_length or model.max_position_embeddings,
+            num_fewshot=self.eval.num_fewshot,
+            limit=self.eval.limit,
+            dataset_path=inputs["dataset"],
+        )
+        result = evaluate(
+            model, inputs["model"], spec, progress, model=self.model, qformat=REFERENCE, engine="transformers"
+        )
+        return _kept(result, out_dir)
+
+
+def _kept(result: EvalResult, out_dir: Path) -> dict[str, Any]:
+    """Write a result, and return its figures for the manifest."""
+    result.save(out_dir / RESULT)
+    return {
+        "accuracy": result.overall.accuracy,
+        "stderr": result.overall.stderr,
+        "questions": result.overall.questions,
+        "truncated": result.truncated,
+    }
+
+
+def longest_scored(engine: str, max_seq_len: int, max_num_tokens: int, drafts: int = 0) -> int:
     """Return the tokens that a prompt and its answer may have; some runtimes compute a prompt in one iteration."""
-    longest = limits["max_seq_len"] - (limits.get("max_draft_len") or 0)
-    return longest if describe(engine).chunks_scored_prompts else min(longest, limits["max_num_tokens"])
+    longest = max_seq_len - drafts
+    return longest if describe(engine).chunks_scored_prompts else min(longest, max_num_tokens)
+
+
+def _drafts(limits: Mapping[str, int]) -> int:
+    return limits.get("max_draft_len") or 0

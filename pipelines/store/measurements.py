@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
@@ -60,6 +61,6 @@ def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
     facts = {"levels": len(result.levels), "complete": False, "reason": raw["reason"]}
     manifest |= {"seconds": None, "peak_memory_bytes": None, "facts": facts}
     artifact = store.commit(draft, manifest, manifest["label"])
-    say(f"benchmark: kept {len(result.levels)} finished levels, marked incomplete ({raw['reason']})")
+    say(f"benchmark: kept {count(len(result.levels), 'finished level')}, marked incomplete ({raw['reason']})")
     say(f"  {artifact.path}")
     return artifact

@@ -82,6 +82,20 @@ def test_evaluate_beside_the_baseline(cli):
     assert row["baseline_accuracy"] > 0.7
 
 
+def test_evaluate_against_the_model_itself(cli):
+    """The 16-bit engine of Gemma rounds its norms; the comparison with Transformers says how much that is."""
+    text = " ".join(cli.run("evaluate", "quant=none", "eval.limit=5", "eval.baseline=hugging_face").split())
+    assert "Baseline: the model itself, computed by Transformers in float32." in text
+    run = max((cli.folder / "runs").glob("*-evaluate-*"))
+    (row,) = json.loads((run / "accuracy.json").read_text())
+    assert (row["baseline_format"], row["baseline_engine"]) == ("hugging_face", "transformers")
+    assert 0 < row["logprob_shift_mean"] < row["logprob_shift_max"] < 1
+    assert f"{row['logprob_shift_max']:.3g} at most" in text
+    again = cli.run("evaluate", "quant=none", "eval.limit=5")  # without it, the engine is the baseline itself
+    assert "16-bit engine is the baseline" in again
+    assert "not decided" not in again.split("excludes a loss")[0]
+
+
 def test_sweep_names_a_failed_cell_and_finishes_the_others(cli):
     """nvfp4 is not for Gemma; the other two cells still get their row."""
     text = cli.run("sweep", "quant=fp8,nvfp4,int8_wo", "eval.limit=5", code=1)

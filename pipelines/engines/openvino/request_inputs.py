@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.generation_request import GenerationRequest, ModelLimits, TokenSequences
 from pipelines.engines.openvino.unsupported_inputs import refuse_inputs
@@ -173,7 +174,7 @@ def _lora_task(row: _Row, limits: ModelLimits) -> int | None:
 def _prompt(row: _Row, ids: Array, limits: ModelLimits) -> Array:
     length = row.value("input_lengths", len(ids))
     if not 1 <= length <= len(ids):
-        raise UserError(f"input_lengths={length} does not match input_ids of {len(ids)} tokens.")
+        raise UserError(f"input_lengths={length} does not match input_ids of {count(len(ids), 'token')}.")
     prompt = np.ascontiguousarray(ids[:length], dtype=np.int64)
     if limits.fold_ids:
         return np.asarray(prompt % limits.vocab_size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault
 from pipelines.engines.port import BuildLimits
 from pipelines.engines.tensorrt_llm.command import ALWAYS
@@ -93,7 +94,7 @@ def _files(engine_dir: Path, world_size: int) -> Iterator[Fault]:
     for rank in range(world_size):
         path = engine_dir / f"rank{rank}.engine"
         if not path.is_file() or path.stat().st_size == 0:
-            yield Fault(f"trtllm-build wrote no {path.name}; the checkpoint has {world_size} ranks.")
+            yield Fault(f"trtllm-build wrote no {path.name}; the checkpoint has {count(world_size, 'rank')}.")
 
 
 def _model(pretrained: dict[str, Any], checkpoint: CheckpointConfig) -> Iterator[Fault]:

@@ -146,7 +146,7 @@ def _why_batch(chosen: _Candidate, best: float, load: LoadLengths) -> str:
 def _why_tokens(chosen: _Candidate, load: LoadLengths, wanted: WantedLimits) -> str:
     room = chosen.tokens - chosen.batch * wanted.tokens_per_step
     if wanted.chunked:
-        return f"pieces of prompts, {max(1, room):,} tokens together, beside one of every other request"
+        return f"pieces of prompts, {count(max(1, room), 'token')} together, beside one of every other request"
     prompts = max(1, int(room / load.mean_isl))
     room_for = f"{prompts:,} prompts of {load.mean_isl:,.0f} tokens" if prompts > 1 else "the longest prompt"
     return f"room for {room_for} beside the tokens of {count(chosen.batch, 'request')}"

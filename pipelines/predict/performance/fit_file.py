@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
@@ -70,8 +71,8 @@ class FittedModel:
     def why(self) -> str:
         """Origin of the fit, in one line."""
         when = str(self.fitted_on.get("measured_at") or "")[:10]
-        loads = f"{len(self.levels)} loads" if len(self.levels) != 1 else "1 load"
-        return f"fitted to {loads} measured with {self.fitted_on['tool']}{f' on {when}' if when else ''}"
+        loads, day = count(len(self.levels), "load"), f" on {when}" if when else ""
+        return f"fitted to {loads} measured with {self.fitted_on['tool']}{day}"
 
     def is_of(self, *, model: str, precision: str, engine: str, tp: int, world: int, where: Collection[str]) -> bool:
         """Return whether the fit is for this deployment; `where` is the CPU engine's machine, or names of the GPU."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.document.show import count
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import BY_QUANT_ALGO
@@ -117,9 +118,9 @@ def _counted(gpus: Sequence[Mapping[str, Any]], source: str) -> tuple[Served, tu
     if not gpus:
         return Served(), ()
     if not busy:
-        return Served(), (f"{source}: telemetry shows {len(gpus)} GPUs, none of which worked.",)
+        return Served(), (f"{source}: telemetry shows {count(len(gpus), 'GPU')}, none of which worked.",)
     idle = f"; {len(gpus) - len(busy)} more were idle" if len(busy) < len(gpus) else ""
-    note = f"{source}: telemetry shows {len(busy)} GPU{'s' if len(busy) > 1 else ''} at work{idle}."
+    note = f"{source}: telemetry shows {count(len(busy), 'GPU')} at work{idle}."
     ranks = 1 if len(busy) == 1 else None  # several GPUs may be one instance or many
     return Served(len(busy), ranks, ranks, "its telemetry", certain=False), (note,)
 

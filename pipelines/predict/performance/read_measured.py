@@ -156,7 +156,7 @@ def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured
         folder: folder with the request files; None, or a missing file, leaves them out.
 
     Raises:
-        UserError: no level has finished requests.
+        UserError: no level describes the server.
     """
     source = f"{result.model} {result.precision}, {result.measured_at}"
     return _ours(result, None if folder is None else folder / RESULT, source)
@@ -165,10 +165,15 @@ def from_result(result: BenchmarkResult, folder: Path | None = None) -> Measured
 def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measured:
     source = source or str(path)
     folder = None if path is None else path.parent
-    found = [(level, measured_level(result, level, folder)) for level in result.levels]
+    found = [(level, measured_level(result, level, folder)) for level in result.levels if level.counts]
     levels = [level for level, measured in found if measured is not None]
+    notes = _left_out(result.levels)
     if not levels:
-        raise UserError(f"{source} has no finished level.", todo="Measure again: make benchmark")
+        raise UserError(
+            f"{source} has no level that describes the server.",
+            allowed=" ".join(notes),
+            todo="Measure again: make benchmark",
+        )
     gpus = result.machine.get("gpus") or [{}]
     elsewhere = result.engine == ELSEWHERE  # and then `machine` is only that of the client
     return Measured(
@@ -181,17 +186,17 @@ def _ours(result: BenchmarkResult, path: Path | None, source: str = "") -> Measu
         served=_our_gpus(result, elsewhere),
         limits=_our_limits(levels),
         sources=(source,),
-        notes=_our_notes(levels),
+        notes=notes,
         about={"measured_at": result.measured_at, "versions": dict(result.versions), "machine": dict(result.machine)},
     )
 
 
 def _our_gpus(result: BenchmarkResult, elsewhere: bool) -> Served:
-    """Return the ranks; 1 of a server elsewhere may also mean that nobody stated benchmark.tp_size."""
+    """Return GPUs and ranks; 1 of a server elsewhere may also mean that nobody stated benchmark.tp_size."""
     if elsewhere and result.world_size == 1:
         return Served()
     source = "its benchmark.tp_size" if elsewhere else "its engine"
-    return Served(result.world_size, result.tp_size, result.world_size // result.tp_size, source)
+    return Served(result.gpus, result.tp_size, result.world_size // result.tp_size, source)
 
 
 def measured_level(result: BenchmarkResult, level: Level, folder: Path | None) -> MeasuredLevel | None:
@@ -245,6 +250,15 @@ def _our_limits(levels: Iterable[Level]) -> dict[str, int]:
     return {"kv_blocks": int(known[0])} if (known := [value for value in blocks if value]) else {}
 
 
-def _our_notes(levels: Iterable[Level]) -> tuple[str, ...]:
-    limited = [level.load for level in levels if level.client.bottleneck]
-    return (f"The load generator was the limit at {', '.join(limited)}.",) if limited else ()
+def _left_out(levels: Iterable[Level]) -> tuple[str, ...]:
+    """Name the levels that say nothing of the server's latencies, and why."""
+    return tuple(f"Not used: {level.load}, {_why_not(level)}." for level in levels if not level.counts)
+
+
+def _why_not(level: Level) -> str:
+    if not level.complete:
+        return f"cut short ({level.reason})" if level.reason else "cut short"
+    if not level.summary.requests:
+        return "where no request finished"
+    served = f"{level.summary.requests_per_s:.3g} requests/s are a lower bound"
+    return f"where the load generator was the limit ({level.client.reason}): {served}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.coverage import unmodelled
@@ -97,7 +98,9 @@ def _in_ticks(settings: Settings) -> SimulationCase:
     if "inflight_chunked" in _policies(settings) and wanted.max_num_tokens is None:
         budget = slots + max(1, round((settings.workload.isl.expected or 1) * wanted.decode / wanted.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
-        notes.append(f"chunked prefill: {budget} tokens per iteration, so that pieces last about a decode step")
+        notes.append(
+            f"chunked prefill: {count(budget, 'token')} per iteration, so that pieces last about a decode step"
+        )
     cost = TickCost(wanted.prefill, wanted.decode, wanted.chunks)
     delay = (wanted.client_delay or 0.0) + settings.workload.think_time_s
     reason = f"a prompt takes {wanted.prefill:g} ticks, a decode step {wanted.decode:g}"
@@ -158,14 +161,16 @@ def _deployed(
     notes: tuple[str, ...] = ()
     if engine.kv_blocks is not None:
         source = "as given" if wanted.kv_blocks else kv_source
-        notes = (f"KV cache: {engine.kv_blocks:,} blocks of {engine.tokens_per_block} tokens ({source})",)
+        notes = (
+            f"KV cache: {count(engine.kv_blocks, 'block')} of {count(engine.tokens_per_block, 'token')} ({source})",
+        )
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
     engines = tuple(replace(engine, policy=policy) for policy in _policies(settings))
     if wanted.max_num_tokens is None and engine.max_num_tokens is not None and "static" in wanted.policy:
         engines = tuple(replace(each, max_num_tokens=None) if each.policy == "static" else each for each in engines)
         notes += (
             "static: all prompts of a batch in one iteration, as static engines are built (max_num_tokens = "
-            f"max_batch_size x max_seq_len); the others: {engine.max_num_tokens:,} tokens per iteration",
+            f"max_batch_size x max_seq_len); the others: {count(engine.max_num_tokens, 'token')} per iteration",
         )
     return SimulationCase(
         engines=engines,

@@ -1,6 +1,7 @@
 """Export runs as a trace for ui.perfetto.dev and chrome://tracing, in the JSON trace event format.
 
-One process per run, one track per slot, counters for the queue, the batch and the KV cache. Format: "Trace Event
+One process per run, with a track that says why requests wait, one track per slot, and counters for the queue, the batch
+and the KV cache. Format: "Trace Event
 Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; Perfetto reads complete events ("X"),
 counters ("C") and metadata ("M").
 """
@@ -12,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.predict.simulate.reasons import SHORT, WHY
 from pipelines.predict.simulator.boxes import NAMES, boxes
-from pipelines.predict.simulator.interface import SimulatedRun
+from pipelines.predict.simulator.interface import REFUSALS, Iterations, SimulatedRun
 
 MICROSECONDS = {"s": 1e6, "ticks": 1e3}
 """Trace units per unit of time; a tick is shown as a millisecond."""
@@ -31,6 +33,7 @@ def trace(runs: Mapping[str, SimulatedRun], unit: str) -> dict[str, Any]:
     for process, (name, run) in enumerate(runs.items(), 1):
         events += [
             _named("process_name", process, 0, name),
+            *_reasons(run, process, scale),
             *_slots(run, process, scale),
             *_counters(run, process, scale),
         ]
@@ -42,8 +45,39 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
+def _reasons(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
+    """Build one event per stretch of iterations in which the same thing kept the first request of the queue waiting.
+
+    They are on thread 0, above the slots. Where the engine stands idle between two iterations, nobody waits.
+    """
+    assert run.iterations is not None  # runs without iterations have failed in boxes() already
+    table = run.iterations
+    yield _named("thread_name", process, 0, "why requests wait")
+    ends = table.start + table.seconds
+    for first, last in _stretches(table):
+        reason = REFUSALS[int(table.refused[first])]
+        if reason:
+            yield {
+                "name": SHORT[reason],
+                "cat": "waiting",
+                "ph": "X",
+                "ts": float(table.start[first]) * scale,
+                "dur": float(ends[last] - table.start[first]) * scale,
+                "pid": process,
+                "tid": 0,
+                "args": {"because": WHY[reason], "most in the queue": int(table.queue[first : last + 1].max())},
+            }
+
+
+def _stretches(table: Iterations) -> Iterator[tuple[int, int]]:
+    """Yield first and last iteration of every stretch without a pause in which `refused` is the same."""
+    begins = np.append(True, (np.diff(table.refused) != 0) | (table.start[1:] > (table.start + table.seconds)[:-1]))
+    firsts = np.flatnonzero(begins)
+    yield from zip(firsts.tolist(), [*(firsts[1:] - 1).tolist(), len(begins) - 1], strict=True)
+
+
 def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, Any]]:
-    """Build the events of the requests, on the track of their slot; thread 0 belongs to the counters."""
+    """Build the events of the requests, on the track of their slot."""
     rows, found = run.requests, boxes(run)
     for slot in sorted({box.slot for box in found}):
         yield _named("thread_name", process, slot + 1, f"slot {slot + 1}")
@@ -59,6 +93,7 @@ def _slots(run: SimulatedRun, process: int, scale: float) -> Iterator[dict[str, 
             "tid": box.slot + 1,
             "args": {
                 "request": box.request + 1,
+                "waited": float(rows.admitted[box.request] - rows.arrival[box.request]) * scale / 1e3,
                 "isl": int(rows.isl[box.request]),
                 "osl": int(rows.osl[box.request]),
                 "preemptions": int(rows.preemptions[box.request]),

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
+from pipelines.document.show import count
 from pipelines.predict.simulator.boxes import CONTEXT, EOS, GEN, NAMES, NOOP, Box, boxes, with_gaps
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def slots_picture(runs: Sequence[Shown], *, unit: str, until: float, caption: st
     def draw(figure: Drawing, theme: Theme) -> None:
         _said(figure, caption, theme)
         panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-        for shown, count, axes in zip(runs, rows, panels[: len(runs)], strict=True):
-            _slots(axes, shown, count, until, theme)
+        for shown, height, axes in zip(runs, rows, panels[: len(runs)], strict=True):
+            _slots(axes, shown, height, until, theme)
         _legend(panels[0], theme)
         _queue(panels[-2], runs, until, theme)
         _latencies(panels[-1], runs, until, unit, theme)
@@ -126,7 +127,7 @@ def _of_slots(shown: Shown) -> str:
     if shown.rows == shown.slots:
         return ""
     first = f"first {shown.rows} of " if shown.rows < shown.used else ""
-    return f" ({first}{shown.used:,} slots{' in use' if shown.used < shown.slots else ''})"
+    return f" ({first}{count(shown.used, 'slot')}{' in use' if shown.used < shown.slots else ''})"
 
 
 def _tokens(axes: Axes, run: SimulatedRun, found: Sequence[Box], points: float, theme: Theme) -> None:
@@ -206,7 +207,7 @@ def _latencies(axes: Axes, runs: Sequence[Shown], until: float, unit: str, theme
 
 
 def _in_words(runs: Sequence[Shown], unit: str) -> str:
-    parts = [f"{shown.name}: {int(np.isfinite(shown.run.requests.end).sum())} requests done" for shown in runs]
+    parts = [f"{shown.name}: {count(int(np.isfinite(shown.run.requests.end).sum()), 'request')} done" for shown in runs]
     return f"Activity of each slot over time in {unit}, one panel per policy. " + "; ".join(parts) + "."
 
 

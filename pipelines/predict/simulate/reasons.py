@@ -14,6 +14,14 @@ SHORT = {
     "max_num_tokens": "tokens",
 }
 """Short names of what keeps requests waiting (`REFUSALS`)."""
+WHY = {
+    "batch": "the running batch had not ended",
+    "slots": "all slots were in use",
+    "kv_blocks": "the KV cache was full (too few free blocks for the next request)",
+    "one_prefill": "another prompt was being processed",
+    "max_num_tokens": "the token budget (max_num_tokens) had no room for the next prompt",
+}
+"""The same in words, without figures of the engine."""
 LEAST_SHARE = 0.01
 """Share of the run below which a reason to wait is not mentioned."""
 MANY_USERS = 4
@@ -60,9 +68,9 @@ def _reasons(outcome: PolicyOutcome) -> dict[str, str]:
     budget = f"the token budget of {outcome.max_num_tokens or 0:,} (max_num_tokens)"
     chunked = outcome.policy == "inflight_chunked"
     return {
-        "slots": f"all {outcome.slots:,} slots were in use",
-        "kv_blocks": "the KV cache was full (too few free blocks for the next request)",
-        "one_prefill": "another prompt was being processed",
+        "slots": f"all {outcome.slots:,} slots were in use" if outcome.slots > 1 else "the only slot was in use",
+        "kv_blocks": WHY["kv_blocks"],
+        "one_prefill": WHY["one_prefill"],
         "max_num_tokens": f"{budget} was used up" if chunked else f"the next prompt did not fit into {budget}",
     }
 
@@ -71,13 +79,14 @@ def _closed(outcome: PolicyOutcome) -> str:
     """Say what limited the batches of a static engine, the most frequent first."""
     words = {
         "": "took all requests that waited",
-        "slots": f"filled all {outcome.slots:,} slots",
+        "slots": f"filled all {outcome.slots:,} slots" if outcome.slots > 1 else "filled the only slot",
         "kv_blocks": "filled the KV cache",
         "max_num_tokens": f"used up the token budget of {outcome.max_num_tokens or 0:,} (max_num_tokens)",
     }
     counts = sorted(outcome.batches.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{count:,} {words[name]}" for name, count in counts)
-    return f"of {sum(outcome.batches.values()):,} batches {parts}"
+    parts = ", ".join(f"{amount:,} {words[name]}" for name, amount in counts)
+    total = sum(outcome.batches.values())
+    return f"of {total:,} {'batch' if total == 1 else 'batches'} {parts}"
 
 
 def overload(outcome: PolicyOutcome) -> float:
@@ -91,9 +100,11 @@ def overload(outcome: PolicyOutcome) -> float:
 def overload_in_words(outcome: PolicyOutcome, unit: str) -> str:
     """Describe an overload, and what it means for the figures."""
     if outcome.capacity is None or outcome.offered is None:
+        most = outcome.busy_max
+        running = "1 request that runs" if most == 1 else f"{most:,} requests that run together"
         return (
-            f"{outcome.concurrency or 0:,} users are {_times(overload(outcome))} the {outcome.busy_max:,} requests "
-            "that run together: more of them add waiting, not throughput."
+            f"{outcome.concurrency or 0:,} users are {_times(overload(outcome))} the {running}: more of them add "
+            "waiting, not throughput."
         )
     _, per, scale = words(unit)
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipelines.document.show import NONE, number
+from pipelines.document.show import NONE, count, number
 from pipelines.domain.benchmark import Distribution
 from pipelines.domain.metrics import BY_NAME
 from pipelines.host.text import table, wrapped
@@ -90,10 +90,10 @@ def asked(settings: Settings, case: SimulationCase, load: str | None = None) -> 
     work = settings.workload
     lengths = f"workload {work.name}: ISL {_length(work.isl)}, OSL {_length(work.osl)}"
     parts = [case.what] if case.what else []
-    parts += [f"{case.slots:,} slots", lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
+    parts += [count(case.slots, "slot"), lengths + (f", {work.turns} turns" if work.turns > 1 else "")]
     if load is None:
-        count = settings.benchmark.num_requests
-        load = {"burst": f"{count} requests at once", "trace": f"trace {work.trace}"}.get(work.arrival, work.arrival)
+        burst = f"{count(settings.benchmark.num_requests or 0, 'request')} at once"
+        load = {"burst": burst, "trace": f"trace {work.trace}"}.get(work.arrival, work.arrival)
         load += " loop" if work.arrival == "closed" else ""
     parts += [load] if load else []
     if settings.simulator.until is not None and load:

@@ -114,7 +114,7 @@ def fleet_text(fleet: PeakFleet, *, gpus: bool = True) -> str:
     """Describe instances, servers and, if it has any, GPUs, also before rounding."""
     spare = f" ({fleet.spare} spare)" if fleet.spare else ""
     total = fleet.servers * fleet.gpus_per_server
-    used = f", {fleet.gpus:,} of {total:,} GPUs" if gpus else ""
+    used = f", {fleet.gpus:,} of {count(total, 'GPU')}" if gpus else ""
     return (
         f"{count(fleet.instances, 'instance')}{spare} on {count(fleet.servers, 'server')}{used}; "
         f"before rounding {fleet.raw:.2f} instances, {fleet.servers_raw:.2f} servers"
@@ -188,8 +188,9 @@ def memory_text(option: FleetOption) -> str:
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
     together = one.placed.concurrency
     return (
-        f"{tokens:,} tokens, {together.requests:,} requests at a time ({together.binds} binds); at that "
-        f"rate {option.capacity.seen.batch:.0f} run on average, {100 * option.capacity.seen.kv_use:.0f} % is in use"
+        f"{tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
+        f"at that rate {option.capacity.seen.batch:.0f} run on average, "
+        f"{100 * option.capacity.seen.kv_use:.0f} % is in use"
     )
 
 
@@ -260,7 +261,7 @@ def day_lines(result: Result) -> list[str]:
     gpus = result.answer.chosen.gpus
     moving, fixed = day.moving.instance_hours * gpus, day.fixed.instance_hours * gpus
     return [
-        f"{day.how}; {day.moving.requests:,} requests, busiest {day.moving.rate.max():,.3g}/s",
+        f"{day.how}; {count(day.moving.requests, 'request')}, busiest {day.moving.rate.max():,.3g}/s",
         f"fixed {fixed:,.0f} GPU-hours, {100 * day.fixed.over:.2f} % of requests over a limit",
         f"autoscaled {moving:,.0f} GPU-hours ({100 * (moving / fixed - 1):+.0f} %), "
         f"{100 * day.moving.over:.2f} % over a limit, {day.moving.ready.min()} to {day.moving.ready.max()} instances, "

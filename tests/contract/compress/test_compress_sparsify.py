@@ -106,3 +106,20 @@ def test_a_pruned_model_with_columns_of_zeros_is_smoothed(tmp_path) -> None:
     for name, count in empty.items():  # zero again afterwards, every one of them
         layer, linear = name.split(".")[2], THEIRS[name.split(".")[-2]]
         assert int((made.tensor(f"transformer.layers.{layer}.{linear}.weight") == 0).all(axis=0).sum()) >= count
+
+
+def test_columns_of_zeros_are_zero_again_after_a_failure() -> None:
+    """A calibration that fails must not leave the stand-in values in a model that the caller still holds."""
+    from pipelines.compress import modelopt_door
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False))
+    model[0].weight.data[:, 1] = 0
+
+    def fails(_model: torch.nn.Module) -> None:
+        assert model[0].weight.data[:, 1].all()
+        raise ValueError("calibration stopped")
+
+    config = {**modelopt_door.preset("INT8_SMOOTHQUANT_CFG"), "algorithm": {"method": "smoothquant", "alpha": 0.5}}
+    with pytest.raises(ValueError, match="calibration stopped"):
+        modelopt_door.simulate(model, config, fails)
+    assert not model[0].weight.data[:, 1].any()

@@ -115,6 +115,16 @@ def test_no_advice_breaks_a_rule(tmp_path):
     assert "max_num_tokens=2048" not in str(refused.value)
 
 
+def test_no_format_is_proposed_that_the_given_ones_refusal_would_refuse_too(tmp_path):
+    """The LLM API has neither int8_sq nor int4_wo; the memory's advice used to name the latter."""
+    words = ["model=llama_3_1_70b", "engine=tensorrt_llm_llmapi", "hardware=a100_sxm_40gb", "quant=int8_sq"]
+    with pytest.raises(UserError, match=r"does not support quant=int8_sq") as refused:
+        plan(tmp_path, words, "build")
+    proposed = " ".join(f"{fault.allowed} {fault.todo}" for fault in refused.value.faults)
+    assert "quant=int4_awq" in proposed
+    assert "int4_wo" not in proposed
+
+
 def test_the_cpu_engine_is_proposed_only_where_it_would_do(tmp_path):
     words = ["model=tiny_llama", "build.max_batch_size=8"]
     assert "use engine=openvino" in str(plan(tmp_path, words, "build").not_here[0])
@@ -122,3 +132,21 @@ def test_the_cpu_engine_is_proposed_only_where_it_would_do(tmp_path):
     (fault,) = plan(tmp_path, [*words, *odd_window], "build").not_here
     assert "openvino" not in str(fault)
     assert "make shell" in str(fault)
+
+
+def test_the_model_itself_can_be_the_baseline(tmp_path):
+    """It is evaluated in Transformers, and no 16-bit engine is built for the comparison."""
+    made = plan(tmp_path, ["model=llama_3_1_8b", "eval.baseline=hugging_face", "build.max_seq_len=4096"])
+    stages = {step.node.id: step.node for step in made.steps}
+    assert [*stages] == ["download", "reference", "quantize", "build", "evaluate"]
+    assert stages["reference"].inputs.keys() == {"model", "dataset"}
+    assert stages["reference"].stage.max_length == 4096  # as the engine: both see the same prompts
+    uncompressed = plan(tmp_path, ["model=llama_3_1_8b", "quant=none", "eval.baseline=hugging_face"])
+    assert "reference" in {step.node.id for step in uncompressed.steps}
+
+
+def test_a_model_that_does_not_fit_in_float32_is_no_baseline(tmp_path):
+    """Two times 16.06 GB of 16-bit weights, and 2 GiB of libraries: 31.9 GiB."""
+    small, words = replace(MACHINE, memory_bytes=24 * 2**30), ["quant=int4_awq", "eval.baseline=hugging_face"]
+    with pytest.raises(UserError, match=r"llama_3_1_8b in float32.*31\.9 GiB.*this machine has 24"):
+        make_plan(load(["model=llama_3_1_8b", *words]), "evaluate", Store(tmp_path / "store"), small)

@@ -122,3 +122,25 @@ def test_subject_table_refuses_other_questions(result) -> None:
     """Subjects are compared only when the same questions were asked."""
     with pytest.raises(UserError, match="prompts_sha256"):
         subject_table(result([1, 0]), [result([1, 0], prompts_sha256="cd")])
+
+
+def test_the_baseline_is_not_judged_against_itself(result) -> None:
+    """20 questions are too few to exclude a loss of one point, but there is nothing to decide."""
+    baseline = result([1] * 20)
+    rows = loss_rows(baseline, [baseline, result([1] * 20, qformat="fp8")])
+    assert [row["verdict"] for row in rows] == ["baseline", "not decided"]
+    assert "eval.baseline=hugging_face compares it with the model itself" in " ".join(loss_table(rows).split())
+
+
+def test_a_comparison_with_the_model_itself_states_the_distance(result) -> None:
+    """One answer of 20 differs: its first two choices are 1 apart, so 2 of 80 distances are 1, the mean is 0.025."""
+    original = result([1] * 20, qformat="hugging_face", engine="transformers")
+    rows = loss_rows(original, [result([0] + [1] * 19)])
+    assert (rows[0]["logprob_shift_mean"], rows[0]["logprob_shift_max"]) == (0.025, 1.0)
+    text = " ".join(loss_table(rows).split())
+    assert "Baseline: the model itself, computed by Transformers in float32." in text
+    assert (
+        "tiny_llama none against Hugging Face: 1 of 20 answers differ, and the log probabilities of the choices by "
+        "0.025 on average, 1 at most."
+    ) in text
+    assert "The 16-bit engine is the baseline" not in text

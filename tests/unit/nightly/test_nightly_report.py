@@ -7,7 +7,7 @@ import pytest
 from pipelines.document.html import render_html
 from pipelines.document.write import write_document
 from pipelines.nightly.history import History
-from pipelines.nightly.shown import named
+from pipelines.nightly.shown import named, scale, title
 from pipelines.nightly.trend import trend_document
 from pipelines.nightly.verdict import judge
 from tests.support.nights import load, night, nightly_settings
@@ -114,3 +114,11 @@ def test_cells_refused_for_one_reason_share_a_row(tmp_path):
     made = trend_document(history, read, judge(read.records, read.records[-1].run, SETTINGS), SETTINGS)
     (table,) = next(section for section in made.sections if section.id == "not-measured").blocks
     assert table.rows == (("a nvfp4, b nvfp4", "not possible", "needs Blackwell"),)
+
+
+def test_titles_of_plots_have_the_unit_of_their_values():
+    """Memory is stored in bytes and drawn in MiB; its title was "build_peak_bytes, s"."""
+    assert title("build_peak_bytes") == "build peak memory, MiB"
+    assert scale("build_peak_bytes") * 2**20 == 1
+    assert title("build_s") == "build, s"
+    assert (title("engine_bytes"), scale("engine_bytes") * 2**20) == ("engine, MiB", 1)

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
+from pipelines.document.markdown import render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
+from pipelines.report.sections import document
 from pipelines.store.store import Store
-from tests.support.report_store import add_benchmark, add_format, full_store
+from tests.support.report_store import add_benchmark, add_format, commit, evaluation, full_store
 
 
 def test_a_format_is_the_chain_of_its_newest_benchmark(two_formats):
@@ -142,3 +145,18 @@ def test_an_unfinished_folder_is_not_an_artifact(two_formats, tmp_path):
     store = full_store(tmp_path, ("fp8",))
     (tmp_path / "build" / "synthetic-fp8-unfinished").mkdir()
     assert len(collect(store).formats) == 1
+
+
+def test_formats_are_shown_against_the_model_itself_if_it_was_evaluated(tmp_path):
+    """The 16-bit engine is a conversion too: 2 of its answers are wrong, and the model itself knew them."""
+    store = full_store(tmp_path, ("none", "fp8"))
+    result = replace(evaluation("hugging_face", 2), engine="transformers")
+    settings = {"model": "synthetic", "task": "mini_mmlu"}
+    files = {"evaluation.json": result.to_json()}
+    commit(store, "reference", "synthetic-hugging_face", {}, {"model": "cd" * 32}, settings, files)
+    data = collect(store)
+    assert [item.variant for item in data.formats] == ["none", "fp8"]  # the model itself is no format
+    row = data.formats[0].accuracy.original
+    assert (row["flips"], row["gained"], row["baseline_engine"]) == (2, 2, "transformers")
+    text = " ".join(render_markdown(document(data)).split())
+    assert "synthetic none against Hugging Face: 2 of 200 answers differ" in text

@@ -365,3 +365,15 @@ LINES = [line.split("#")[0].split() for line in GUIDE.splitlines() if line.start
 def test_the_commands_of_the_guide_are_taken(words):
     _, settings = with_defaults(words[2:])
     assert not load_faults(settings.workload, settings.benchmark)
+
+
+def test_one_of_anything_is_singular(tmp_path, capsys):
+    simulated(tmp_path, "workload=burst", "benchmark.num_requests=1", "simulator.slots=1", "simulator.policy=inflight")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 slot; workload burst:" in out
+    assert "; 1 request at once" in out
+    words = ("benchmark.concurrency=40", "benchmark.num_requests=80", "simulator.slots=1", "simulator.policy=inflight")
+    simulated(tmp_path, *words)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "because the only slot was in use" in out
+    assert "40 users are 40 times the 1 request that runs: more of them add waiting" in out

@@ -57,11 +57,51 @@ def test_it_is_of_the_trace_event_format(made) -> None:
 
 def test_every_run_is_a_process_with_a_named_track_per_slot(made) -> None:
     names = [(e["name"], e["pid"], e["tid"], e["args"]["name"]) for e in made["traceEvents"] if e["ph"] == "M"]
+    tracks = ("why requests wait", "slot 1", "slot 2", "slot 3")
     assert names == [
-        (kind, process, slot, f"slot {slot}" if slot else policy)
+        (kind, process, track, name)
         for process, policy in ((1, "static"), (2, "inflight"))
-        for slot, kind in ((0, "process_name"), (1, "thread_name"), (2, "thread_name"), (3, "thread_name"))
+        for kind, track, name in (
+            ("process_name", 0, policy),
+            *(("thread_name", track, name) for track, name in enumerate(tracks)),
+        )
     ]
+
+
+def waits(made: dict[str, Any], process: int) -> list[dict[str, Any]]:
+    return [e for e in made["traceEvents"] if e["ph"] == "X" and (e["pid"], e["tid"]) == (process, 0)]
+
+
+def test_it_shows_why_requests_waited(made) -> None:
+    """40 requests, 3 slots: static batching waits for its batch, in-flight batching for a slot."""
+    static, inflight = waits(made, 1), waits(made, 2)
+    assert {e["name"] for e in static} == {"slots", "batch"}  # the iteration that fills a batch is stopped by the slots
+    assert {(e["name"], e["args"]["because"]) for e in inflight} == {("slots", "all slots were in use")}
+    assert inflight[0]["ts"] == 0
+    assert inflight[0]["args"]["most in the queue"] == 37
+
+
+def test_reasons_end_with_the_queue(made) -> None:
+    queue = [
+        e for e in made["traceEvents"] if e["ph"] == "C" and e["name"] == "requests in the queue" and e["pid"] == 2
+    ]
+    empty = next(e["ts"] for e in queue if e["args"]["value"] == 0)
+    last = waits(made, 2)[-1]
+    assert last["ts"] + last["dur"] == pytest.approx(empty)
+
+
+def test_a_pause_between_two_requests_is_no_reason_to_wait() -> None:
+    """One slot; two requests at 0, two at 100: the second of each waits, and nobody in between."""
+    load = OfferedLoad(np.full(4, 8), np.full(4, 2), np.array([0.0, 0.0, 100.0, 100.0]))
+    run = simulate(SchedulerLimits("inflight", slots=1), load, TickCost(), iterations=True, backend="numpy")
+    first, second = waits(trace({"inflight": run}, "ticks"), 1)
+    assert first["ts"] + first["dur"] < 100_000 <= second["ts"]
+
+
+def test_a_request_says_how_long_it_waited(made) -> None:
+    waited = {e["args"]["request"]: e["args"]["waited"] for e in made["traceEvents"] if e["ph"] == "X" and e["tid"]}
+    assert waited[1] == 0
+    assert waited[40] > 0
 
 
 def test_nothing_overlaps_on_a_track(made) -> None:
@@ -77,7 +117,9 @@ def test_nothing_overlaps_on_a_track(made) -> None:
 def test_a_tick_is_a_millisecond_and_requests_count_from_1(made) -> None:
     first = next(e for e in made["traceEvents"] if e["ph"] == "X" and e["name"] == "Context 1")
     assert (first["ts"], first["dur"]) == (0, 6000)  # three prompts of 2 ticks
-    assert {e["args"]["request"] for e in made["traceEvents"] if e["ph"] == "X" and e["pid"] == 1} == set(range(1, 41))
+    assert {e["args"]["request"] for e in made["traceEvents"] if e["ph"] == "X" and e["pid"] == 1 and e["tid"]} == set(
+        range(1, 41)
+    )
 
 
 def test_counters_start_with_the_queue_and_end_with_nothing(made) -> None:

@@ -10,12 +10,16 @@ import pytest
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
+from pipelines.plan.plan import make_plan
 from pipelines.predict.performance.measured_gpus import ranks, with_gpus
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.predict.sizing.measured import answer_of
 from pipelines.settings.compose import load
+from pipelines.store.store import Store
 from tests.support.report_store import benchmark
+from tests.unit.core.test_machine import MACHINE
 
+BIG = replace(MACHINE, memory_bytes=2**40)
 FILES = Path(__file__).parents[2] / "reference" / "benchmarks"
 SILENT = FILES / "genai_perf_nested.json"
 """A result that does not say its GPUs."""
@@ -177,3 +181,44 @@ def test_genai_perfs_name_of_tensorrt_llm_is_this_projects():
     """Otherwise `plan` never finds the fit again."""
     measured = read_measured([FILES / "genai_perf_flat.json"])
     assert measured.engine == "tensorrt_llm"
+
+
+def test_several_instances_of_one_server_are_all_counted(tmp_path):
+    """Two instances of TP 2 did the work of 4 GPUs; a result without the number is from one instance."""
+    result = replace(benchmark("fp8")[0], engine="tensorrt_llm", tp_size=2, world_size=2)
+    path = tmp_path / "benchmark.json"
+    for gpu_count, gpus in ((4, 4), (None, 2)):
+        path.write_text(json.dumps(replace(result, gpu_count=gpu_count).to_json()))
+        served = read_measured([path]).served
+        assert (served.gpus, served.tp, served.pp) == (gpus, 2, 1)
+    path.write_text(json.dumps(replace(result, gpu_count=4).to_json()))
+    with pytest.raises(UserError, match=r"is from 4 GPUs, several instances of TP 2 x PP 1"):
+        ranks(read_measured([path]))
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ((), 2),
+        (("triton.gpu_device_ids=[[0,1],[2,3]]",), 4),
+        (("triton.gpu_device_ids=[[0,1],[0,1]]",), 2),  # two instances that share their GPUs
+        (("engine=openvino", "build.tp_size=1"), 1),
+    ],
+)
+def test_a_benchmark_records_the_gpus_of_all_instances(tmp_path, words, gpus):
+    asked = ["engine=tensorrt_llm", "hardware=h100_sxm", "model=llama_3_1_8b", "build.tp_size=2", *words]
+    made = make_plan(load(asked), "benchmark", Store(tmp_path / "store"), BIG)
+    (stage,) = (step.node.stage for step in made.steps if step.node.stage.name == "benchmark")
+    assert stage.labels["gpu_count"] == gpus
+
+
+def test_a_draft_model_on_gpus_of_its_own_counts_too(tmp_path):
+    asked = ["engine=tensorrt_llm", "hardware=h100_sxm", "model=llama_3_1_8b", "speculative=draft_target"]
+    asked += [
+        "model@speculative.draft=llama_3_2_1b",
+        "triton.gpu_device_ids=[[0]]",
+        "triton.draft_gpu_device_ids=[[1]]",
+    ]
+    made = make_plan(load(asked), "benchmark", Store(tmp_path / "store"), BIG)
+    (stage,) = (step.node.stage for step in made.steps if step.node.stage.name == "benchmark")
+    assert stage.labels["gpu_count"] == 2

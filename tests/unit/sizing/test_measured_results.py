@@ -187,3 +187,23 @@ def test_our_own_result_comes_with_the_very_requests(tmp_path):
     assert sent.due.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert sent.window == (1.0, 3.0)
     assert found.levels[1].sent is None
+
+
+def test_loads_that_say_nothing_of_the_server_are_left_out(tmp_path):
+    """At 4 the load generator was the limit, 16 was cut short: neither may carry a fit or a fleet."""
+    result, _ = benchmark("fp8", bottleneck=4, cut=16)
+    (tmp_path / RESULT).write_text(json.dumps(result.to_json()))
+    found = read_measured([tmp_path / RESULT])
+    assert [level.concurrency for level in found.levels] == [1]
+    limited, cut = found.notes
+    rate = f"{result.levels[1].summary.requests_per_s:.3g}"
+    assert "Not used: concurrency 4, where the load generator was the limit" in limited
+    assert limited.endswith(f"{rate} requests/s are a lower bound.")
+    assert cut.startswith("Not used: concurrency 16, cut short")
+
+
+def test_a_result_without_any_other_load_is_refused_with_the_reason(tmp_path):
+    result, _ = benchmark("fp8", (4,), bottleneck=4)
+    (tmp_path / RESULT).write_text(json.dumps(result.to_json()))
+    with pytest.raises(UserError, match=r"no level that describes the server.*concurrency 4, where the load generator"):
+        read_measured([tmp_path / RESULT])

@@ -157,7 +157,7 @@ function paint(canvas, run, found, name) {
   pen.fillStyle = colour("muted");
   pen.textAlign = "right";
   for (let slot = 0; slot < slots; slot++) pen.fillText(String(slot + 1), LEFT - 8, slot * (ROW + GAP) + ROW / 2);
-  canvas.setAttribute("aria-label", `${name}: ${slots} slots at tick ${shown(found.now, 1)}, ${found.done} requests done, ` +
+  canvas.setAttribute("aria-label", `${name}, slots: ${slots}, tick ${shown(found.now, 1)}, requests done: ${found.done}, ` +
     `${found.queue} in the queue, ${shown(found.slot_use, 0)} % of the slots in use.`);
 }
 
