@@ -204,7 +204,8 @@ class Rule:
         return [BrokenRule(self, self._fault(deployment, words)) for words in cases]
 
     def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any]) -> Fault:
-        return Fault(*(text.format(d=deployment, **words) for text in (self.failed, self.allowed, self.todo)))
+        message, allowed, todo = (text.format(d=deployment, **words) for text in (self.failed, self.allowed, self.todo))
+        return Fault(message, allowed, todo)
 
 
 @dataclass(frozen=True, slots=True)
