@@ -87,8 +87,10 @@ def _format(plan: Plan, step: PlannedStep) -> QFormat:
 def _time(plan: Plan, todo: list[PlannedStep]) -> str:
     """Say roughly how long the builds take, if a published log covers such ranks, and what nobody knows."""
     builds = [step for step in todo if isinstance(step.node.stage, Build)]
-    if not plan.choice.engine.builder or not builds or plan.shape is None:
+    if not plan.choice.engine.needs_gpu or plan.shape is None:
         return ""
+    if not builds:
+        return "time: unknown" if any(isinstance(step.node.stage, Quantize) for step in todo) else ""
     ranks = plan.settings.build.tp_size * plan.settings.build.pp_size
     rounds = -(-ranks // plan.settings.build.workers)
     if plan.shape.num_params / ranks > BUILD_PARAMETERS:

@@ -141,6 +141,7 @@ def test_sizes_are_modelled_and_times_have_a_source(tmp_path):
 def test_a_rank_larger_than_any_published_has_no_time(tmp_path):
     words = ["engine=tensorrt_llm", "model=llama_3_1_70b", "quant=fp8", "hardware=h200_sxm"]
     assert "time: unknown; no build of a rank this large is published" in plan_text(plan(tmp_path, words, "build"))
+    assert "time: unknown\n" in plan_text(plan(tmp_path, LLM_API, "build"))
 
 
 def test_a_plan_for_the_processor_downloads_and_promises_nothing(tmp_path, model):  # noqa: F811
