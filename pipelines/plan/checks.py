@@ -81,7 +81,7 @@ def check(
     checked.warnings = (*warned(findings), *_few_texts(settings, found))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
-    if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
+    if not engine.builder or machine.gpus:  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
         checked.faults += _reference(settings, shape, machine, target)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
@@ -226,8 +226,15 @@ def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
     ]
 
 
-def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
+def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
+    """Check host memory for stages that run on this machine whether or not the engine is built here."""
+    return _host_memory(settings, shape, machine) if any(stage.name == "quantize" for stage in stages) else []
+
+
+def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
     """Check host memory: calibration holds the 16-bit model and, while exporting, its quantized copy."""
+    if shape is None:
+        return []
     needed = quantize_memory_bytes(shape, settings)
     if needed <= machine.memory_bytes:
         return []

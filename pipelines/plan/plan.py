@@ -17,7 +17,7 @@ from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
-from pipelines.plan.flow import nodes
+from pipelines.plan.flow import needed_for, nodes
 from pipelines.plan.targets import Target
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
@@ -54,6 +54,7 @@ class Plan:
 
     Attributes:
         not_here: what keeps it from running on this machine; it can still be described.
+        only: the stage that is wanted, if the plan holds no more than this stage and what it needs.
     """
 
     settings: Settings
@@ -65,6 +66,12 @@ class Plan:
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
     not_here: tuple[Fault, ...] = ()
+    only: str | None = None
+
+    @property
+    def command(self) -> str:
+        """Command that runs this plan."""
+        return self.target if self.only is None else "stage"
 
     @property
     def is_done(self) -> bool:
@@ -72,8 +79,15 @@ class Plan:
         return all(step.state == "cached" for step in self.steps)
 
 
-def make_plan(settings: Settings, target: Target, store: Store, machine: Machine) -> Plan:
+def make_plan(settings: Settings, target: Target, store: Store, machine: Machine, only: str | None = None) -> Plan:
     """Check everything that can be known now, and find what is already made.
+
+    Args:
+        settings: the configuration.
+        target: how far to go.
+        store: of artifacts.
+        machine: facts of this machine.
+        only: leave out everything but this stage and what it needs.
 
     Raises:
         UserError: every fault found, at once.
@@ -101,9 +115,13 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         raise UserError.of(faults)
     draft = found.draft or settings.speculative.draft_shape
     made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft)
+    if only is not None:
+        made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = checks.check_steps(todo, store.root)
+    if only is not None:
+        faults += checks.host_memory(settings, shape, machine, todo)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
@@ -115,7 +133,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         on_cpu=lambda: not checks.check(settings, shape, OPENVINO, machine, target, found).faults,
     )
     findings = (checked.notes, checked.warnings, tuple(not_here))
-    return Plan(settings, target, machine, choice, shape, steps, *findings)
+    return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 
 def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:

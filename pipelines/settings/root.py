@@ -18,7 +18,7 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.nightly import NightlySettings
-from pipelines.settings.paths import PathSettings, PlanSettings, VerifySettings
+from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, VerifySettings
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
@@ -55,6 +55,7 @@ class Settings(Group):
     sizing: SizingSettings
     paths: PathSettings
     plan: PlanSettings
+    stage: StageSettings
     verify: VerifySettings
     doctor: DoctorSettings
 

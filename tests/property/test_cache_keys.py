@@ -117,6 +117,8 @@ MUST_RERUN = {
     "eval.baseline": ("skip", BASE),
     "eval.baseline_tp_size": (2, BASE),
     "plan.target": ("build", NOTHING),  # `make plan` alone reads it
+    "stage.name": ("build", NOTHING),  # `make stage` alone reads them
+    "stage.link": (Path("/link"), NOTHING),
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
