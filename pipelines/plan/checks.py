@@ -19,6 +19,7 @@ from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, is_elsewhere
+from pipelines.plan.tuning import tune
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
@@ -85,7 +86,8 @@ def check(
 
     def allowed(change: str) -> bool:
         """Return whether a change of the settings breaks no further rule."""
-        changed = check_table(deployment(with_changes(settings, change), shape, engine, machine, found))
+        wanted = tune(with_changes(settings, change), engine, shape, machine)
+        changed = check_table(deployment(wanted, shape, engine, machine, found))
         return {finding.rule.name for finding in changed if finding.rule.severity is Severity.REFUSE} <= known
 
     _gpu_memory(with_limits(settings, limits), shape, machine, target, found, checked, limits, allowed)
@@ -113,7 +115,7 @@ def _baseline(
     if not has_baseline(settings, target):
         return []
     alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
-    findings = check_table(deployment(alone, shape, engine, machine, found))
+    findings = check_table(deployment(tune(alone, engine, shape, machine), shape, engine, machine, found))
     told = {finding.rule.name for finding in known}
     new = refused([finding for finding in findings if finding.rule.name not in told])
     ranks = settings.eval.baseline_tp_size
@@ -247,7 +249,8 @@ def with_changes(settings: Settings, change: str) -> Settings:
         group, _, name = key.partition(".")
         held = getattr(settings, group)
         name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        changed = type(held).judged(held.model_dump(by_alias=True, exclude_none=True) | {name: value}, f"{group}.")
+        given = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
+        changed = type(held).judged(given | {name: value}, f"{group}.")
         settings = settings.model_copy(update={group: changed})
     return settings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.domain.benchmark import Slo
@@ -71,6 +71,7 @@ class Question:
         pp: pipeline parallel sizes to try.
         formats: weight formats to try.
         kv_formats: KV-cache formats to try.
+        kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
         limits: limits of the engine.
         prices: prices of servers, GPUs and electricity.
@@ -93,6 +94,7 @@ class Question:
     pp: tuple[int, ...] = (1,)
     formats: tuple[QFormat, ...] = (QFormat.NONE,)
     kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
+    kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
     limits: Limits = Limits()
     prices: Prices = NO_PRICES
@@ -122,7 +124,7 @@ class Question:
     def setups(self) -> Iterator[Setup]:
         """Return every configuration to try."""
         for qformat in self.formats:
-            for kv_format in self.kv_formats:
+            for kv_format in (self.kv_of[qformat],) if qformat in self.kv_of else self.kv_formats:
                 for pp in self.pp:
                     for tp in self.tp:
                         yield Setup(
