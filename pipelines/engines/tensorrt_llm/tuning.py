@@ -26,7 +26,7 @@ MEASURED = "Llama 3.3 70B on 4 H100:"
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _AdviceRow:
     """One piece of advice, and when it applies."""
 
     advice: Advice
@@ -113,46 +113,46 @@ def _alone_on_the_gpu(case: TunedCase) -> bool:
 
 
 ROWS = (
-    _Row(
+    _AdviceRow(
         Advice(
             "build", "multiple_profiles", "enable",
             f"kernels for small and for large batches, for a longer build; {MEASURED} ITL 31.3 -> 19.6 ms", FLAGS,
         ),
         _profiles,
     ),
-    _Row(
+    _AdviceRow(
         Advice("build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS),
         _gemm_16_bit,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "build", "gemm_plugin", "auto", "cuBLASLt for the products that stay in 16 bit",
             "examples/models/core/llama/README.md",
         ),
         _gemm_beside_integers,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "kv_cache", "dtype", KvFormat.FP8,
             f"half the bytes, and FP8 attention over the prompt; {MEASURED} 3,390 -> 5,300 tokens/s", FP8,
         ),
         _fp8_kv_cache,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "build", "reduce_fusion", "enable",
             f"residual add and norm inside the all-reduce; {MEASURED} ITL 15.4 -> 14.4 ms, at worst as before", FLAGS,
         ),
         _reduce_fusion,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "build", "user_buffer", "enable",
             f"no copies around the all-reduce; {MEASURED} 5,300 -> 5,980 tokens/s together with reduce_fusion", FP8,
         ),
         _user_buffer,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "build", "gemm_swiglu_plugin", "fp8",
             "gate, up and SwiGLU in one kernel, which drops one scale (the evaluation includes that); "
@@ -160,7 +160,7 @@ ROWS = (
         ),
         _fused_swiglu,
     ),
-    _Row(
+    _AdviceRow(
         Advice(
             "triton", "kv_cache_free_gpu_mem_fraction", 0.95, "nothing else takes memory of the GPU", RUNTIME
         ),
