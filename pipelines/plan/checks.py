@@ -19,6 +19,7 @@ from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
+from pipelines.plan.tuning import tune
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
@@ -88,7 +89,8 @@ def check(
 
     def allowed(change: str) -> bool:
         """Return whether a change of the settings breaks no further rule, and another format none on formats."""
-        facts = deployment(with_changes(settings, change), shape, engine, machine, found)
+        changed = tune(with_changes(settings, change), engine, shape, machine)
+        facts = deployment(changed, shape, engine, machine, found)
         least = refused_whatever_format(facts) & known if "quant=" in change else known
         return {
             finding.rule.name for finding in check_table(facts) if finding.rule.severity is Severity.REFUSE
@@ -119,7 +121,7 @@ def _baseline(
     if not has_baseline(settings, target):
         return []
     alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
-    findings = check_table(deployment(alone, shape, engine, machine, found))
+    findings = check_table(deployment(tune(alone, engine, shape, machine), shape, engine, machine, found))
     told = {finding.rule.name for finding in known}
     new = refused([finding for finding in findings if finding.rule.name not in told])
     ranks = settings.eval.baseline_tp_size
@@ -278,7 +280,7 @@ def with_changes(settings: Settings, change: str) -> Settings:
         group, _, name = key.partition(".")
         held = getattr(settings, group)
         name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        values = held.model_dump(by_alias=True, exclude_none=True) | {name: value}
+        values = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) | {name: value}
         if name == "qformat":  # as the file of the other format does
             values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
         changed = type(held).judged(values, f"{group}.")

@@ -50,7 +50,7 @@ def nodes(
         flow.measure(settings)
         return flow.nodes
     if has_baseline(settings, target):
-        baseline = settings.baseline()
+        baseline = flow.tuned(settings.baseline(), shape)
         flow.engine(baseline, "baseline.")
         flow.accuracy(baseline, "baseline.")
     if has_reference(settings, target):

@@ -60,7 +60,9 @@ def draft_sizes(settings: Settings, found: Found) -> EngineSizes | None:
     if guess.mode != "draft_target" or guess.draft_qformat is None or shape is None:
         return None
     quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
-    sizes = engine_sizes(settings.model_copy(update={"quant": quant}), shape)
+    same = guess.draft_qformat == settings.quant.qformat
+    kv_cache = settings.kv_cache if same else settings.kv_cache.as_given()  # what the target's format chose is not its
+    sizes = engine_sizes(settings.model_copy(update={"quant": quant, "kv_cache": kv_cache}), shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return None  # another rule refuses this split
     return replace(sizes, max_seq_len=min(sizes.max_seq_len, shape.max_position_embeddings))

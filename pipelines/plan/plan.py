@@ -18,7 +18,8 @@ from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
-from pipelines.plan.targets import Target
+from pipelines.plan.targets import Target, has_baseline
+from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
@@ -104,7 +105,11 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         faults.extend(error.faults)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     limits = None
+    tuning: tuple[str, ...] = ()
     if found.built is None:
+        settings = tune(settings, choice.engine, shape, machine)
+        with_baseline = has_baseline(settings, target)
+        tuning = tuning_notes(settings, choice.engine, shape, machine, baseline=with_baseline)
         with collecting(faults):
             limits = _limits(settings, shape, machine)
     on_gpu = with_limits(settings, limits)
@@ -130,9 +135,11 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         machine,
         todo,
         settings.hardware,
-        on_cpu=lambda: not checks.check(settings, shape, OPENVINO, machine, target, found).faults,
+        on_cpu=lambda: (
+            not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
+        ),
     )
-    findings = (checked.notes, checked.warnings, tuple(not_here))
+    findings = ((*checked.notes, *tuning), checked.warnings, tuple(not_here))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 

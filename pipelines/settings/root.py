@@ -24,6 +24,7 @@ from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
 from pipelines.settings.sizing import SizingSettings
 from pipelines.settings.triton import TritonSettings
+from pipelines.settings.tuning import TuningSettings
 
 
 class Settings(Group):
@@ -36,6 +37,7 @@ class Settings(Group):
     calibration: CalibrationSettings
     engine: EngineSettings
     build: BuildSettings
+    tuning: TuningSettings
     runtime: RuntimeSettings
     lora: LoraSettings
     speculative: SpeculativeSettings

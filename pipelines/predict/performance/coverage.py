@@ -82,6 +82,7 @@ COVERAGE = (
         "formats nothing, because their kernels are dense",
     ),
     Coverage(("kv_cache.dtype",), "modelled", "bytes of a token, in memory and in traffic"),
+    Coverage(("tuning.*",), "modelled", "the FP8 KV cache that it sets; its kernels are those of the fitted engines"),
     Coverage(
         ("kv_cache.enable_block_reuse", "workload.shared_prefix_share"),
         "modelled",

@@ -111,8 +111,10 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCas
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
+    from pipelines.predict.performance.tuning import tuned_for
 
     model = known_model(settings)
+    settings = tuned_for(settings, model, hardware)
     found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
     case = _deployed(
         settings,

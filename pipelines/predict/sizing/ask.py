@@ -15,6 +15,7 @@ from pipelines.predict.performance.lengths import drawn_lengths, known_lengths
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, runnable
 from pipelines.predict.performance.placement import EngineTerms
+from pipelines.predict.performance.tuning import tuned_for, tuned_kv_formats
 from pipelines.predict.sizing.demand import Demand, stated_demand
 from pipelines.predict.sizing.price import Prices
 from pipelines.predict.sizing.question import Question
@@ -39,6 +40,9 @@ def ask(settings: Settings, machine: Machine) -> Question:
     if faults or model is None or gpu is None or demand is None:
         raise UserError.of(faults)
     isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
+    hardware = resolved(settings.hardware, machine)
+    kv_of = {} if settings.sizing.kv_formats else tuned_kv_formats(settings, model, hardware)
+    settings = tuned_for(settings, model, hardware)
     sizing, build = settings.sizing, settings.build
     return Question(
         model=model,
@@ -57,6 +61,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         pp=sizing.pp or (build.pp_size,),
         formats=formats_to_try(settings, model, gpu),
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
+        kv_of=kv_of,
         sparse=settings.sparsity.method != "none" and build.weight_sparsity,
         prices=Prices.of(sizing.prices),
         stated=known_lengths(settings),

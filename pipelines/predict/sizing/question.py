@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -43,6 +43,7 @@ class Question:
         pp: pipeline parallel sizes to try.
         formats: weight formats to try.
         kv_formats: KV-cache formats to try.
+        kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
         prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
@@ -65,6 +66,7 @@ class Question:
     pp: tuple[int, ...] = (1,)
     formats: tuple[QFormat, ...] = (QFormat.NONE,)
     kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
+    kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
     prices: Prices = NO_PRICES
     framework: str = "TensorRT-LLM 1.2"
@@ -93,12 +95,14 @@ class Question:
     def setups(self) -> Iterator[Setup]:
         """Return every configuration to try."""
         sizes = self.terms.sizes
-        for qformat, kv_format, pp, tp in product(self.formats, self.kv_formats, self.pp, self.tp):
-            yield Setup(
-                self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, self.framework,
-                group_size=sizes.group_size if qformat == sizes.qformat else USUAL_GROUP,
-                gpu_weights_percent=sizes.gpu_weights_percent,
-            )  # fmt: skip
+        for qformat in self.formats:
+            kv_formats = (self.kv_of[qformat],) if qformat in self.kv_of else self.kv_formats
+            for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
+                yield Setup(
+                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, self.framework,
+                    group_size=sizes.group_size if qformat == sizes.qformat else USUAL_GROUP,
+                    gpu_weights_percent=sizes.gpu_weights_percent,
+                )  # fmt: skip
 
     def check(self) -> None:
         """Refuse a question that no configuration can answer.

@@ -163,14 +163,19 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
         yield _limited("max_num_tokens", f"max_num_tokens {value:,}", partial(replace, max_num_tokens=value))
     for qformat in runnable(setup):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
-            yield _other("format", f"format {qformat}", qformat=qformat)
+            kv_format = question.kv_of.get(qformat, setup.kv_format)
+            with_kv = "" if kv_format == setup.kv_format else f", KV cache {_kv_word(kv_format)}"
+            yield _other("format", f"format {qformat}{with_kv}", qformat=qformat, kv_format=kv_format)
     for kv_format in kv_formats_for(setup.gpu.sm):
         if kv_format != setup.kv_format:
-            word = "16 bit" if kv_format is KvFormat.AUTO else str(kv_format)
-            yield _other("KV cache", f"KV cache {word}", kv_format=kv_format)
+            yield _other("KV cache", f"KV cache {_kv_word(kv_format)}", kv_format=kv_format)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.num_attention_heads % tp == 0 and tp <= question.gpu.gpus_per_server:
             yield _other("TP", f"TP {tp}", tp=tp)
+
+
+def _kv_word(kv_format: KvFormat) -> str:
+    return "16 bit" if kv_format is KvFormat.AUTO else str(kv_format)
 
 
 def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits]) -> _Step:

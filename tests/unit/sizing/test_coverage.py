@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
 from pipelines.predict.performance.coverage import COVERAGE, coverage_of, table_rows, unmodelled
-from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.deployment import PredictedDeployment, gpu_model
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.lengths import known_lengths
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.performance.tuning import tuned_for
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.instance import instance
@@ -32,7 +33,8 @@ MODELLED = {
     "hardware.*": "hardware=h200_sxm",
     "quant.qformat": "quant=int8_sq",
     "sparsity.method": "sparsity=magnitude_2_4",
-    "kv_cache.dtype": "kv_cache=fp8",
+    "kv_cache.dtype": "kv_cache=auto",
+    "tuning.*": "tuning=plain",
     "kv_cache.enable_block_reuse": "workload.shared_prefix_share=0.5",
     "workload.shared_prefix_share": "workload.shared_prefix_share=0.5",
     "runtime.enable_chunked_context": "runtime=chunked",
@@ -94,6 +96,10 @@ FOLLOWS = {
 OTHER_ENGINES = {"engine", "experiment", "model", "hardware"}
 """Groups whose choices change the model, the GPU or the engine itself."""
 SAME_LOAD = {
+    ("kv_cache", "default"): "the default",
+    ("kv_cache", "fp8"): "what the tuning sets for FP8 weights",
+    ("kv_cache", "int8"): "as many bytes as FP8",
+    ("tuning", "recommended"): "the default",
     ("window", "sinks"): "TensorRT-LLM 1.2 refuses sinks",
     ("reuse", "none"): "nothing is shared by the requests of the default load",
     ("parallel", "single"): "the default",
@@ -104,10 +110,15 @@ def settings_of(*words: str) -> Settings:
     return load((*BASE, *LOAD, *words))
 
 
+def modelled(settings: Settings) -> PredictedDeployment:
+    model = known_model(settings)
+    tuned = tuned_for(settings, model, settings.hardware)
+    return gpu_model(tuned, model, data_sheet(settings.hardware), costs(settings))
+
+
 def predicted(settings: Settings) -> Any:
     """Return everything that predictions rest on: engine, costs, limits and lengths."""
-    gpu = data_sheet(settings.hardware)
-    found = gpu_model(settings, known_model(settings), gpu, costs(settings))
+    found = modelled(settings)
     return found.deployment, found.limits, known_lengths(settings)
 
 
@@ -248,10 +259,7 @@ def test_streamed_weights_take_the_time_of_the_host_link():
     words = ("model=llama_3_8b", "quant=none", "hardware=a10", "weights=streaming", "triton.gpu_weights_percent=0.4")
     settings = settings_of(*words)
     held = settings_of(*words[:3], "build.gemm_plugin=disable")
-    cost, resident = (
-        gpu_model(one, known_model(one), data_sheet(one.hardware), costs(one)).deployment.cost
-        for one in (settings, held)
-    )
+    cost, resident = (modelled(one).deployment.cost for one in (settings, held))
     assert cost.fixed - resident.fixed == pytest.approx(0.6 * 16.06e9 / 32e9, rel=0.01)
 
 
@@ -284,7 +292,7 @@ def test_plan_simulate_and_size_build_the_same_engine(words):
     question = ask(settings, gather())
     (setup,) = [each for each in question.setups() if (each.tp, each.pp) == (1, 1)]
     sized = instance(question, setup, costs(settings)(setup))
-    found = gpu_model(settings, known_model(settings), data_sheet(settings.hardware), costs(settings)).deployment
+    found = modelled(settings).deployment
     simulated = make_case(settings, gather())
     assert sized.engine == found.engine == simulated.engines[-1]
     assert sized.costed.cost == found.cost == simulated.cost
