@@ -250,9 +250,9 @@ def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine)
     ]
 
 
-def _reference(settings: Settings, shape: ModelShape, machine: Machine, target: Target) -> list[Fault]:
+def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, target: Target) -> list[Fault]:
     """Check the memory of the model in float32, which the engine is compared with."""
-    if not has_reference(settings, target):
+    if shape is None or not has_reference(settings, target):
         return []
     needed, where, held = 2 * weight_bytes(shape, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
     if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
