@@ -10,7 +10,7 @@ endif
 ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 
 .DEFAULT_GOAL := help
-COMMANDS := all build evaluate compare sweep verify repository serve benchmark report plan size simulate calibrate \
+COMMANDS := all build evaluate compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config nightly image shell manifests scripts
 TARGETS := setup test test-gpu test-modelopt check golden zoo clean help
 INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)

@@ -57,7 +57,8 @@ def write_llmapi(
     if not (checkpoint / "config.json").is_file() or not options.is_file():
         raise UserError(
             f"'{engine_dir}' is not made for the LLM API: it lacks {CHECKPOINT}/config.json or {OPTIONS}.",
-            todo="Make it: make build engine=tensorrt_llm_llmapi",
+            todo="Make it:",
+            command=("make", "build", "engine=tensorrt_llm_llmapi"),
         )
     arguments = LlmArgs.from_yaml(options.read_text(encoding="utf-8"), str(options))
     if faults := _rank_faults(arguments, spec):
@@ -103,7 +104,8 @@ def _rank_faults(arguments: LlmArgs, spec: RepositorySpec) -> list[Fault]:
         Fault(
             f"build.tp_size={spec.tp_size} and build.pp_size={spec.pp_size} were given; the LLM API was configured for "
             f"tensor_parallel_size={given[0]} and pipeline_parallel_size={given[1]}.",
-            todo="Build it again: make build engine=tensorrt_llm_llmapi",
+            todo="Build it again:",
+            command=("make", "build", "engine=tensorrt_llm_llmapi"),
         )
     ]
 

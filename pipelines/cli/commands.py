@@ -114,6 +114,18 @@ COMMANDS = {
         ),
         {1: CELL_FAILED},
     ),
+    "stage": Command(
+        "pipelines.run.commands:stage",
+        "one stage of the plan with what it needs, and a link to its result",
+        "Runs one of the stages that `plan` lists, and those it needs, and nothing else: to quantize on a machine "
+        "without a GPU, for example. With stage.link=NAME the result is found under that name.",
+        ("stage", *BUILD, "eval", *SERVER),
+        (
+            "stage stage.name=quantize quant=fp8 engine=tensorrt_llm model=gemma_2b hardware=h100_sxm",
+            "stage stage.name=quantize stage.link=checkpoint model=tiny_llama quant=int4_awq",
+            "stage stage.name=repository stage.link=repository engine.path=/its/folder",
+        ),
+    ),
     "verify": Command(
         "pipelines.run.commands:verify",
         "read a checkpoint back and check every tensor",
@@ -293,7 +305,7 @@ COMMANDS = {
 }
 
 SECTIONS = {
-    "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "verify"),
+    "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "stage", "verify"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),

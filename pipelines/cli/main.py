@@ -12,7 +12,7 @@ from pipelines import __version__
 from pipelines.cli.commands import COMMANDS, PROGRAM
 from pipelines.cli.make_args import overrides_from
 from pipelines.cli.words import check_command, overrides_of
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 from pipelines.host.screen import complain, outlive_readers
 
 HELP = ("help", "-h", "--help")
@@ -49,13 +49,14 @@ def main(arguments: Sequence[str]) -> int:
         return COMMANDS[name].run(overrides_of(name, words[1:]))
     except UserError as error:
         for fault in error.faults:
-            complain(str(fault))
+            complain(fault.text, command=fault.command)
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in OWN:
             raise
-        complain(_missing(package))
+        fault = _missing(package)
+        complain(fault.text, command=fault.command)
         return 2
     except KeyboardInterrupt:
         return _interrupted()
@@ -66,16 +67,18 @@ def main(arguments: Sequence[str]) -> int:
         raise
 
 
-def _missing(package: str) -> str:
+def _missing(package: str) -> Fault:
     """Say how to get a Python package that this environment lacks."""
     if package in CORE:
-        return (
-            f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment. "
-            "In a checkout use make (make help), which has its own; on a GPU machine: make image, then make shell."
+        return Fault(
+            f"{sys.executable} lacks the Python package '{package}', so it is not this project's environment.",
+            todo="In a checkout use make (make help), which has its own; on a GPU machine: make image, then "
+            "make shell.",
         )
-    return (
-        f"This needs the Python package '{package}', which {sys.executable} lacks. Install it with all that commands "
-        f"need: pip install 'trtllm-pipelines[cpu,serve,report,size,sweep]'; planning and sizing need only [size]."
+    return Fault(
+        f"This needs the Python package '{package}', which {sys.executable} lacks.",
+        todo="Planning and sizing need only [size]; to install it with all that commands need:",
+        command=("pip", "install", "trtllm-pipelines[cpu,serve,report,size,sweep]"),
     )
 
 

@@ -79,8 +79,9 @@ def _target(settings: Settings, machine: Machine, overrides: Sequence[str]) -> S
             raise UserError(f"'{given}' runs on the CPU engine, in one process: start it with make serve.")
         label, world, nodes = f"{served.label}-{served.variant}", served.world_size, served.num_nodes
     else:
-        make_plan(settings, "repository", Store(settings.paths.store), machine)  # raises if it cannot be built
-        label = f"{settings.model.label}-{settings.variant}"
+        # raises if it cannot be built
+        planned = make_plan(settings, "repository", Store(settings.paths.store), machine)
+        label = f"{settings.model.label}-{planned.settings.variant}"
         world, nodes = settings.build.tp_size * settings.build.pp_size, settings.triton.num_nodes
     workers = min(world, settings.hardware.gpus_per_server or world)
     return ScriptTarget(

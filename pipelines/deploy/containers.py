@@ -92,7 +92,8 @@ def find_tool(wanted: str, would_run: Sequence[str], *, which: Which = shutil.wh
     what = "; ".join(silent) or f"{' and '.join(candidates)} {'are' if len(candidates) > 1 else 'is'} not installed"
     raise UserError(
         f"No container engine can be used here: {what}.",
-        todo=f"Start or install one, or run this on a machine that has it: {shlex.join(would_run)}",
+        todo="Start or install one, or run this on a machine that has it:",
+        command=would_run,
     )
 
 

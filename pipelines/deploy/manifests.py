@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,8 +57,8 @@ def _repository(settings: Settings, machine: Machine, overrides: Sequence[str]) 
         words = [word for word in overrides if not word.lstrip("+~").startswith(("manifests", "image"))]
         raise UserError(
             f"There is no repository of {step.node.label} yet ({step.why}).",
-            todo=f"Make it: {shlex.join(['make', 'repository', *words])}. "
-            "Or name an existing one: serving.repository=/its/folder",
+            todo="Name an existing one (serving.repository=/its/folder), or make it:",
+            command=["make", "repository", *words],
         )
     return step.artifact.path
 

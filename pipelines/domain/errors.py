@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,21 +17,28 @@ class Fault:
         message: what failed and what was given, as one sentence.
         allowed: what would be accepted, or empty.
         todo: the change that makes it work, or empty.
+        command: words of a command that helps, or empty; shown last and never wrapped, so that it can be pasted.
     """
 
     message: str
     allowed: str = ""
     todo: str = ""
+    command: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Everything but the command, as one paragraph."""
+        return " ".join(part for part in (self.message, self.allowed, self.todo) if part)
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.message, self.allowed, self.todo) if part)
+        return f"{self.text} {shlex.join(self.command)}" if self.command else self.text
 
 
 class UserError(Exception):
     """A fault in the input or the machine; shown without traceback, exit code 2."""
 
-    def __init__(self, message: str, *, allowed: str = "", todo: str = "") -> None:
-        self.faults: tuple[Fault, ...] = (Fault(message, allowed, todo),)
+    def __init__(self, message: str, *, allowed: str = "", todo: str = "", command: Sequence[str] = ()) -> None:
+        self.faults: tuple[Fault, ...] = (Fault(message, allowed, todo, tuple(command)),)
         super().__init__(str(self.faults[0]))
 
     @classmethod

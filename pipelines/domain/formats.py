@@ -150,6 +150,8 @@ class FormatSpec:
         modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor).
         llm_api: whether TensorRT-LLM's PyTorch backend lists it.
         llm_api_below: it is listed for compute capabilities below this one.
+        products_of_tensorrt: whether TensorRT itself multiplies the linears when gemm_plugin is off. In other formats
+            plugins do (TensorRT-LLM's `builder.py`, `quantization/functional.py`), which have no 2:4 kernels.
         fp8_kv_cache: published engines of this format hold the KV cache in FP8 unless they say otherwise.
         aliases: other names in published measurements.
         heading: of a narrow table's column, in two lines.
@@ -165,6 +167,7 @@ class FormatSpec:
     modelopt_on_cpu: tuple[int, int] = (0, 37)
     llm_api: bool = False
     llm_api_below: float | None = None
+    products_of_tensorrt: bool = False
     fp8_kv_cache: bool = False
     aliases: tuple[str, ...] = ()
     heading: tuple[str, str]
@@ -183,8 +186,12 @@ class FormatSpec:
     @property
     def linear_bits(self) -> float:
         """Bits per weight of a linear, including the scales of groups of the usual size."""
-        scales = self.weights.scale_bits / self.weights.group if self.weights.group else 0.0
-        return self.weights.bits + scales
+        return self.bits_in_groups(self.weights.group)
+
+    def bits_in_groups(self, asked: int) -> float:
+        """Return the bits per weight of a linear when groups of `asked` input channels are requested."""
+        group = self.weights.group_size(asked)
+        return self.weights.bits + (self.weights.scale_bits / group if group else 0.0)
 
 
 FORMATS: dict[QFormat, FormatSpec] = {
@@ -192,6 +199,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         summary="16-bit weights and activations",
         quant_algo=None,
         weights=FLOAT_WEIGHTS,
+        products_of_tensorrt=True,
         llm_api=True,
         aliases=("fp16", "bf16"),
         heading=("16", "bit"),
@@ -207,6 +215,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=FP8_WEIGHTS,
         activation="fp8",
         preset="FP8_DEFAULT_CFG",
+        products_of_tensorrt=True,
         llm_api=True,
         fp8_kv_cache=True,
         heading=("fp8", ""),

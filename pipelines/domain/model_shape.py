@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.domain.errors import UserError
@@ -122,6 +122,27 @@ class ModelShape:
         if not self.global_every:
             return (self.sliding_window,)
         return (self.sliding_window,) * (self.global_every - 1) + (self.max_position_embeddings,)
+
+    def with_windows(self, windows: Sequence[int] | None) -> ModelShape:
+        """Return the model with other attention windows, a pattern repeated over the layers; empty keeps its own.
+
+        Raises:
+            UserError: the windows are not one size, with or without a last one that holds the whole context.
+        """
+        if not windows:
+            return self
+        context = self.max_position_embeddings
+        *before, last = windows
+        sizes = {min(window, context) for window in before or (last,)}
+        if len(sizes) > 1 or (last not in sizes and last < context):
+            raise UserError(
+                f"The speed with attention windows of {', '.join(map(str, windows))} tokens is not modelled.",
+                allowed="Modelled: one size for all layers, or one size and a whole context at the end of the pattern.",
+            )
+        (window,) = sizes
+        if window >= context:
+            return replace(self, sliding_window=0, global_every=0)
+        return replace(self, sliding_window=window, global_every=len(windows) if last >= context else 0)
 
     @property
     def attention_params(self) -> int:

@@ -35,6 +35,8 @@ class EngineDescription:
         install: command that installs the packages of the factory.
         identity: "module:function" that maps the build settings to those that determine the engine's bytes; empty
             means the limits alone.
+        recommends: "module:function" that lists what its vendor advises for speed, see `pipelines.engines.tuning`;
+            empty if there is nothing to set.
         version_from: "module:function" for the version an engine records; empty means the version of the first of
             `run_libraries`.
         build_libraries: distributions whose version determines the engine's bytes.
@@ -66,6 +68,7 @@ class EngineDescription:
     factory: str = ""
     install: str = ""
     identity: str = ""
+    recommends: str = ""
     version_from: str = ""
     build_libraries: tuple[str, ...] = ()
     run_libraries: tuple[str, ...] = ()

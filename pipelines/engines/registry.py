@@ -65,6 +65,7 @@ TENSORRT_LLM = EngineDescription(
     factory="pipelines.engines.tensorrt_llm.engine:make_engine",
     install="make shell, NVIDIA's Triton container",
     identity="pipelines.engines.tensorrt_llm.command:identity",
+    recommends="pipelines.engines.tensorrt_llm.tuning:recommend",
     build_libraries=("tensorrt-llm", "tensorrt"),
     run_libraries=("tensorrt-llm", "tensorrt"),
     files=("rank{rank}.engine",),

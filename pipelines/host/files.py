@@ -59,6 +59,18 @@ def write_json(path: Path, value: object, *, sort_keys: bool = True) -> Path:
     return write_text(path, json.dumps(value, indent=1, sort_keys=sort_keys) + "\n")
 
 
+def link_to(folder: Path, link: Path) -> None:
+    """Make `link` lead to a folder, in place of what it led to before.
+
+    The link is relative, so that it leads to the same folder where both are mounted in a container.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    fresh = link.with_name(f".{link.name}.{HOST}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)  # left behind by a killed process with the same process id
+    fresh.symlink_to(os.path.relpath(folder, link.parent.absolute()))
+    fresh.replace(link)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk, so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
 from pipelines.domain.progress import Advance
-from pipelines.host.text import wrapped
+from pipelines.host.text import command_lines, wrapped
 
 log = logging.getLogger("pipelines")
 STYLES = {"error": "1;31", "warning": "33"}
@@ -28,10 +29,12 @@ def has_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def complain(text: str, word: Literal["error", "warning"] = "error") -> None:
-    """Print an error or a warning as its own paragraph on standard error."""
-    indent = " " * len(f"{word}: ")
-    sys.stderr.write(wrapped(f"{word}: {text}", len(indent)).replace(word, styled(word, sys.stderr), 1) + "\n")
+def complain(text: str, word: Literal["error", "warning"] = "error", command: Sequence[str] = ()) -> None:
+    """Print an error or a warning as its own paragraph on standard error, and below it a command that helps."""
+    indent = len(f"{word}: ")
+    lines = [wrapped(f"{word}: {text}", indent).replace(word, styled(word, sys.stderr), 1)]
+    lines += command_lines([shlex.quote(each) for each in command], indent)
+    sys.stderr.write("\n".join(lines) + "\n")
 
 
 def warn(text: str) -> None:

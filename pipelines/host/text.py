@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from itertools import groupby, zip_longest
 
 NARROWEST, WIDEST = 60, 120
+CONTINUED = " \\"
+"""End of a line of a command that goes on in the next line."""
 LEAST_TEXT = 12
 """No column of texts gets narrower than this to make room."""
 
@@ -31,6 +33,22 @@ def wrapped(text: str, indent: int = 2, room: int | None = None) -> str:
     return textwrap.fill(
         text, room or width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def command_lines(words: Sequence[str], indent: int = 0) -> list[str]:
+    """Break a command between its words into lines that fit and that a shell reads as one.
+
+    Args:
+        words: quoted for the shell.
+        indent: blanks before the first line; the others have two more.
+    """
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) + len(" " + CONTINUED) <= width():
+            lines[-1] += f" {word}"
+        else:
+            lines.append(" " * (indent + 2 * bool(lines)) + word)
+    return [f"{line}{CONTINUED}" for line in lines[:-1]] + lines[-1:]
 
 
 def table(

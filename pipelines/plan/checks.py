@@ -19,6 +19,7 @@ from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
+from pipelines.plan.tuning import tune
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
 from pipelines.predict.performance.gpus import usable_bytes
@@ -81,14 +82,15 @@ def check(
     checked.warnings = (*warned(findings), *_few_texts(settings, found))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
-    if shape is not None and (not engine.builder or machine.gpus):  # else nothing is quantized here
+    if not engine.builder or machine.gpus:  # else nothing is quantized here
         checked.faults += _host_memory(settings, shape, machine)
         checked.faults += _reference(settings, shape, machine, target)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:
         """Return whether a change of the settings breaks no further rule, and another format none on formats."""
-        facts = deployment(with_changes(settings, change), shape, engine, machine, found)
+        changed = tune(with_changes(settings, change), engine, shape, machine)
+        facts = deployment(changed, shape, engine, machine, found)
         least = refused_whatever_format(facts) & known if "quant=" in change else known
         return {
             finding.rule.name for finding in check_table(facts) if finding.rule.severity is Severity.REFUSE
@@ -119,7 +121,7 @@ def _baseline(
     if not has_baseline(settings, target):
         return []
     alone = settings.baseline().model_copy(update={"triton": TritonSettings(num_nodes=settings.triton.num_nodes)})
-    findings = check_table(deployment(alone, shape, engine, machine, found))
+    findings = check_table(deployment(tune(alone, engine, shape, machine), shape, engine, machine, found))
     told = {finding.rule.name for finding in known}
     new = refused([finding for finding in findings if finding.rule.name not in told])
     ranks = settings.eval.baseline_tp_size
@@ -226,8 +228,15 @@ def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
     ]
 
 
-def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> list[Fault]:
+def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:
+    """Check host memory for stages that run on this machine whether or not the engine is built here."""
+    return _host_memory(settings, shape, machine) if any(stage.name == "quantize" for stage in stages) else []
+
+
+def _host_memory(settings: Settings, shape: ModelShape | None, machine: Machine) -> list[Fault]:
     """Check host memory: calibration holds the 16-bit model and, while exporting, its quantized copy."""
+    if shape is None:
+        return []
     needed = quantize_memory_bytes(shape, settings)
     if needed <= machine.memory_bytes:
         return []
@@ -241,9 +250,9 @@ def _host_memory(settings: Settings, shape: ModelShape, machine: Machine) -> lis
     ]
 
 
-def _reference(settings: Settings, shape: ModelShape, machine: Machine, target: Target) -> list[Fault]:
+def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, target: Target) -> list[Fault]:
     """Check the memory of the model in float32, which the engine is compared with."""
-    if not has_reference(settings, target):
+    if shape is None or not has_reference(settings, target):
         return []
     needed, where, held = 2 * weight_bytes(shape, QFormat.NONE) + 2 * GIB, "this machine", machine.memory_bytes
     if torch_device(machine) == "cuda" and machine.gpus[0].memory_bytes < held:
@@ -271,7 +280,7 @@ def with_changes(settings: Settings, change: str) -> Settings:
         group, _, name = key.partition(".")
         held = getattr(settings, group)
         name = name or {"quant": "qformat", "kv_cache": "dtype"}[group]
-        values = held.model_dump(by_alias=True, exclude_none=True) | {name: value}
+        values = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) | {name: value}
         if name == "qformat":  # as the file of the other format does
             values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
         changed = type(held).judged(values, f"{group}.")
@@ -308,6 +317,8 @@ def _gpu_memory(
     checked.warnings += fit.warnings
     if settings.multimodal.model_type != "none" and target in SERVED and not found.vision_bytes:
         checked.notes += ("the vision encoder's memory is not known: its folder has no weights of one in safetensors",)
+    if settings.speculative.heads_path is not None and target in SERVED and not found.heads_bytes:
+        checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 
 def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:

@@ -13,6 +13,7 @@ from pipelines.engines.port import OnGpu
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.memory_checks import gpu_predicted
 from pipelines.plan.targets import EVALUATED, Target
+from pipelines.plan.tuning import tune
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
 from pipelines.settings.features import HEADS
 from pipelines.settings.root import Settings
@@ -80,6 +81,10 @@ class EngineFlow:
             stage = Download(str(questions.dataset), questions.revision or "main", "dataset")
             self.add("download.eval", stage, questions.task, {})
             self.given["dataset"] = "download.eval"
+
+    def tuned(self, settings: Settings, shape: ModelShape | None) -> Settings:
+        """Return the settings of another engine of the flow, tuned for its own format and model."""
+        return tune(settings, self.chosen, shape, self.machine)
 
     def variant(self, settings: Settings) -> str:
         """Return the label of the compression; an engine built elsewhere has its own."""
@@ -162,11 +167,17 @@ class EngineFlow:
             return
         assert guess.draft is not None  # checked by the settings
         self._draft_checkpoint(settings, "tensorrt_llm")
-        build = settings.build if guess.draft_qformat == settings.quant.qformat else settings.build.in_16_bit()
-        alone = build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
-        label = f"{guess.draft.label}-{guess.draft_qformat}"
-        self.add("draft.build", self._build(alone, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
+        label, build = f"{guess.draft.label}-{guess.draft_qformat}", self._draft_settings(settings).build
+        self.add("draft.build", self._build(build, self.draft_shape), label, {"checkpoint": "draft_checkpoint"})
         self.given["draft_engine"] = "draft.build"
+
+    def _draft_settings(self, settings: Settings) -> Settings:
+        """Return the settings of the draft model's engine, tuned for its own format."""
+        qformat = settings.speculative.draft_qformat
+        build = settings.build if qformat == settings.quant.qformat else settings.build.in_16_bit()
+        alone = build.model_copy(update={**ALONE, "max_seq_len": self._draft_longest(settings.build)})
+        quant = settings.quant.model_copy(update={"qformat": qformat})
+        return self.tuned(settings.model_copy(update={"quant": quant, "build": alone}), self.draft_shape)
 
     def _draft_longest(self, build: BuildSettings) -> int | None:
         """Return the draft's max_seq_len, no longer than its target's; None means its own longest sequence."""
@@ -187,8 +198,7 @@ class EngineFlow:
         self.given["draft_checkpoint"] = self.given["draft"]
         if layout == "hugging_face" and guess.draft_qformat == QFormat.NONE:
             return
-        quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
-        quantize, _ = self._compression(settings.model_copy(update={"quant": quant}))
+        quantize, _ = self._compression(self._draft_settings(settings))
         if layout == "hugging_face":
             quantize = replace(quantize, layout=layout, tp_size=1, pp_size=1)
         if quantize.calibrated:

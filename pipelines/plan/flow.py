@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
@@ -49,7 +50,7 @@ def nodes(
         flow.measure(settings)
         return flow.nodes
     if has_baseline(settings, target):
-        baseline = settings.baseline()
+        baseline = flow.tuned(settings.baseline(), shape)
         flow.engine(baseline, "baseline.")
         flow.accuracy(baseline, "baseline.")
     if has_reference(settings, target):
@@ -65,6 +66,26 @@ def nodes(
     if target in MEASURED:
         flow.measure(settings)
     return flow.nodes
+
+
+def needed_for(made: list[Node], name: str) -> list[Node]:
+    """Return the stage called `name` and the stages it needs, in the order they run.
+
+    Raises:
+        UserError: there is no such stage.
+    """
+    by_name = {node.id: node for node in made}
+    if name not in by_name:
+        raise UserError(
+            f"stage.name='{name}' is not a stage of this plan.",
+            allowed=f"Choose one of {', '.join(by_name)}.",
+            todo=did_you_mean(name, by_name),
+        )
+    needed = {name}
+    for node in reversed(made):  # inputs are made before
+        if node.id in needed:
+            needed |= {given for given in node.inputs.values() if isinstance(given, str)}
+    return [node for node in made if node.id in needed]
 
 
 class _Flow(EngineFlow):

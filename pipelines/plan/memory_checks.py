@@ -71,16 +71,18 @@ def check(
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return MemoryFit()  # no such split exists; another rule refuses it
     memory, tokens = device_memory(sizes, usual), request_tokens(settings) or sizes.max_seq_len
+    # another format may not choose the same KV cache
+    changed = replace(sizes, kv_format=settings.kv_cache.as_given().dtype)
     # what runtime and decoder take differs between versions, so they alone only cause a warning
     certain = device_memory(replace(sizes, max_batch_size=1), total)
     if concurrency(sizes, certain, tokens).requests < 1:
-        fixes = [*filter(allowed, what_fits(sizes, total, tokens, formats))]
+        fixes = [*filter(allowed, what_fits(changed, total, tokens, formats))]
         todo = f"Fits with {' or '.join(fixes)}." if fixes else _without(beside)
         return MemoryFit(faults=(Fault(_no_room(settings, memory, whole, name, beside), todo=todo),))
     if concurrency(sizes, memory, tokens).requests < 1:
-        fixes = [*filter(allowed, what_fits(sizes, usual, tokens, formats))]
+        fixes = [*filter(allowed, what_fits(changed, usual, tokens, formats))]
         return MemoryFit(warnings=(_buffers(settings, memory, whole, name, fixes, beside),))
-    warnings = _few_requests(sizes, memory, tokens, formats, allowed, beside)
+    warnings = _few_requests(sizes, changed, memory, tokens, formats, allowed, beside)
     if "max_batch_size" not in chosen:
         warnings += _large_buffers(sizes, memory, name)
     if "max_seq_len" not in chosen:
@@ -92,17 +94,18 @@ def check(
 
 def _few_requests(
     sizes: EngineSizes,
+    changed: EngineSizes,
     memory: DeviceMemory,
     tokens: int,
     formats: list[QFormat],
     allowed: Callable[[str], bool],
     beside: Sequence[Neighbour],
 ) -> tuple[Fault, ...]:
-    """Warn of a KV cache that hardly holds a batch."""
+    """Warn of a KV cache that hardly holds a batch; `changed` is what proposals start from."""
     found = int(memory.kv_pool / sizes.kv_request_bytes(tokens))
     if found >= FEW_REQUESTS:
         return ()
-    roomy = replace(sizes, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
+    roomy = replace(changed, max_batch_size=max(FEW_REQUESTS, sizes.max_batch_size))
     fixes = [*filter(allowed, what_fits(roomy, memory.total, tokens, formats, least=FEW_REQUESTS))]
     how = f"{FEW_REQUESTS} or more fit with {' or '.join(fixes)}." if fixes else _without(beside)
     return (

@@ -1,4 +1,4 @@
-"""Memory of the engines that a plan holds besides its own: the 16-bit baseline, a draft model, a vision encoder."""
+"""Memory of what a plan holds besides its engine: the 16-bit baseline, a draft model or heads, a vision encoder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipelines.rules.table import check_checkpoint
 from pipelines.settings.root import Settings
 
 MORE_RANKS = (2, 4, 8, 16)
-DRAFT, VISION = "the draft model", "the vision encoder"
+DRAFT, HEADS, VISION = "the draft model", "its draft heads", "the vision encoder"
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another engine on the same GPUs.
+    """Another engine on the same GPUs, or heads within the engine.
 
     Attributes:
         what: its name in messages.
@@ -35,7 +35,7 @@ class Neighbour:
 
 
 def neighbours(settings: Settings, target: Target, found: Found) -> list[Neighbour]:
-    """List the engines that share the GPUs of the served engine."""
+    """List what shares the GPUs of the served engine."""
     if target not in SERVED:
         return []
     beside = []
@@ -45,6 +45,9 @@ def neighbours(settings: Settings, target: Target, found: Found) -> list[Neighbo
         kv = sizes.kv_request_bytes(_tokens(settings, sizes))
         least = one.weights + one.activations + one.buffers + kv
         beside.append(Neighbour(DRAFT, least, usual.weights + usual.activations + usual.buffers + kv))
+    if found.heads_bytes:
+        heads = found.heads_bytes / settings.build.tp_size  # they are linears, which every rank has its part of
+        beside.append(Neighbour(HEADS, heads, heads))
     if settings.multimodal.model_type != "none" and found.vision_bytes:
         beside.append(Neighbour(VISION, found.vision_bytes, found.vision_bytes))
     return beside
@@ -57,7 +60,9 @@ def draft_sizes(settings: Settings, found: Found) -> EngineSizes | None:
     if guess.mode != "draft_target" or guess.draft_qformat is None or shape is None:
         return None
     quant = settings.quant.model_copy(update={"qformat": guess.draft_qformat})
-    sizes = engine_sizes(settings.model_copy(update={"quant": quant}), shape)
+    same = guess.draft_qformat == settings.quant.qformat
+    kv_cache = settings.kv_cache if same else settings.kv_cache.as_given()  # what the target's format chose is not its
+    sizes = engine_sizes(settings.model_copy(update={"quant": quant, "kv_cache": kv_cache}), shape)
     if sizes.shape.num_attention_heads % sizes.tp_size:
         return None  # another rule refuses this split
     return replace(sizes, max_seq_len=min(sizes.max_seq_len, shape.max_position_embeddings))

@@ -17,8 +17,9 @@ from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
-from pipelines.plan.flow import nodes
-from pipelines.plan.targets import Target
+from pipelines.plan.flow import needed_for, nodes
+from pipelines.plan.targets import Target, has_baseline
+from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
@@ -54,6 +55,7 @@ class Plan:
 
     Attributes:
         not_here: what keeps it from running on this machine; it can still be described.
+        only: the stage that is wanted, if the plan holds no more than this stage and what it needs.
     """
 
     settings: Settings
@@ -65,6 +67,12 @@ class Plan:
     notes: tuple[str, ...]
     warnings: tuple[Fault, ...] = ()
     not_here: tuple[Fault, ...] = ()
+    only: str | None = None
+
+    @property
+    def command(self) -> str:
+        """Command that runs this plan."""
+        return self.target if self.only is None else "stage"
 
     @property
     def is_done(self) -> bool:
@@ -72,8 +80,15 @@ class Plan:
         return all(step.state == "cached" for step in self.steps)
 
 
-def make_plan(settings: Settings, target: Target, store: Store, machine: Machine) -> Plan:
+def make_plan(settings: Settings, target: Target, store: Store, machine: Machine, only: str | None = None) -> Plan:
     """Check everything that can be known now, and find what is already made.
+
+    Args:
+        settings: the configuration.
+        target: how far to go.
+        store: of artifacts.
+        machine: facts of this machine.
+        only: leave out everything but this stage and what it needs.
 
     Raises:
         UserError: every fault found, at once.
@@ -90,7 +105,11 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         faults.extend(error.faults)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
     limits = None
+    tuning: tuple[str, ...] = ()
     if found.built is None:
+        settings = tune(settings, choice.engine, shape, machine)
+        with_baseline = has_baseline(settings, target)
+        tuning = tuning_notes(settings, choice.engine, shape, machine, baseline=with_baseline)
         with collecting(faults):
             limits = _limits(settings, shape, machine)
     on_gpu = with_limits(settings, limits)
@@ -101,9 +120,13 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         raise UserError.of(faults)
     draft = found.draft or settings.speculative.draft_shape
     made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft)
+    if only is not None:
+        made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
     faults = checks.check_steps(todo, store.root)
+    if only is not None:
+        faults += checks.host_memory(settings, shape, machine, todo)
     if faults:
         raise UserError.of(faults)
     store.hashes.save()
@@ -112,10 +135,12 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         machine,
         todo,
         settings.hardware,
-        on_cpu=lambda: not checks.check(settings, shape, OPENVINO, machine, target, found).faults,
+        on_cpu=lambda: (
+            not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
+        ),
     )
-    findings = (checked.notes, checked.warnings, tuple(not_here))
-    return Plan(settings, target, machine, choice, shape, steps, *findings)
+    findings = ((*checked.notes, *tuning), checked.warnings, tuple(not_here))
+    return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 
 def _limits(settings: Settings, shape: ModelShape | None, machine: Machine) -> ChosenLimits | None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipelines.document.show import ms, number
 from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.host.text import table, wrapped
 from pipelines.plan.plan import Plan
+from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import processor
 from pipelines.predict.performance.gpus import data_sheet
@@ -34,7 +36,7 @@ def modelled_text(plan: Plan) -> str:
     try:
         model = model_of(plan)
     except UserError as error:
-        return "\n" + wrapped(f"not modelled: {error}") + "\n"
+        return "\n" + wrapped(f"no figures of speed: {error}") + "\n"
     if model is None:
         return ""
     levels = _levels(plan, model.deployment)
@@ -52,7 +54,11 @@ def modelled_text(plan: Plan) -> str:
 
 
 def model_of(plan: Plan) -> PredictedDeployment | None:
-    """Return the model of what is planned: a fit to a benchmark of it, else the GPU's performance model."""
+    """Return the model of what is planned: a fit to a benchmark of it, else the GPU's performance model.
+
+    Raises:
+        UserError: a setting changes the speed in a way that is not modelled, or the model does not fit.
+    """
     settings, build = plan.settings, plan.settings.build
     engine, hardware = plan.choice.engine, resolved(plan.settings.hardware, plan.machine)
     on_cpu = not engine.needs_gpu
@@ -61,8 +67,12 @@ def model_of(plan: Plan) -> PredictedDeployment | None:
         known(settings), model=settings.model.label, precision=settings.variant, engine=engine.name, tp=build.tp_size,
         world=build.tp_size * build.pp_size, where=where,
     )  # fmt: skip
-    if found is not None or on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
-        return found  # nothing is known about a GPU without a data sheet
+    if found is not None:
+        if faults := unmodelled(settings):
+            raise UserError.of(faults)  # the fit is to requests without them
+        return found
+    if on_cpu or plan.shape is None or hardware.mem_bw_gb_s is None:
+        return None  # nothing is known about a GPU without a data sheet
     model = replace(plan.shape, name=settings.model.label)
     return gpu_model(settings, model, data_sheet(hardware), costs(settings))
 
@@ -91,4 +101,4 @@ def _trial(level: SimulatedLevel) -> Trial:
 
 def _cells(found: Summary) -> tuple[str, ...]:
     times = (found.ttft_s.p50, found.ttft_s.p95, found.itl_s.p50)
-    return (f"{found.requests_per_s:.3g}", *("–" if value is None else f"{1e3 * value:.3g}" for value in times))
+    return (number(found.requests_per_s), *(ms(value) for value in times))

@@ -46,6 +46,7 @@ class Found:
         draft_rotary: how the draft model encodes positions.
         same_vocabulary: whether draft and target have the same tokens; None if one of them is not on disk.
         pickled_heads: names of files with pickled weights in speculative.heads_path.
+        heads_bytes: size of all files with weights there; None without trained heads.
         adapters: by task id.
         few_texts: texts of the user's calibration data, if they are fewer than `ENOUGH_TEXTS`.
         vision_bytes: weights of the vision encoder at 16 bit; None if they are not on disk as safetensors.
@@ -57,6 +58,7 @@ class Found:
     draft: ModelShape | None = None
     same_vocabulary: bool | None = None
     pickled_heads: tuple[str, ...] = ()
+    heads_bytes: int | None = None
     adapters: Mapping[int, Adapter] = field(default_factory=dict)
     vision_bytes: int | None = None
     rotary: Rotary | None = None
@@ -113,6 +115,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
         draft,
         same,
         _pickles(settings.speculative.heads_path),
+        _heads_bytes(settings.speculative.heads_path),
         adapters,
         vision,
         rotary,
@@ -177,6 +180,15 @@ def _pickles(heads: Path | None) -> tuple[str, ...]:
     """List pickled weights among trained heads; NVIDIA's scripts load them."""
     folder = heads.expanduser() if heads else None
     return tuple(sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))) if folder else ()
+
+
+def _heads_bytes(heads: Path | None) -> int | None:
+    """Return the bytes of the weights of trained heads, which are 16 bit on disk as in the engine."""
+    if heads is None:
+        return None
+    folder = heads.expanduser()
+    files = {path for pattern in ("*.safetensors", *PICKLES) for path in folder.glob(pattern)}
+    return sum(path.stat().st_size for path in files) or None
 
 
 def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:

@@ -96,7 +96,8 @@ def _choose(
         raise UserError(
             f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
             allowed=f"It contains {', '.join(known)}.",
-            todo=f"Make it: make evaluate quant={missing[0]}",
+            todo="Make it:",
+            command=("make", "evaluate", f"quant={missing[0]}"),
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 
 from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
-from pipelines.report.data import BASELINE, BenchmarkRun, FormatReport, ReportData, Workload
+from pipelines.engines.registry import ENGINES
+from pipelines.report.data import (
+    BASELINE,
+    BenchmarkRun,
+    FormatReport,
+    ReportData,
+    ReportedArtifact,
+    Workload,
+)
 from pipelines.report.workloads import spread
+from pipelines.settings.build import TUNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class Comparison:
         reason: text that explains the choice, or why there is none.
         rejected: every other format with its reason.
         notes: limitations of the choice: noise, a client that was the bottleneck, a wide interval.
+        tuning: which tuning the engines have; empty for engines without any.
     """
 
     workload: Workload | None
@@ -79,6 +89,7 @@ class Comparison:
     reason: str
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...]
+    tuning: str = ""
 
 
 def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Comparison, ...]:
@@ -95,7 +106,8 @@ def comparison(data: ReportData, max_loss_percent: float = 1.0) -> tuple[Compari
 
 def _compare(data: ReportData, workload: Workload | None, model: str, limit: float) -> Comparison:
     runs = {run.result.precision: run for run in workload.runs} if workload else {}
-    rows = tuple(_row(item, runs.get(item.variant)) for item in data.formats if item.model == model)
+    formats = [item for item in data.formats if item.model == model]
+    rows = tuple(_row(item, runs.get(item.variant)) for item in formats)
     eligible = [row for row in rows if not _refusal(row, limit)]
     best = max(eligible, key=lambda row: row.score or 0.0, default=None)
     if best is None:
@@ -106,7 +118,38 @@ def _compare(data: ReportData, workload: Workload | None, model: str, limit: flo
         reason = _reason(best, limit, alone=len(eligible) == 1)
     chosen = best.variant if best else None
     notes = (*(_choice_notes(best, eligible, limit) if best else ()), *_load_notes(rows))
-    return Comparison(workload, model, limit, rows, chosen, reason, _rejected(rows, best, limit), notes)
+    rejected = _rejected(rows, best, limit)
+    return Comparison(workload, model, limit, rows, chosen, reason, rejected, notes, _tuning(formats))
+
+
+def _tuning(formats: Sequence[FormatReport]) -> str:
+    """Name the tuning of every engine that can be tuned, with the options that it chose or the user gave."""
+    found = {item.variant: build for item in formats if (build := item.piece("build")) and _tunable(build)}
+    names = {build.tuning for build in found.values()}
+    if not found or names == {None}:
+        return ""
+    alike = len(names) == 1
+    told = "; ".join(
+        f"{in_words(variant)} {_options(build)}{'' if alike else _named(build)}" for variant, build in found.items()
+    )
+    if alike:
+        return f"Every engine has tuning={names.pop()}: {told}."
+    return f"The engines are not tuned alike, so the format alone does not explain their speeds: {told}."
+
+
+def _named(build: ReportedArtifact) -> str:
+    return f" (tuning={build.tuning})" if build.tuning else " (tuning not recorded)"
+
+
+def _tunable(build: ReportedArtifact) -> bool:
+    engine = ENGINES.get(str(build.settings.get("engine")))
+    return engine is not None and bool(engine.recommends)
+
+
+def _options(build: ReportedArtifact) -> str:
+    options = build.facts.get("options") or {}
+    shown = [f"{name}={options[name]}" for name in TUNED if name in options]
+    return f"with {', '.join(shown)}" if shown else "with the defaults of its builder"
 
 
 def _rejected(rows: Sequence[FormatRow], best: FormatRow | None, limit: float) -> tuple[Rejection, ...]:

@@ -32,6 +32,7 @@ def _text(item: Comparison) -> str:
     lines += ["", *_wrap(item.reason)]
     lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
     lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
+    lines += _wrap(item.tuning) if item.tuning else []
     lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
     if runs:
         lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")

@@ -52,6 +52,7 @@ class ReportedArtifact:
         facts: values that the stage recorded.
         inputs: the inputs that it was made from.
         model: label of the model; None if the manifest does not contain it.
+        tuning: the tuning it was planned with; None in manifests from before there was one.
     """
 
     stage: str
@@ -70,6 +71,7 @@ class ReportedArtifact:
     facts: Mapping[str, Any]
     inputs: tuple[ArtifactInput, ...]
     model: str | None
+    tuning: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pipelines.domain.benchmark import Summary
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import ENGINES, runs_on_cpu
+from pipelines.engines.tuning import tuned
 from pipelines.host.machine import GpuFacts
 from pipelines.predict.performance.deployment import Compression, fitted_deployment, gpu_model, known
 from pipelines.predict.performance.fit_file import FittedModel, processor
@@ -68,6 +69,7 @@ def _modelled_run(
         with suppress(UserError):  # without a prediction there is nothing to show
             spec = replace(shape, name=result.model)
             sent = settings.model_copy(update={"workload": WorkloadSettings.judged(result.workload, "workload.")})
+            sent = tuned(sent, engine, spec, settings.hardware)
             model = gpu_model(sent, spec, gpu, costs(settings), form=form, tp=result.tp_size, pp=pp)
     if model is None:
         return None

@@ -159,6 +159,7 @@ def _formats(compared: Sequence[Comparison]) -> Section:
     blocks: list[Block] = []
     for item in compared:
         blocks.append(comparison_table(item))
+        blocks += [Text(item.tuning)] if item.tuning else []
         if item.workload is None:
             blocks.append(Callout("note", item.reason))
         if item.chosen and item.rejected:

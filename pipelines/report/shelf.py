@@ -113,6 +113,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
                 for name, digest in made_from["inputs"].items()
             ),
             model=_model_label(manifest),
+            tuning=(manifest["settings"].get("tuning") or {}).get("name"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(

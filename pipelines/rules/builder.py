@@ -18,6 +18,7 @@ from pipelines.rules.sources import (
     STREAMING,
 )
 from pipelines.rules.split import gpu_groups
+from pipelines.settings.features import WITHOUT_REDUCE_FUSION
 
 LIMITS = "Limits"
 PLUGINS = "Plugins and fusions"
@@ -45,7 +46,8 @@ def _fp8_plugins(d: DeploymentFacts) -> Cases:
 
 
 def _fuses(d: DeploymentFacts) -> bool:
-    return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features
+    own_class = d.speculation in WITHOUT_REDUCE_FUSION
+    return d.build.tp_size > 1 and "reduce_fusion" in shape(d).family.features and not own_class
 
 
 def _gathers(d: DeploymentFacts) -> Cases:
@@ -143,6 +145,16 @@ RULES = (
         " has tuning points of its own.",
         todo="Set build.opt_num_tokens=null or build.multiple_profiles=disable.",
         source=COMMAND,
+    ),
+    Rule(
+        name="redrafter-has-one-profile",
+        topic=PLUGINS,
+        engines=GPU,
+        when=lambda d: d.build.multiple_profiles == "enable" and d.speculation == "redrafter",
+        failed="build.multiple_profiles=enable cannot be combined with speculative={d.speculation}, whose class in"
+        " TensorRT-LLM defines its inputs for one profile.",
+        todo="Set build.multiple_profiles=disable.",
+        source="tensorrt_llm/models/redrafter/model.py, tensorrt_llm/models/generation_mixin.py (1.3.0rc3)",
     ),
     Rule(
         name="context-logits-without-drafts",
@@ -253,8 +265,8 @@ RULES = (
         needs=("shape",),
         when=lambda d: d.build.reduce_fusion == "enable" and not _fuses(d),
         failed="build.reduce_fusion=enable would be ignored: it needs tp_size of 2 or more, given {d.build.tp_size},"
-        f" and {either(titles('reduce_fusion'))},"
-        " given {d.shape.architecture}.",
+        f" and {either(titles('reduce_fusion'))} without the heads of {either(WITHOUT_REDUCE_FUSION)},"
+        " given {d.shape.architecture} and speculative={d.speculation}.",
         todo="Set build.reduce_fusion=disable.",
         source=BUILDER,
     ),
@@ -375,11 +387,22 @@ RULES = (
         source=COMMAND,
     ),
     Rule(
+        name="no-sparse-kernels",
+        topic=WEIGHTS,
+        severity=Severity.WARN,
+        engines=GPU,
+        when=lambda d: d.sparsity != "none" and not FORMATS[d.qformat].products_of_tensorrt,
+        failed="sparsity={d.sparsity} with quant={d.qformat} saves no time and no memory: plugins multiply these"
+        " linears, and their kernels are dense.",
+        todo="Use sparsity=none, or prune in 16 bit or FP8.",
+        source=BUILDER,
+    ),
+    Rule(
         name="sparsity-may-not-be-faster",
         topic=WEIGHTS,
         severity=Severity.WARN,
         engines=GPU,
-        when=lambda d: d.build.weight_sparsity and d.sparsity != "none",
+        when=lambda d: d.build.weight_sparsity and d.sparsity != "none" and FORMATS[d.qformat].products_of_tensorrt,
         failed="sparsity={d.sparsity}: users measured a speed-up of 0 to 5 %; small batches are memory-bound.",
         todo="Compare with sparsity=none before you deploy it.",
         source=NO_SPEED_UP,

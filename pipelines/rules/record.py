@@ -284,8 +284,11 @@ class Rule:
 
     def _fault(self, deployment: DeploymentFacts, words: Mapping[str, Any], others: Sequence[Alternatives]) -> Fault:
         quants, kv_caches = (Advice(each, self.name) for each in others)
-        texts = (self.failed, self.allowed, self.todo)
-        return Fault(*(text.format(d=deployment, quants=quants, kv_caches=kv_caches, **words) for text in texts))
+        message, allowed, todo = (
+            text.format(d=deployment, quants=quants, kv_caches=kv_caches, **words)
+            for text in (self.failed, self.allowed, self.todo)
+        )
+        return Fault(message, allowed, todo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.domain.errors import UserError
+from pipelines.host.files import link_to
 from pipelines.host.machine import gather
-from pipelines.host.screen import complain
+from pipelines.host.screen import complain, say
 from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
@@ -25,11 +26,11 @@ BUNDLED_PROMPT = "The river of Githbrel is"
 INTERRUPTED = 130
 
 
-def _plan_for(settings: Settings, target: Target) -> tuple[Plan, Store]:
+def _plan_for(settings: Settings, target: Target, only: str | None = None) -> tuple[Plan, Store]:
     from pipelines.plan.plan import make_plan  # imports every stage
 
     store = Store(settings.paths.store)
-    return make_plan(settings, target, store, gather()), store
+    return make_plan(settings, target, store, gather(), only), store
 
 
 def _run(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
@@ -132,11 +133,33 @@ def plan(overrides: Sequence[str]) -> int:
 
     settings = load(overrides)
     made, _ = _plan_for(settings, settings.plan.target or farthest(settings))
-    sys.stdout.write(plan_text(made))
+    sys.stdout.write(plan_text(made, overrides))
     if made.choice.engine.needs_gpu or settings.sizing.fit or any(fit_files(settings.paths.store)):
         from pipelines.plan.speed import modelled_text  # imports numpy, which a plan without a model does not need
 
         sys.stdout.write(modelled_text(made))
+    return 0
+
+
+def stage(overrides: Sequence[str]) -> int:
+    """Run one stage of the plan with what it needs, and put a link to its result where it is asked for."""
+    from pipelines.run.session import run_target
+
+    settings = load(overrides)
+    name, link = settings.stage.name, settings.stage.link
+    if name is None:
+        raise UserError(
+            "stage.name is not set.",
+            allowed="It is the name of a stage as `make plan` lists it, with the same overrides.",
+            todo="Give one: stage.name=quantize",
+        )
+    if link is not None and link.exists() and not link.is_symlink():
+        raise UserError(f"stage.link='{link}' already exists and is not a link.", todo="Give another name.")
+    plan, store = _plan_for(settings, settings.plan.target or farthest(settings), name)
+    outcomes = run_target(plan, store, overrides)
+    if link is not None:
+        link_to(outcomes[-1].artifact.path, link)
+        say(f"{name}: {link}")
     return 0
 
 

@@ -16,6 +16,7 @@ from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.host import screen
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.text import table, wrapped
+from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
@@ -30,8 +31,13 @@ class ResultTable:
     text: str
 
 
-def plan_text(plan: Plan) -> str:
-    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time."""
+def plan_text(plan: Plan, overrides: Sequence[str] = ()) -> str:
+    """Render a plan: what would run, what is cached and why, what fits, and how long it took last time.
+
+    Args:
+        plan: the plan.
+        overrides: that it was made from; the commands repeat them.
+    """
     lines = [wrapped(f"engine: {plan.choice.engine.name} ({plan.choice.reason})", 8)]
     if plan.shape is not None:
         lines.append(f"model:  {plan.settings.model.label}, {plan.shape.num_params / 1e6:,.1f} M parameters")
@@ -49,7 +55,9 @@ def plan_text(plan: Plan) -> str:
             lines.append(wrapped(f"{'':<8}why: {step.why}{_last(step)}", 13))
     lines.append("")
     lines.append("Nothing to do." if plan.is_done else _cost(plan))
-    lines += gpu_commands(plan)
+    if not plan.is_done:
+        lines += needs(plan)
+    lines += gpu_commands(plan, overrides)
     return "\n".join(lines) + "\n"
 
 

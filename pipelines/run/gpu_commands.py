@@ -1,113 +1,252 @@
-"""The exact commands that build and serve a TensorRT engine, for `make plan`."""
+"""The commands that build and serve on a GPU, for `make plan`, so that they can be pasted one after the other.
+
+Every folder has a name chosen beforehand, because the names of artifacts end with a key that is known only when their
+inputs exist. What this project does itself (quantization with ModelOpt, the Triton repository) is a `make stage` with a
+link of that name; all else is NVIDIA's own program.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
-import textwrap
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
 
+from pipelines.engines.description import ServerBackend
 from pipelines.engines.port import BuildLimits
-from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
+from pipelines.engines.tensorrt_llm.command import BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.text import width, wrapped
+from pipelines.host.text import CONTINUED, command_lines, wrapped
 from pipelines.plan.plan import Plan, PlannedStep
+from pipelines.stages import Stage
 from pipelines.stages.build import Build
+from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.llm_api import ConfigureLlm
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.script import Script
-from pipelines.store.store import KEY_LENGTH
+from pipelines.store.sources import InputSource
+from triton_repo.llm_args import CHECKPOINT, OPTIONS
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import start_commands
 
-INDENT = " " * 4
+INDENT = 4
+WRITES = {
+    "download": "model",
+    "sparsify": "sparse",
+    "quantize": "checkpoint",
+    "convert": "checkpoint",
+    "build": "engine",
+    "vision": "vision_engine",
+    "repository": "repository",
+}
+"""Stage -> last part of the name of what it writes."""
+BESIDE = {"draft_engine", "vision_engine"}
+"""Inputs of a repository that are engines besides the model's own."""
+TIMING_CACHE = "timing.cache"
+OF_THE_IMAGE = ("image.", "paths.")
+"""Overrides that `make image` and `make shell` read, besides engine=."""
+OF_THE_STAGE = ("image.", "stage.")
+"""Overrides that a stage by itself does not take over."""
+LLM_API_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc3"
+"""Container with `trtllm-serve`; name and options as in TensorRT-LLM's `docs/source/quick-start-guide.md`."""
+
+Lines = list[str]
+Block = tuple[str, Lines]
+"""Title and command."""
 
 
-def gpu_commands(plan: Plan) -> list[str]:
-    """Render the commands; no lines for engines of another builder, or when nothing is left to build or serve."""
-    if plan.choice.engine.builder != PROGRAM:
+def gpu_commands(plan: Plan, overrides: Sequence[str] = ()) -> Lines:
+    """Render the commands; no lines for engines on the CPU, or when nothing is left to build or serve.
+
+    Args:
+        plan: the plan.
+        overrides: that it was made from.
+    """
+    if not plan.choice.engine.needs_gpu:
         return []
-    todo = [step for step in plan.steps if not step.artifact]
-    blocks = [_script(plan, step) for step in todo if isinstance(step.node.stage, Script)]
-    blocks += [_build(plan, step) for step in todo if isinstance(step.node.stage, Build)]
-    blocks += [_serve(plan, stage) for step in plan.steps if isinstance(stage := step.node.stage, WriteRepository)]
+    blocks = list(_ByHand(plan, tuple(overrides)).blocks())
     if not blocks:
         return []
-    head = "Commands"
+    why = "; ".join(plan.choice.engine.lacks(plan.machine))
     if plan.not_here:
-        head += f" (not run here: {plan.not_here[0].message.partition(': ')[2].rstrip('.')})"
-    head = wrapped(head + ":", 0)
-    return ["", head, *("\n".join(block) for block in blocks)]
+        why = plan.not_here[0].message.partition(": ")[2].rstrip(".")
+    head = f"Commands (not run here: {why})" if why else "Commands"
+    lines = ["", wrapped(f"{head}, to paste one after the other:")]
+    return [*lines, *chain.from_iterable((wrapped(f"  {title}", 4), *block) for title, block in blocks)]
 
 
-def _build(plan: Plan, step: PlannedStep) -> list[str]:
-    """Render trtllm-build with one option per line."""
-    stage = step.node.stage
-    assert isinstance(stage, Build)
-    values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
-    if values["max_seq_len"] is None and stage.longest is not None:
-        values["max_seq_len"] = stage.longest
-    inputs = step.node.inputs
-    before = next(s for s in plan.steps if s.node.id == inputs.get("checkpoint", inputs.get("converted")))
-    places = BuildPaths(_place(plan, before), _place(plan, step), *_timing(plan, stage))
-    parts = command(stage.build, BuildLimits(**values), places)
-    return _shown(step, parts)
+@dataclass(frozen=True, slots=True)
+class _ByHand:
+    """Renders the commands of a plan.
+
+    Attributes:
+        plan: the plan.
+        overrides: that it was made from.
+    """
+
+    plan: Plan
+    overrides: tuple[str, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the commands in the order they are pasted."""
+        if (nodes := self.plan.settings.triton.num_nodes) > 1:
+            words = ["make", "scripts", "cluster=slurm", *self._words()]
+            yield f"{nodes} nodes: scripts that build on one of them and serve on all", _command(words)
+            return
+        made = [*self._built(), *self._repository(), *self._evaluated()]
+        served = list(self._served())
+        if (made or served) and self.plan.choice.engine.lacks(self.plan.machine):
+            if self.plan.choice.engine.builder:  # else the folders are made on any machine, and served elsewhere
+                yield "container, in which the rest is typed", self._own_container()
+            elif served:
+                served.insert(0, ("container, in which the rest is typed", _nvidias_container()))
+        yield from made
+        yield from served
+
+    def _built(self) -> Iterator[Block]:
+        """Yield what makes the engines, except the baseline's, and before each what it is made from."""
+        shown: set[str] = set()
+        timed = False
+        for step in self.plan.steps:
+            stage = step.node.stage
+            if step.artifact or _of_baseline(step) or not isinstance(stage, Build | Script | ConfigureLlm):
+                continue
+            if isinstance(stage, ConfigureLlm):
+                yield step.node.id, self._ours(step)
+                continue
+            for before in self._inputs(step):
+                if not (before.artifact or before.node.id in shown or _of_nvidia(before.node.stage)):
+                    shown.add(before.node.id)
+                    yield before.node.id, self._ours(before)
+            if isinstance(stage, Build):
+                yield step.node.id, self._build(step, stage, later=timed)
+                timed = True
+            else:
+                yield step.node.id, self._script(step, stage)
+
+    def _repository(self) -> Iterator[Block]:
+        """Yield what makes the Triton repository."""
+        for step in self.plan.steps:
+            if isinstance(step.node.stage, WriteRepository) and not step.artifact:
+                engine = self._engine_by_hand(step)
+                again = ", which builds its engines again: engine.path= names only one"
+                several = BESIDE & step.node.inputs.keys()
+                yield step.node.id + (again if several else ""), self._ours(step, *engine)
+
+    def _evaluated(self) -> Iterator[Block]:
+        """Yield what measures the accuracy."""
+        todo = [step for step in self.plan.steps if isinstance(step.node.stage, Evaluate) and not step.artifact]
+        if todo:
+            baseline = " and its 16-bit baseline" if any(map(_of_baseline, todo)) else ""
+            title = f"evaluate, which builds the engine{baseline} in the store"
+            yield title, _command(["make", "evaluate", *self._words()])
+
+    def _served(self) -> Iterator[Block]:
+        """Yield what starts servers."""
+        for step in self.plan.steps:
+            if isinstance(step.node.stage, ConfigureLlm) and not step.artifact:
+                line = f"trtllm-serve {CHECKPOINT} --extra_llm_api_options {OPTIONS}"
+                yield "serve, with an OpenAI API", _inside(self._name(step), line)
+            elif isinstance(stage := step.node.stage, WriteRepository):
+                yield self._server(step, stage)
+
+    def _server(self, step: PlannedStep, stage: WriteRepository) -> Block:
+        """Render the start of Triton on a repository, as `make serve` starts it."""
+        spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
+        start = start_commands(self.plan.settings.triton, spec)
+        title = f"or serve, in {start['needs'].rstrip('.')}" if spec.engine.server is ServerBackend.LLM_API else "serve"
+        return title, _inside(self._name(step), next(iter(start["commands"].values())))
+
+    def _own_container(self) -> Lines:
+        about = [word for word in self.overrides if word.startswith(OF_THE_IMAGE)]
+        words = [f"engine={self.plan.choice.engine.setting}", *about]
+        return [*_command(["make", "image", *words]), *_command(["make", "shell", *words])]
+
+    def _words(self) -> list[str]:
+        """Return the overrides that decide what is made."""
+        return [word for word in self.overrides if not word.lstrip("+~").startswith(OF_THE_STAGE)]
+
+    def _inputs(self, step: PlannedStep) -> list[PlannedStep]:
+        given = step.node.inputs.values()
+        return [other for other in self.plan.steps if other.node.id in given]
+
+    def _name(self, step: PlannedStep) -> str:
+        """Return the folder of what a step writes: the artifact, or a name of its own."""
+        if step.artifact:
+            return relative_to_cwd(step.artifact.path)
+        prefix = "draft-" if step.node.id.startswith("draft.") else ""
+        return f"{step.node.label}-{prefix}{WRITES[step.node.stage.name]}"
+
+    def _ours(self, step: PlannedStep, *more: str) -> Lines:
+        """Render the command that runs one of this project's own stages."""
+        own = [f"stage.name={step.node.id}", f"stage.link={self._name(step)}"]
+        return _command(["make", "stage", *own, *self._words(), *more])
+
+    def _build(self, step: PlannedStep, stage: Build, *, later: bool) -> Lines:
+        """Render trtllm-build with one option per line."""
+        values = stage.build.model_dump(include={field.name for field in fields(BuildLimits)})
+        if values["max_seq_len"] is None and stage.longest is not None:
+            values["max_seq_len"] = stage.longest
+        before = step.node.inputs.get("checkpoint", step.node.inputs.get("converted"))
+        checkpoint = next(self._name(s) for s in self.plan.steps if s.node.id == before)
+        places = BuildPaths(checkpoint, self._name(step), self._timing(stage, later=later), TIMING_CACHE)
+        return _option_lines(command(stage.build, BuildLimits(**values), places))
+
+    def _timing(self, stage: Build, *, later: bool) -> str | None:
+        """Return the timing cache to start from: the one of the build before, or of this machine's builds."""
+        if later:
+            return TIMING_CACHE
+        if not self.plan.machine.gpus or stage.on_gpu is None:
+            return None
+        cache = stage.on_gpu.timing_caches / f"{BuiltOn.here(stage.on_gpu.gpu, stage.on_gpu.sm or 0.0).file_name}.cache"
+        return relative_to_cwd(cache) if cache.is_file() else None
+
+    def _script(self, step: PlannedStep, stage: Script) -> Lines:
+        """Render one of TensorRT-LLM's own scripts."""
+        places = {name: str(given.path) for name, given in step.node.inputs.items() if isinstance(given, InputSource)}
+        for before in self._inputs(step):
+            places |= {name: self._name(before) for name, given in step.node.inputs.items() if given == before.node.id}
+        return _option_lines(stage.command(places, self._name(step)))
+
+    def _engine_by_hand(self, step: PlannedStep) -> tuple[str, ...]:
+        """Return the override that serves the engine built by hand, where it is the only one."""
+        built = next((s for s in self._inputs(step) if s.node.id == step.node.inputs["engine"]), None)
+        if built is None or built.artifact or BESIDE & step.node.inputs.keys() or not _of_nvidia(built.node.stage):
+            return ()
+        return (f"engine.path={self._name(built)}",)
 
 
-def _script(plan: Plan, step: PlannedStep) -> list[str]:
-    """Render one of TensorRT-LLM's own scripts."""
-    stage = step.node.stage
-    assert isinstance(stage, Script)
-    places = {}
-    for name, given in step.node.inputs.items():
-        before = [s for s in plan.steps if s.node.id == given]
-        places[name] = _place(plan, before[0]) if before else str(getattr(given, "path", given))
-    return _shown(step, stage.command(places, _place(plan, step)))
+def _nvidias_container() -> Lines:
+    options = ["--rm", "--interactive", "--tty", "--gpus=all", "--ipc=host", "--network=host"]
+    options += ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
+    options += ['--mount=type=bind,source="$PWD",target=/work', "--workdir=/work"]
+    return command_lines(["docker", "run", *options, LLM_API_IMAGE], INDENT)
 
 
-def _shown(step: PlannedStep, parts: Sequence[Sequence[str]]) -> list[str]:
+def _of_baseline(step: PlannedStep) -> bool:
+    return step.node.id.startswith("baseline.")
+
+
+def _of_nvidia(stage: Stage) -> bool:
+    """Return whether a program of NVIDIA's does all the work of a stage."""
+    return isinstance(stage, Build | Script)
+
+
+def _command(words: Sequence[str]) -> Lines:
+    """Render a command whose words may need quotes."""
+    return command_lines([shlex.quote(word) for word in words], INDENT)
+
+
+def _option_lines(options: Sequence[Sequence[str]]) -> Lines:
     """Render a command with one option per line."""
-    lines = [" ".join(part if "*" in part else shlex.quote(part) for part in option) for option in parts]
-    first, *middle, last = lines
-    return [
-        f"  {step.node.id}",
-        f"{INDENT}{first} \\",
-        *(f"{INDENT}  {line} \\" for line in middle),
-        f"{INDENT}  {last}",
-    ]
+    rows = [shlex.join(option) for option in options]
+    lines = [" " * INDENT + rows[0], *(" " * (INDENT + 2) + row for row in rows[1:])]
+    return [*(line + CONTINUED for line in lines[:-1]), lines[-1]]
 
 
-def _timing(plan: Plan, stage: Build) -> tuple[str | None, str]:
-    """Return the timing cache to start from, if there is one, and where the new one is kept."""
-    assert stage.on_gpu is not None
-    caches = relative_to_cwd(stage.on_gpu.timing_caches)
-    if not plan.machine.gpus:
-        return None, f"{caches}/*.cache"
-    name = BuiltOn.here(stage.on_gpu.gpu, stage.on_gpu.sm or 0.0).file_name
-    cache = f"{caches}/{name}.cache"
-    return (cache if (stage.on_gpu.timing_caches / f"{name}.cache").is_file() else None), cache
-
-
-def _place(plan: Plan, step: PlannedStep) -> str:
-    """Return the folder of a step's artifact, as far as it is known before the step has a key."""
-    if step.artifact:
-        return relative_to_cwd(step.artifact.path)
-    key = step.key[:KEY_LENGTH] if step.key else "*"
-    store = relative_to_cwd(plan.settings.paths.store.absolute())
-    return f"{store}/{step.node.stage.name}/{step.node.label}-{key}"
-
-
-def _serve(plan: Plan, stage: WriteRepository) -> list[str]:
-    """Render the command that starts tritonserver, as `make serve` uses it."""
-    spec = RepositorySpec(stage.flavour, stage.model, stage.variant, tp_size=stage.tp_size, pp_size=stage.pp_size)
-    line = next(iter(start_commands(plan.settings.triton, spec)["commands"].values()))
-    pieces = line.replace(" : -n 1 ", " : \n-n 1 ").split("\n")
-    shown = []
-    for number, piece in enumerate(pieces):
-        first = INDENT + ("  " if number else "")
-        wrapped = textwrap.wrap(
-            piece, width() - 2, initial_indent=first, subsequent_indent=f"{INDENT}    ", break_long_words=False,
-            break_on_hyphens=False,
-        )  # fmt: skip
-        shown += wrapped
-    return ["  serve, inside the repository", *(f"{row} \\" for row in shown[:-1]), shown[-1]]
+def _inside(folder: str, line: str) -> Lines:
+    """Render a shell line that runs inside a folder, and leaves the shell where it is."""
+    words = re.findall(r"(?:'[^']*'|[^\s'])+", line)  # keeps quotes and patterns as they are
+    return command_lines([f"(cd {shlex.quote(folder)}", "&&", *words[:-1], f"{words[-1]})"], INDENT)

@@ -108,7 +108,7 @@ def _waiting(node: Node) -> Callable[[], None]:
 def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
     """Return what a manifest records so that the run can be repeated."""
     return {
-        "repeat": shlex.join(["python", "-m", "pipelines", plan.target, *overrides]),
+        "repeat": shlex.join(["python", "-m", "pipelines", plan.command, *overrides]),
         "settings": plan.settings.model_dump(mode="json"),
         "pipelines_version": __version__,
         "git_commit": git_commit(),

@@ -8,7 +8,6 @@ from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
-from pipelines.plan.targets import EVALUATED
 from pipelines.run import console, runner
 from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
@@ -25,7 +24,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
     """
     if plan.not_here:
         raise UserError.of(plan.not_here)
-    with run_folder(plan.target, plan.settings, overrides) as folder:
+    with run_folder(plan.command, plan.settings, overrides) as folder:
         say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
             say(note)
@@ -35,11 +34,11 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
         say(console.outcome_table(outcomes))
-        if plan.target in EVALUATED:
+        if any(outcome.node.id == "evaluate" for outcome in outcomes):
             table = console.accuracy_table(outcomes)
             write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)
         if (measured := outcomes[-1]).node.stage.measures:
             say("\n" + console.measured_table(measured))
-        say(console.closing(outcomes, folder, more=plan.target == "serve"))
+        say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return outcomes

@@ -93,8 +93,9 @@ def refuse_elsewhere(repository: ModelRepository, *, from_wheel: bool) -> None:
     if repository.launched_by_hand:
         raise UserError(
             f"'{repository.path}' is meant for several machines, or for ranks that are started beforehand.",
-            todo=f"`make scripts cluster=slurm serving.repository={repository.path}` writes scripts that start it on a "
-            f"cluster; the plain command is under 'start' in {repository.path / DESCRIPTION}.",
+            todo=f"The plain command is under 'start' in {repository.path / DESCRIPTION}. Scripts that start it on a "
+            "cluster:",
+            command=("make", "scripts", "cluster=slurm", f"serving.repository={repository.path}"),
         )
 
 

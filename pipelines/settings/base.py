@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
@@ -102,6 +111,41 @@ class Group(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise UserError.of([_fault(cls, key, dict(item)) for item in error.errors()]) from None
+
+
+class ChoosingGroup(Group):
+    """Base of groups with fields that this tool chooses where they are null: for the load, or for speed.
+
+    What a user gives always wins, and what is chosen does not count as given: a configuration that is derived from
+    another one (a baseline, a draft model, a proposal) chooses anew.
+    """
+
+    CHOSEN: ClassVar[tuple[str, ...]] = ()
+    """Fields whose null means "not given"; their defaults are those of the program they are for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, data: object) -> object:
+        """Leave out such fields where they are null, so that `given` tells a user's value from an equal default."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in cls.CHOSEN}
+
+    def given(self, name: str) -> bool:
+        """Return whether the command line, an experiment or a feature sets a field of CHOSEN."""
+        return name in self.model_fields_set
+
+    def choosing(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with values that do not count as given."""
+        return self.model_construct(self.model_fields_set - values.keys(), **{**dict(self), **values})
+
+    def without(self, names: Iterable[str]) -> Self:
+        """Return a copy in which these fields have their defaults and do not count as given."""
+        return self.choosing({name: type(self).model_fields[name].default for name in names})
+
+    def as_given(self) -> Self:
+        """Return a copy in which nothing is chosen."""
+        return self.without(name for name in self.CHOSEN if not self.given(name))
 
 
 def _fault(group: type[Group], prefix: str, item: Mapping[str, Any]) -> Fault:

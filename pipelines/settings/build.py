@@ -7,11 +7,11 @@ here, combinations of options by the rules.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from pipelines.settings.base import Group, Positive, Ranks, Tokens
+from pipelines.settings.base import ChoosingGroup, Positive, Ranks, Tokens
 
 Count = Annotated[int, Field(ge=0)]
 Switch = Literal["enable", "disable"]
@@ -66,11 +66,14 @@ alone runs in every format, and `use_fp8_context_fmha` is switched off by the bu
 LIMITS_FOR_LOAD = ("max_batch_size", "max_input_len", "max_num_tokens", "max_seq_len")
 """Limits that are chosen for the load where nobody gives them, see `pipelines.predict.performance.limits`."""
 
+TUNED = ("gemm_plugin", "gemm_swiglu_plugin", "multiple_profiles", "reduce_fusion", "user_buffer")
+"""Options that are chosen for speed where nobody gives them, see `pipelines.engines.tensorrt_llm.tuning`."""
+
 FACTS_ARE_LOGGED = ("info", "verbose", "debug", "trace")
 """Log levels that report sizes and seconds, which become the facts of an engine."""
 
 
-class BuildSettings(Group):
+class BuildSettings(ChoosingGroup):
     """Options of trtllm-build 1.2, grouped by what they are about.
 
     Attributes:
@@ -103,8 +106,9 @@ class BuildSettings(Group):
         bert_context_fmha_fp32_acc: 32-bit accumulation in the fused attention of encoder models.
         remove_input_padding: pack the tokens of different requests without padding.
         streamingllm: attention sinks; TensorRT-LLM 1.2 refuses to build with it.
-        gemm_plugin: cuBLASLt matrix products and their type; null is off, but nvfp4 for NVFP4.
-        gemm_swiglu_plugin: matrix product and SwiGLU in one FP8 kernel, on Hopper.
+        gemm_plugin: cuBLASLt matrix products and their type; null is chosen by the tuning, and otherwise off, but
+            nvfp4 for NVFP4.
+        gemm_swiglu_plugin: matrix product and SwiGLU in one FP8 kernel, on Hopper; null is chosen by the tuning.
         fp8_rowwise_gemm_plugin: FP8 matrix products with scales per token and channel; needs a checkpoint made for
             it.
         low_latency_gemm_plugin: FP8 matrix products for low latency.
@@ -115,8 +119,9 @@ class BuildSettings(Group):
         weight_streaming: keep part of the weights on the host at run time; needs gemm_plugin=disable.
         nccl_plugin: collectives over NCCL, and their type.
         gemm_allreduce_plugin: matrix product and all-reduce in one kernel, and its type.
-        reduce_fusion: residual add and norm fused after the all-reduce; Llama with tp_size above 1.
-        user_buffer: no copies around the all-reduce; FP8 Llama with reduce_fusion.
+        reduce_fusion: residual add and norm fused after the all-reduce; Llama with tp_size above 1; null is chosen by
+            the tuning.
+        user_buffer: no copies around the all-reduce; FP8 Llama with reduce_fusion; null is chosen by the tuning.
         pp_reduce_scatter: an optimization of pipeline parallelism, Mixtral only.
         logits_dtype: type of the logits; null is the checkpoint's.
         gather_context_logits: return the logits of the prompt; not with max_draft_len above 0.
@@ -134,7 +139,8 @@ class BuildSettings(Group):
         mamba_conv1d_plugin: kernels for Mamba's convolutions, and their type.
         paged_state: recurrent state in pages, for Mamba and RecurrentGemma.
         workers: ranks built at the same time, each on a GPU of its own.
-        multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens.
+        multiple_profiles: several optimization profiles: slower build, faster kernels; not with opt_num_tokens; null
+            is chosen by the tuning.
         profiling_verbosity: what the engine reports about its layers to profilers.
         fast_build: build faster, for a somewhat slower engine.
         log_level: of trtllm-build; trace needs a version after 1.2.
@@ -154,6 +160,7 @@ class BuildSettings(Group):
     """
 
     model_config = ConfigDict(protected_namespaces=())  # some options begin with "model_"
+    CHOSEN: ClassVar[tuple[str, ...]] = (*LIMITS_FOR_LOAD, *TUNED)
 
     # Limits.
     max_batch_size: Annotated[int, Field(ge=1, le=2**16)] = 2048
@@ -254,20 +261,10 @@ class BuildSettings(Group):
 
     def in_16_bit(self) -> BuildSettings:
         """Return the same options without those that belong to quantized or sparse weights."""
-        given = [name for name, own in OF_A_FORMAT.items() if getattr(self, name) in own]
-        return self.model_copy(update={name: type(self).model_fields[name].default for name in given})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_not_given(cls, data: object) -> object:
-        """Leave out limits that are null, so that `given` tells a user's 2,048 from the default of 2,048."""
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None or name not in LIMITS_FOR_LOAD}
-
-    def given(self, name: str) -> bool:
-        """Return whether the command line, an experiment or a feature sets an option of LIMITS_FOR_LOAD."""
-        return name in self.model_fields_set
+        names = [name for name, own in OF_A_FORMAT.items() if getattr(self, name) in own]
+        if self.weight_sparsity and self.gemm_plugin == "disable":  # 2:4 kernels need it, and dense weights do not
+            names.append("gemm_plugin")
+        return self.without(names)
 
     @field_validator(*(name + "_" * (name == "model_config") for name in DECIDED))
     @classmethod

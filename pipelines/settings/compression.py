@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from pipelines.domain.formats import KvFormat, QFormat
-from pipelines.settings.base import Group, HubName, Positive, Revision, Tokens
+from pipelines.settings.base import ChoosingGroup, Group, HubName, Positive, Revision, Tokens
 
 
 class QuantSettings(Group):
@@ -40,15 +40,17 @@ class SparsitySettings(Group):
     method: Literal["none", "magnitude", "sparsegpt"]
 
 
-class KvCacheSettings(Group):
+class KvCacheSettings(ChoosingGroup):
     """Element type and reuse of the KV cache.
 
     Attributes:
-        dtype: element type; auto is the model's 16-bit type.
+        dtype: element type; auto is the model's 16-bit type, and null is chosen by the tuning, or else auto.
         enable_block_reuse: keep the blocks of prompts for later requests that begin alike.
     """
 
-    dtype: KvFormat
+    CHOSEN: ClassVar[tuple[str, ...]] = ("dtype",)
+
+    dtype: KvFormat = KvFormat.AUTO
     enable_block_reuse: bool
 
 

@@ -85,6 +85,7 @@ class HardwareSettings(Group):
         sparse_multiplier: speed of 2:4 sparse arithmetic over dense arithmetic; null is none.
         nvlink_gb_s_bidir: NVLink, both directions together, GB/s; null is none.
         pcie_gb_s_per_dir: PCIe, each direction, GB/s.
+        c2c_gb_s_per_dir: NVLink-C2C to the memory of a Grace CPU, each direction, GB/s; null is none.
         gpus_per_server: GPUs of one server.
         tdp_w: power, W.
     """
@@ -104,6 +105,7 @@ class HardwareSettings(Group):
     sparse_multiplier: Amount | None = None
     nvlink_gb_s_bidir: Amount | None = None
     pcie_gb_s_per_dir: Amount | None = None
+    c2c_gb_s_per_dir: Amount | None = None
     gpus_per_server: Positive | None = None
     tdp_w: Amount | None = None
 

@@ -21,6 +21,8 @@ TaskId = Annotated[int, Field(ge=1)]
 SpeculationMode = Literal["none", "draft_target", "medusa", "redrafter", "eagle", "lookahead"]
 HEADS = ("medusa", "redrafter", "eagle")
 """Modes whose draft is part of the engine, as heads trained for the model."""
+WITHOUT_REDUCE_FUSION = ("redrafter", "eagle")
+"""Modes with classes of their own, for which trtllm-build overrides reduce_fusion. Source: tensorrt_llm/builder.py."""
 
 
 class LoraSettings(Group):

@@ -1,4 +1,4 @@
-"""The groups `paths`, `plan` and `verify`, and where the project itself is."""
+"""The groups `paths`, `plan`, `stage` and `verify`, and where the project itself is."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ class PlanSettings(Group):
     """
 
     target: Literal["build", "evaluate", "repository", "serve", "benchmark", "all"] | None
+
+
+class StageSettings(Group):
+    """Settings of the command `stage`.
+
+    Attributes:
+        name: stage to run, with what it needs, as `plan` lists it: quantize, build, baseline.quantize, ...
+        link: where a link to its result is put, so that the folder has a name known beforehand; null puts none.
+    """
+
+    name: str | None
+    link: Path | None
 
 
 class VerifySettings(Group):

@@ -18,12 +18,13 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.nightly import NightlySettings
-from pipelines.settings.paths import PathSettings, PlanSettings, VerifySettings
+from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, VerifySettings
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
 from pipelines.settings.sizing import SizingSettings
 from pipelines.settings.triton import TritonSettings
+from pipelines.settings.tuning import TuningSettings
 
 
 class Settings(Group):
@@ -36,6 +37,7 @@ class Settings(Group):
     calibration: CalibrationSettings
     engine: EngineSettings
     build: BuildSettings
+    tuning: TuningSettings
     runtime: RuntimeSettings
     lora: LoraSettings
     speculative: SpeculativeSettings
@@ -55,6 +57,7 @@ class Settings(Group):
     sizing: SizingSettings
     paths: PathSettings
     plan: PlanSettings
+    stage: StageSettings
     verify: VerifySettings
     doctor: DoctorSettings
 

@@ -8,11 +8,11 @@ parameter out, so that the backend's own default holds.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.settings.base import Group, Positive, Ranks
+from pipelines.settings.base import ChoosingGroup, Positive, Ranks
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -41,7 +41,7 @@ DECIDED_ELSEWHERE = {
 CHOICES = re.compile(r"mc_sim_7b_63|\{\d+(, *\d+)*\}(, *\{\d+(, *\d+)*\})*")
 
 
-class TritonSettings(Group):
+class TritonSettings(ChoosingGroup):
     """Parameters of preprocessing, tensorrt_llm, postprocessing and tensorrt_llm_bls.
 
     Attributes:
@@ -65,7 +65,8 @@ class TritonSettings(Group):
         stats_check_period_ms: milliseconds between two reads of the engine's statistics.
         iter_stats_max_iterations: iterations whose statistics are kept.
         request_stats_max_iterations: iterations whose statistics per request are kept.
-        kv_cache_free_gpu_mem_fraction: share of the GPU memory left after the weights that the KV cache takes.
+        kv_cache_free_gpu_mem_fraction: share of the GPU memory left after the weights that the KV cache takes; null is
+            chosen by the tuning, and otherwise TensorRT-LLM's 0.9.
         max_tokens_in_paged_kv_cache: tokens of the KV cache; with the fraction, the smaller bound holds.
         max_attention_window_size: tokens that attention looks back, per layer, repeated over the layers:
             [4096,8192].
@@ -102,6 +103,8 @@ class TritonSettings(Group):
         guided_decoding_backend: restricts answers to a schema or grammar; null turns it off.
         xgrammar_tokenizer_info_path: vocabulary file for xgrammar.
     """
+
+    CHOSEN: ClassVar[tuple[str, ...]] = ("kv_cache_free_gpu_mem_fraction",)
 
     triton_max_batch_size: Positive | None = None
     decoupled_mode: bool = True

@@ -246,5 +246,6 @@ def _read_manifest(folder: Path) -> Json | None:
 def _changed(folder: Path, name: str, how: str) -> UserError:
     return UserError(
         f"{folder} was changed after it was made: {name} {how}.",
-        todo=f"Put the file back, or remove the folder to make it again: rm -r '{folder}'",
+        todo="Put the file back, or remove the folder to make it again:",
+        command=("rm", "-r", str(folder)),
     )

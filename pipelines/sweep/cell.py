@@ -79,7 +79,9 @@ def _run(cell: SweepCell, machine: Machine) -> SweepCell:
     settings = load(cell.overrides)
     cell = replace(cell, model=settings.model.label, variant=settings.variant)
     store = Store(settings.paths.store)
-    outcomes = run_target(make_plan(settings, cell.target, store, machine), store, cell.overrides)
+    plan = make_plan(settings, cell.target, store, machine)
+    cell = replace(cell, variant=plan.settings.variant)
+    outcomes = run_target(plan, store, cell.overrides)
     cell = replace(cell, artifacts={outcome.node.id: str(outcome.artifact.path) for outcome in outcomes})
     facts = outcomes[-1].artifact.facts
     if cell.target in MEASURED and not facts["complete"]:

@@ -185,6 +185,7 @@ def _judged(cell: SweepCell, raw: dict[str, Any], store: Store, machine: Machine
         plan = make_plan(settings, cell.target, store, machine)
     except UserError as error:
         return cell.failed(str(error)) if here else cell
+    cell = replace(cell, variant=plan.settings.variant)
     if not plan.is_done:
         return cell
     artifacts = {step.node.id: str(step.artifact.path) for step in plan.steps if step.artifact}

@@ -83,6 +83,7 @@ MUST_RERUN = {
     "build.tokens_per_block": (64, BUILD),
     "build.tp_size": (2, QUANTIZE | BASE),
     "build.pp_size": (2, QUANTIZE | BASE),
+    "tuning.name": ("plain", NOTHING),  # TensorRT engines only
     "runtime.enable_chunked_context": (True, REPOSITORY),
     "lora.adapters": ({1: Path("/adapter")}, NOTHING),  # their content counts, as inputs
     "lora.max_rank": (32, NOTHING),  # read as build.max_lora_rank
@@ -117,6 +118,8 @@ MUST_RERUN = {
     "eval.baseline": ("skip", BASE),
     "eval.baseline_tp_size": (2, BASE),
     "plan.target": ("build", NOTHING),  # `make plan` alone reads it
+    "stage.name": ("build", NOTHING),  # `make stage` alone reads them
+    "stage.link": (Path("/link"), NOTHING),
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
@@ -304,7 +307,7 @@ def test_a_changed_library_reruns_exactly_these_stages(start, library, expected,
 
 @pytest.fixture(scope="module")
 def start_on_gpu() -> Settings:
-    return load(["quant=int8_wo", "engine=tensorrt_llm"])
+    return load(["quant=int8_wo", "engine=tensorrt_llm", "tuning=plain"])  # each option by itself
 
 
 ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", has_tensorrt_llm=True, platform="test")

@@ -10,8 +10,11 @@ import numpy as np
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.formats import QFormat
 from pipelines.predict.performance.gpus import gpu_named
+from pipelines.predict.performance.limits import NOTHING_GIVEN, WantedLimits
+from pipelines.predict.performance.memory import EngineSizes
 from pipelines.predict.performance.models import model_named
 from pipelines.predict.performance.performance import Costed, Setup
+from pipelines.predict.performance.placement import EngineTerms
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.question import Question
@@ -19,17 +22,26 @@ from pipelines.predict.sizing.question import Question
 COUNT = 1000
 
 
-def question(**changes: Any) -> Question:
+def question(
+    *,
+    wanted: WantedLimits = NOTHING_GIVEN,
+    prefix_tokens: int = 0,
+    max_kv_tokens: int | None = None,
+    **changes: Any,
+) -> Question:
     """Return a question: Llama-3-8B in FP8 on H100, 30 requests/s of 1,000/100 tokens, TTFT 500 ms at P95, TP 1."""
+    model = changes.get("model", model_named("llama-3-8b"))
+    sizes = EngineSizes(model, QFormat.FP8, windows=model.windows, max_kv_tokens=max_kv_tokens)
     gaps = np.random.default_rng(7).exponential(size=COUNT)
     plain = Question(
-        model=model_named("llama-3-8b"),
+        model=model,
         gpu=gpu_named("h100_sxm"),
         demand=Demand(25.0, 30.0, 24.0, "as given"),
         isl=np.full(COUNT, 1000),
         osl=np.full(COUNT, 100),
         gaps=gaps / gaps.mean(),
         slo=Slo("given", ttft_ms=500.0),
+        terms=EngineTerms(sizes, wanted, prefix_tokens=prefix_tokens),
         formats=(QFormat.FP8,),
     )
     return replace(plain, **changes)

@@ -7,6 +7,7 @@ Source: TensorRT's "engine plan file is not compatible" and "expecting compute 8
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,20 +36,23 @@ def _faults(engine_dir: Path, here: BuiltOn) -> Iterator[Fault]:
                 f"The engine '{engine_dir}' was built on {built.gpu} (compute capability {built.sm:g}); "
                 f"this machine has {here.gpu} ({here.sm:g}).",
                 "A TensorRT engine runs only on the compute capability it was built on.",
-                _rebuild(engine_dir),
+                *_rebuild(engine_dir),
             )
     for tool, then, now in pairs:
         if then != now and "absent" not in (then, now):
             yield Fault(
                 f"The engine '{engine_dir}' was built by {tool} {then}; this machine has {tool} {now}.",
                 "An engine runs only under the versions that built it.",
-                _rebuild(engine_dir),
+                *_rebuild(engine_dir),
             )
 
 
-def _rebuild(engine_dir: Path) -> str:
-    """Return the command that built the engine, if known; on this machine it builds another one beside it."""
-    manifest = engine_dir / MANIFEST
-    if manifest.is_file():
-        return f"Build it here: {json.loads(manifest.read_text(encoding='utf-8'))['repeat']}"
-    return "Build it here: make build engine=tensorrt_llm, with the same overrides."
+def _rebuild(engine_dir: Path) -> tuple[str, tuple[str, ...]]:
+    """Return what to do and the command that made the engine or its repository; here it makes another one.
+
+    A repository has its engine in `<model>/<version>/engine` and its manifest at the top.
+    """
+    for folder in (engine_dir, *engine_dir.absolute().parents[2:3]):
+        if (manifest := folder / MANIFEST).is_file():
+            return "Build it here:", tuple(shlex.split(json.loads(manifest.read_text(encoding="utf-8"))["repeat"]))
+    return "Build it here: make build engine=tensorrt_llm, with the same overrides.", ()

@@ -175,18 +175,13 @@ def limits_for_load(
     """
     if shape is None or hardware.mem_bw_gb_s is None:
         return None
-    sizes, gpu = engine_sizes(settings, shape), data_sheet(hardware)
-    sparse = settings.sparsity.method != "none"
-    setup = Setup(shape, gpu, sizes.qformat, sizes.kv_format, sparse, sizes.tp_size, sizes.pp_size)
-    try:
-        cost = cost_of(setup).cost
-    except UserError:
-        return None  # a format or a split that other checks refuse
-    return limits_of(settings, sizes, gpu.reported_bytes, cost)
-
-
-def limits_of(settings: Settings, sizes: EngineSizes, total: float, cost: IterationCost) -> ChosenLimits | None:
-    """Choose the limits of an engine of these sizes; None where all are given, or the requests are not known."""
     wanted = WantedLimits.of(settings.build, chunked=settings.runtime.enable_chunked_context)
     load = None if wanted.all_given else known_lengths(settings)
-    return None if load is None else choose(sizes, total, cost, load, wanted)
+    if load is None:
+        return None
+    gpu = data_sheet(hardware)
+    try:
+        cost = cost_of(Setup.of(settings, shape, gpu)).cost
+    except UserError:
+        return None  # a format, a split or windows that other checks refuse
+    return choose(engine_sizes(settings, shape), gpu.reported_bytes, cost, load, wanted)

@@ -12,7 +12,7 @@ from pipelines.domain.errors import UserError
 from pipelines.engines.registry import ENGINES, TENSORRT_LLM, runs_on_cpu
 from pipelines.host.machine import Machine, gather, library_versions
 from pipelines.host.text import table
-from pipelines.predict.performance.deployment import gpu_model
+from pipelines.predict.performance.deployment import Compression, gpu_model
 from pipelines.predict.performance.fit import FitResult, FittedLevel, fit
 from pipelines.predict.performance.fit_file import FittedModel, comparison, fitted_model
 from pipelines.predict.performance.gpus import data_sheet
@@ -43,6 +43,8 @@ SHOWN = {
     "overhead_s": ("in transit, per request", "ms"),
     "client_gap_s": ("client, between two requests", "ms"),
 }
+OURS = "trtllm-pipelines"
+"""Name of the tool in benchmarks of this project, which say their own format."""
 _UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3}
 
 
@@ -102,7 +104,7 @@ def free_engine(settings: Settings, measured: Measured) -> SchedulerLimits:
 
 def labelled(measured: Measured, settings: Settings) -> Measured:
     """Replace another tool's names by this project's: the configuration says what was measured."""
-    if measured.tool == "trtllm-pipelines" or settings.hardware.name == "auto":
+    if measured.tool == OURS or settings.hardware.name == "auto":
         return measured
     return replace(
         measured,
@@ -163,4 +165,5 @@ def start_of_gpu(settings: Settings, machine: Machine, measured: Measured) -> Mo
     # of an engine that was measured, nothing is chosen: its limits are those reported, or else trtllm-build's defaults
     limits = {name: measured.limits.get(name, getattr(settings.build, name)) for name in LIMITS_FOR_LOAD}
     built = settings.model_copy(update={"build": settings.build.model_copy(update=limits)})
-    return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, tp=tp, pp=pp).deployment
+    form = Compression.of(measured.precision or "") if measured.tool == OURS else None  # as it was tuned
+    return gpu_model(built, known_model(built), gpu, PerformanceModel.load().cost, form=form, tp=tp, pp=pp).deployment

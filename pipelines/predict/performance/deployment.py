@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
-from pipelines.predict.performance.choose_limits import limits_of
-from pipelines.predict.performance.engine_sizes import engine_sizes, request_tokens
+from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.fit_file import FittedModel, load_fit
 from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.lengths import known_lengths
 from pipelines.predict.performance.limits import ChosenLimits
-from pipelines.predict.performance.memory import device_memory, kv_blocks
 from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
-from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
+from pipelines.predict.performance.placement import EngineTerms, place
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
 
@@ -52,11 +51,6 @@ class Compression:
     qformat: QFormat
     kv_format: KvFormat
     sparse: bool
-
-    @classmethod
-    def asked(cls, settings: Settings) -> Compression:
-        """Return the compression that the settings request."""
-        return cls(settings.quant.qformat, settings.kv_cache.dtype, settings.sparsity.method != "none")
 
     @classmethod
     def of(cls, variant: str) -> Compression | None:
@@ -116,29 +110,21 @@ def gpu_model(
         pp: pipeline parallel ranks, if they differ from the settings.
 
     Raises:
-        UserError: the GPU does not support it, or the model leaves no room for a KV cache.
+        UserError: the GPU does not support it, the model leaves no room for a KV cache, or a setting changes the speed
+            in a way that is not modelled.
     """
-    build = settings.build
-    form, tp, pp = form or Compression.asked(settings), tp or build.tp_size, pp or build.pp_size
-    costed = cost(Setup(model, gpu, form.qformat, form.kv_format, form.sparse, tp, pp))
-    sizes = replace(
-        engine_sizes(settings, model), qformat=form.qformat, kv_format=form.kv_format, tp_size=tp, pp_size=pp
-    )
-    limits = limits_of(settings, sizes, gpu.reported_bytes, costed.cost)
-    sizes = sizes if limits is None else limits.sizes(sizes)
-    memory = device_memory(sizes, gpu.reported_bytes)
-    blocks = kv_blocks(sizes, memory, request_tokens(settings) or sizes.max_seq_len)
-    if blocks < 1:
+    if faults := unmodelled(settings):
+        raise UserError.of(faults)
+    setup = Setup.of(settings, model, gpu)
+    setup = replace(setup, tp=tp or setup.tp, pp=pp or setup.pp)
+    if form is not None:
+        setup = replace(setup, qformat=form.qformat, kv_format=form.kv_format, sparse=form.sparse)
+    costed = cost(setup)
+    placed = place(setup, costed.cost, EngineTerms.of(settings, model), known_lengths(settings))
+    if not placed.engine.kv_blocks:
         raise UserError(
-            f"{model.name} in {form.qformat} leaves no KV cache on {gpu.name} (modelled).",
+            f"{model.name} in {setup.qformat} leaves no KV cache on {gpu.name} (modelled).",
             todo=f"`make plan hardware={gpu.name} ...` shows what would fit.",
         )
-    engine = SchedulerLimits(
-        slots=sizes.max_batch_size,
-        max_num_tokens=sizes.max_num_tokens,
-        admission=admission_of(settings.triton.batch_scheduler_policy),
-        kv_blocks=blocks,
-        tokens_per_block=build.tokens_per_block,
-    )
-    deployment = ModelledDeployment(engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=pp)
-    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread, limits)
+    deployment = ModelledDeployment(placed.engine, costed.cost, costed.overhead_s, costed.client_delay, lanes=setup.pp)
+    return PredictedDeployment(deployment, costed.provenance, costed.why, costed.spread, placed.limits)

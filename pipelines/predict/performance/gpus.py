@@ -14,6 +14,8 @@ from pipelines.settings.groups import CONF
 
 BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
 """Number of GPUs that an NVLink bridge joins, by the notes of their data sheets; larger groups use PCIe."""
+ACROSS_SERVERS = {"gb200": 72}
+"""Number of GPUs that NVLink joins where it leaves the server."""
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
     "gpus_per_server", "tdp_w", "sm", "arch",
@@ -35,6 +37,7 @@ class GpuSpec:
         sparse_multiplier: data-sheet rate with 2:4 sparsity over the dense one.
         nvlink: bytes/s in one direction; 0 means none.
         pcie: bytes/s in one direction.
+        host: to the host's memory, bytes/s in one direction: PCIe, or NVLink-C2C.
         gpus_per_server: GPUs of the usual server.
         tdp_w: power, W.
         sm: compute capability.
@@ -50,10 +53,16 @@ class GpuSpec:
     sparse_multiplier: float
     nvlink: float
     pcie: float
+    host: float
     gpus_per_server: int
     tdp_w: float
     sm: float
     arch: str
+
+    @property
+    def tp_most(self) -> int:
+        """GPUs that NVLink or PCIe joins; more are joined by a network, whose speed is not known."""
+        return max(self.gpus_per_server, ACROSS_SERVERS.get(self.name, 0))
 
     def link(self, ranks: int) -> tuple[str, float]:
         """Return the link between this many GPUs in a server ("nvlink" or "pcie") and its bytes/s in one direction."""
@@ -119,6 +128,7 @@ def data_sheet(hardware: HardwareSettings) -> GpuSpec:
         sparse_multiplier=row["sparse_multiplier"],
         nvlink=row["nvlink_gb_s_bidir"] / 2 * 1e9,
         pcie=row["pcie_gb_s_per_dir"] * 1e9,
+        host=(row["c2c_gb_s_per_dir"] or row["pcie_gb_s_per_dir"]) * 1e9,
         gpus_per_server=row["gpus_per_server"],
         tdp_w=row["tdp_w"],
         sm=row["sm"],

@@ -24,6 +24,8 @@ BUFFER_LOGITS = 9
 """Float32 rows of the vocabulary that runtime and decoder hold per request; published logs (0.12, 0.14): 7.3, 11.2."""
 CUDA_BYTES = 800 * MIB
 """Memory of a GPU taken by CUDA, its libraries and NCCL; published log: 0.77 GiB."""
+USUAL_GROUP = 128
+"""Input channels that share a scale unless the settings say otherwise."""
 SMALL_BATCH, SMALL_TOKENS = 256, 2048
 """Limits proposed when an engine does not fit."""
 ROPE_ENTRY_BYTES = 4
@@ -53,6 +55,7 @@ class EngineSizes:
         shape: dimensions of the model.
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
+        group_size: input channels that share a scale, in formats whose groups can be chosen.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
         max_batch_size: requests scheduled together.
@@ -72,6 +75,7 @@ class EngineSizes:
     shape: ModelShape
     qformat: QFormat
     kv_format: KvFormat = KvFormat.AUTO
+    group_size: int = USUAL_GROUP
     tp_size: int = 1
     pp_size: int = 1
     max_batch_size: int = 2048
@@ -193,7 +197,7 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
-    layer = linears * FORMATS[sizes.qformat].linear_bits / 8 + 2 * norms
+    layer = linears * FORMATS[sizes.qformat].bits_in_groups(sizes.group_size) / 8 + 2 * norms
     return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
 
 

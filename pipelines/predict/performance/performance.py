@@ -7,19 +7,21 @@ usual error. Method: docs/decisions/0023-performance-model.md; accuracy: docs/ac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
 from pipelines.domain.model_shape import ModelShape
+from pipelines.predict.performance.engine_sizes import engine_sizes
 from pipelines.predict.performance.frameworks import Framework, framework_named
 from pipelines.predict.performance.gpus import GpuSpec
-from pipelines.predict.performance.memory import EngineSizes, rank_weight_bytes
+from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes, rank_weight_bytes
 from pipelines.predict.performance.parameters import Parameters
 from pipelines.predict.performance.physics import facts, iteration_cost
 from pipelines.predict.simulator.cost import IterationCost
+from pipelines.settings.root import Settings
 
 Provenance = Literal["fitted", "transferred", "datasheet"]
 WIDER: dict[Provenance, float] = {"fitted": 1.0, "transferred": 1.5, "datasheet": 2.5}
@@ -42,10 +44,12 @@ class Setup:
         gpu: data sheet of the GPU.
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
-        sparse: whether the weights are 2:4-sparse.
+        sparse: whether the weights are 2:4-sparse, and the engine may use kernels for that.
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
         framework: framework that serves it, with its version.
+        group_size: input channels that share a scale, in formats whose groups can be chosen.
+        gpu_weights_percent: share of the weights that stays on the GPU (Triton's name, although it is a fraction).
     """
 
     model: ModelShape
@@ -56,6 +60,33 @@ class Setup:
     tp: int = 1
     pp: int = 1
     framework: str = "TensorRT-LLM 1.2"
+    group_size: int = USUAL_GROUP
+    gpu_weights_percent: float = 1.0
+
+    @classmethod
+    def of(cls, settings: Settings, model: ModelShape, gpu: GpuSpec) -> Setup:
+        """Return what the settings describe.
+
+        Raises:
+            UserError: the speed with these attention windows is not modelled.
+        """
+        build, triton, sizes = settings.build, settings.triton, engine_sizes(settings, model)
+        return cls(
+            model=model.with_windows(triton.max_attention_window_size),
+            gpu=gpu,
+            qformat=sizes.qformat,
+            kv_format=sizes.kv_format,
+            sparse=settings.sparsity.method != "none" and build.weight_sparsity,
+            tp=sizes.tp_size,
+            pp=sizes.pp_size,
+            group_size=sizes.group_size,
+            gpu_weights_percent=sizes.gpu_weights_percent,
+        )
+
+    @property
+    def sparse_kernels(self) -> bool:
+        """Whether kernels for 2:4-sparse weights run: TensorRT has them for linears that it multiplies itself."""
+        return self.sparse and FORMATS[self.qformat].products_of_tensorrt
 
     @property
     def runs_on(self) -> Framework:
@@ -84,16 +115,26 @@ class Setup:
 
     def sizes(self, *, max_batch_size: int = 2048, max_num_tokens: int = 8192, max_seq_len: int = 8192) -> EngineSizes:
         """Sizes from which `pipelines.predict.performance.memory` computes the split of the GPU's memory."""
-        return EngineSizes(
-            shape=self.model,
-            qformat=self.qformat,
-            kv_format=self.kv_format,
-            tp_size=self.tp,
-            pp_size=self.pp,
+        limits = EngineSizes(
+            self.model,
+            self.qformat,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             max_seq_len=max_seq_len,
             windows=self.model.windows,
+        )
+        return self.resized(limits)
+
+    def resized(self, sizes: EngineSizes) -> EngineSizes:
+        """Return the sizes of an engine in this format and split."""
+        return replace(
+            sizes,
+            qformat=self.qformat,
+            kv_format=self.kv_format,
+            tp_size=self.tp,
+            pp_size=self.pp,
+            group_size=self.group_size,
+            gpu_weights_percent=self.gpu_weights_percent,
         )
 
 
@@ -138,8 +179,11 @@ class PerformanceModel:
         """
         refuse(setup)
         values = self.parameters.values(setup.labels)
-        tp, pp, sparse = setup.tp, setup.pp, setup.sparse
-        of_model = facts(setup.model, setup.gpu, setup.qformat, setup.kv_format, tp=tp, pp=pp, sparse=sparse)
+        streamed = (1 - setup.gpu_weights_percent) * setup.weight_bytes
+        of_model = facts(
+            setup.model, setup.gpu, setup.qformat, setup.kv_format, tp=setup.tp, pp=setup.pp,
+            sparse=setup.sparse_kernels, group_size=setup.group_size, streamed=streamed,
+        )  # fmt: skip
         provenance, why = self.provenance(setup)
         return Costed(
             cost=iteration_cost(of_model, values),
@@ -153,6 +197,8 @@ class PerformanceModel:
     def provenance(self, setup: Setup) -> tuple[Provenance, str]:
         """Return the origin of a setup's coefficients, and the reason."""
         gpu, family = setup.gpu.gpu, setup.runs_on.family
+        if assumed := _assumed(setup):
+            return "datasheet", assumed
         on_gpu = self.parameters.knows(f"gpu={setup.gpu.name}")
         if self.parameters.knows(f"gpu={setup.gpu.name}+family={family}"):
             return "fitted", f"fitted to measurements on {gpu} with {family}"
@@ -167,6 +213,13 @@ class PerformanceModel:
         return {
             metric: found.get(metric, {}).get(provenance, usual * WIDER[provenance]) for metric, usual in SPREAD.items()
         }
+
+
+def _assumed(setup: Setup) -> str:
+    """Name what no measurement in the fit covers, whatever the GPU; empty if there is nothing."""
+    if setup.gpu_weights_percent < 1:
+        return f"weights are streamed at the {setup.gpu.host / 1e9:g} GB/s of the data sheet, hidden by nothing"
+    return "no measurement with 2:4-sparse weights" if setup.sparse_kernels else ""
 
 
 def runnable(setup: Setup) -> list[QFormat]:
@@ -197,6 +250,13 @@ def refuse(setup: Setup) -> None:
         raise UserError(
             f"{name} has {heads} heads; tp_size={setup.tp} does not divide them.",
             allowed=f"Allowed: {', '.join(str(n) for n in (1, 2, 4, 8, 16) if heads % n == 0)}.",
+        )
+    if setup.tp > gpu.tp_most:
+        raise UserError(
+            f"The speed of tp_size={setup.tp} on {gpu.gpu} is not modelled: its ranks span several servers.",
+            allowed=f"A server has {gpu.gpus_per_server}.",
+            todo="Keep TP within a server and use pipeline stages across servers, e.g. build.tp_size="
+            f"{gpu.gpus_per_server} build.pp_size=2.",
         )
     if not 1 <= setup.pp <= layers:
         raise UserError(f"pp_size={setup.pp} is not between 1 and {name}'s {layers} layers.")

@@ -8,7 +8,7 @@ are for one rank; H = hidden, L = layers, d = head_dim:
     weights           bytes of W / (tp e_m BW)                     head_weights  bytes of the head / (tp e_m BW)
     prefill_attention 4 L heads d / (tp e_a peak(16 bit))          kv_token      KV bytes / (tp_kv e_k BW)
     token             H L 4 act / BW   + [tp > 1] 2 L 2 (tp - 1) / tp 2 H / (e_l link)
-    fixed             t0 + t_layer L   + [tp > 1] 2 L a
+    fixed             t0 + t_layer L   + [tp > 1] 2 L a   + streamed bytes of W / host link
     sequence, prefill t_seq, t_prefill
 
 Works on numbers and on numpy arrays of equal length, so that fitting and predicting use the same formula.
@@ -20,9 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
+from pipelines.predict.performance.memory import USUAL_GROUP
 from pipelines.predict.simulator.cost import IterationCost
 
 SPARSE_BYTES = {16: 0.5625, 8: 0.625, 4: 0.75}
@@ -50,8 +53,10 @@ class Facts:
         peak16: FLOP/s at 16 bit.
         bandwidth: bandwidth of GPU memory, bytes/s.
         link: bandwidth between GPUs, bytes/s in one direction.
+        host_seconds: to stream the weights that stay in the host's memory; nothing else is assumed to hide it.
         layers: number of decoder layers.
         sparse: 1 with 2:4 sparsity, else 0.
+        sparse_most: data-sheet rate with 2:4 sparsity over the dense one.
         dense_share: share of the weights that every token uses.
         expert_share: experts per token / experts.
         windowed: share of the layers with a sliding window.
@@ -72,8 +77,10 @@ class Facts:
     peak16: Any
     bandwidth: Any
     link: Any
+    host_seconds: Any
     layers: Any
     sparse: Any
+    sparse_most: Any
     dense_share: Any
     expert_share: Any
     windowed: Any
@@ -81,9 +88,10 @@ class Facts:
 
 
 def facts(
-    model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool
-) -> Facts:
-    """Compute the quantities of a model on tp x pp GPUs.
+    model: ModelShape, gpu: GpuSpec, qformat: QFormat, kv_format: KvFormat, *, tp: int, pp: int, sparse: bool,
+    group_size: int = USUAL_GROUP, streamed: float = 0.0,
+) -> Facts:  # fmt: skip
+    """Compute the quantities of a model on tp x pp GPUs, of which each streams `streamed` bytes from its host.
 
     The stages of a pipeline work in sequence, so an iteration of one batch costs what the whole model costs on tp
     ranks, plus a send per stage; that pp batches are in progress at once is left to the caller.
@@ -97,7 +105,7 @@ def facts(
     return Facts(
         token_flops=2 * model.active_params / tp,
         row_flops=2 * model.head_params / tp,
-        weight_bytes=model.linear_params * form.linear_bits / 8 * sparsity / tp,
+        weight_bytes=model.linear_params * form.bits_in_groups(group_size) / 8 * sparsity / tp,
         head_bytes=2 * model.head_params / tp,
         attention_flops=4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim / tp,
         kv_bytes=kv_layer * (model.num_hidden_layers - windowed),
@@ -109,8 +117,10 @@ def facts(
         peak16=gpu.peak["16bit"],
         bandwidth=gpu.bandwidth,
         link=gpu.link(tp)[1],
+        host_seconds=pp * streamed / gpu.host,
         layers=model.num_hidden_layers,
         sparse=float(sparse),
+        sparse_most=gpu.sparse_multiplier,
         dense_share=attention / model.linear_params if model.num_experts > 1 else 1.0,
         expert_share=model.num_experts_per_token / model.num_experts,
         windowed=windowed / model.num_hidden_layers,
@@ -126,7 +136,8 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         values: parameters by name, as in `pipelines.predict.performance.parameters.NAMES`.
     """
     memory = values["e_m"] * facts.bandwidth
-    compute = values["e_c"] * facts.peak * (1 + facts.sparse * (values["sparse_compute"] - 1))
+    faster = np.minimum(values["sparse_compute"], facts.sparse_most)
+    compute = values["e_c"] * facts.peak * (1 + facts.sparse * (faster - 1))
     decode = facts.attention_flops / (values["e_d"] * facts.peak16)
     links = facts.reduce_bytes / (values["e_l"] * facts.link)
     return IterationCost(
@@ -142,7 +153,7 @@ def iteration_cost(facts: Facts, values: Mapping[str, Any]) -> IterationCost:
         kv_window_token=facts.kv_window_bytes / (values["e_k"] * facts.bandwidth) + facts.windowed * decode,
         window=facts.window,
         token=facts.token_bytes * values["c_act"] / facts.bandwidth + links,
-        fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces,
+        fixed=values["t0"] + values["t_layer"] * facts.layers + values["a"] * facts.reduces + facts.host_seconds,
         sequence=values["t_seq"],
         prefill=values["t_prefill"],
     )

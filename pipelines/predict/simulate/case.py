@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.machine import Machine
+from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.performance import origin
+from pipelines.predict.performance.placement import cached_prefix
 from pipelines.predict.simulator.cost import Cost, TickCost
-from pipelines.predict.simulator.interface import SchedulerLimits, admission_of
+from pipelines.predict.simulator.interface import Policy, SchedulerLimits, admission_of
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
@@ -91,9 +93,9 @@ def _in_ticks(settings: Settings) -> SimulationCase:
         tokens_per_block=wanted.tokens_per_block or settings.build.tokens_per_block,
         prefix_tokens=wanted.prefix_tokens or 0,
     )
-    engines = [replace(base, policy=policy) for policy in wanted.policy]
+    engines = [replace(base, policy=policy) for policy in _policies(settings)]
     notes = []
-    if "inflight_chunked" in wanted.policy and wanted.max_num_tokens is None:
+    if "inflight_chunked" in _policies(settings) and wanted.max_num_tokens is None:
         budget = slots + max(1, round((settings.workload.isl.expected or 1) * wanted.decode / wanted.prefill))
         engines = [replace(e, max_num_tokens=budget) if e.policy == "inflight_chunked" else e for e in engines]
         notes.append(
@@ -109,8 +111,10 @@ def _in_seconds(settings: Settings, hardware: HardwareSettings) -> SimulationCas
     from pipelines.predict.performance.deployment import gpu_model
     from pipelines.predict.performance.models import known_model
     from pipelines.predict.performance.step_cost import costs
+    from pipelines.predict.performance.tuning import tuned_for
 
     model = known_model(settings)
+    settings = tuned_for(settings, model, hardware)
     found = gpu_model(settings, model, data_sheet(hardware), costs(settings))
     case = _deployed(
         settings,
@@ -126,6 +130,8 @@ def _fitted(settings: Settings, path: Path) -> SimulationCase:
     """Return the deployment that `sizing.fit` was fitted to, with its limits replaced by those that are set here."""
     from pipelines.predict.performance.fit_file import load_fit
 
+    if faults := unmodelled(settings):
+        raise UserError.of(faults)
     found = load_fit(path)
     what = f"{found.model} {found.precision or ''} on {found.gpu or found.engine}, TP {found.tp}"
     return _deployed(settings, found.deployment, what=what, reason=found.why, kv_source="as fitted")
@@ -150,7 +156,8 @@ def _deployed(
     given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     if wanted.tokens_per_block and not wanted.kv_blocks and engine.kv_blocks:
         given["kv_blocks"] = engine.kv_blocks * engine.tokens_per_block // wanted.tokens_per_block
-    engine = replace(engine, prefix_tokens=_prefix(settings), **given)
+    prefix = cached_prefix(settings) if wanted.prefix_tokens is None else wanted.prefix_tokens
+    engine = replace(engine, prefix_tokens=prefix, **given)
     if wanted.admission is not None:
         engine = replace(engine, admission=admission_of(wanted.admission))
     notes: tuple[str, ...] = ()
@@ -160,7 +167,7 @@ def _deployed(
             f"KV cache: {count(engine.kv_blocks, 'block')} of {count(engine.tokens_per_block, 'token')} ({source})",
         )
     delay = deployment.client_gap_s if wanted.client_delay is None else wanted.client_delay
-    engines = tuple(replace(engine, policy=policy) for policy in wanted.policy)
+    engines = tuple(replace(engine, policy=policy) for policy in _policies(settings))
     if wanted.max_num_tokens is None and engine.max_num_tokens is not None and "static" in wanted.policy:
         engines = tuple(replace(each, max_num_tokens=None) if each.policy == "static" else each for each in engines)
         notes += (
@@ -179,12 +186,12 @@ def _deployed(
     )
 
 
-def _prefix(settings: Settings) -> int:
-    """Return the cached tokens of each prompt: as set, or the workload's shared prefix if it is kept in the cache."""
-    if settings.simulator.prefix_tokens is not None:
-        return settings.simulator.prefix_tokens
-    shared = settings.workload.shared_prefix_share * (settings.workload.isl.expected or 1)
-    return int(shared) if settings.kv_cache.enable_block_reuse else 0
+def _policies(settings: Settings) -> tuple[Policy, ...]:
+    """Return the policies to show; with runtime=chunked, in-flight batching takes prompts in pieces."""
+    wanted = settings.simulator.policy
+    if not settings.runtime.enable_chunked_context or "inflight_chunked" in wanted:
+        return wanted
+    return tuple("inflight_chunked" if policy == "inflight" else policy for policy in wanted)
 
 
 def faults_of(settings: Settings) -> list[Fault]:

@@ -260,7 +260,7 @@ def _nothing(question: Question, refused: list[Refused]) -> UserError:
 
 def _lower_limits(question: Question) -> str:
     """Advise against limits that are given; those that are chosen are as low as the load allows."""
-    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.limits.wanted, name)]
+    given = [name for name in ("max_batch_size", "max_num_tokens") if getattr(question.terms.wanted, name)]
     return f", or lower {' or '.join(f'build.{name}' for name in given)}" if given else ""
 
 

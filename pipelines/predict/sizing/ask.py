@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.formats import QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.host.machine import Machine
+from pipelines.predict.performance.coverage import unmodelled
 from pipelines.predict.performance.gpus import GpuSpec, data_sheet
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.lengths import drawn_lengths, known_lengths
-from pipelines.predict.performance.limits import WantedLimits
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.performance import Setup, runnable
-from pipelines.predict.simulator.interface import admission_of
+from pipelines.predict.performance.placement import EngineTerms
+from pipelines.predict.performance.tuning import tuned_for, tuned_kv_formats
 from pipelines.predict.sizing.demand import Demand, stated_demand
 from pipelines.predict.sizing.price import Prices
-from pipelines.predict.sizing.question import Limits, Question
+from pipelines.predict.sizing.question import Question
 from pipelines.settings.load import WorkloadSettings
 from pipelines.settings.root import Settings
 
@@ -28,10 +29,10 @@ def ask(settings: Settings, machine: Machine) -> Question:
     Raises:
         UserError: something is missing or wrong; names all faults at once.
     """
-    faults: list[Fault] = []
+    faults = unmodelled(settings)
     model = gpu = demand = None
     with collecting(faults):
-        model = known_model(settings)
+        model = known_model(settings).with_windows(settings.triton.max_attention_window_size)
     with collecting(faults):
         gpu = gpu_for(settings, machine)
     with collecting(faults):
@@ -39,6 +40,9 @@ def ask(settings: Settings, machine: Machine) -> Question:
     if faults or model is None or gpu is None or demand is None:
         raise UserError.of(faults)
     isl, osl = drawn_lengths(settings.workload, settings.sizing.requests)
+    hardware = resolved(settings.hardware, machine)
+    kv_of = {} if settings.sizing.kv_formats else tuned_kv_formats(settings, model, hardware)
+    settings = tuned_for(settings, model, hardware)
     sizing, build = settings.sizing, settings.build
     return Question(
         model=model,
@@ -48,6 +52,7 @@ def ask(settings: Settings, machine: Machine) -> Question:
         osl=osl,
         gaps=unit_gaps(settings.workload, settings.sizing.requests),
         slo=sizing.slo.to_slo(),
+        terms=EngineTerms.of(settings, model),
         percentile=sizing.slo.percentile,
         mode=sizing.mode,
         headroom=sizing.headroom,
@@ -56,8 +61,8 @@ def ask(settings: Settings, machine: Machine) -> Question:
         pp=sizing.pp or (build.pp_size,),
         formats=formats_to_try(settings, model, gpu),
         kv_formats=sizing.kv_formats or (settings.kv_cache.dtype,),
-        sparse=settings.sparsity.method != "none",
-        limits=limits(settings, float(isl.mean())),
+        kv_of=kv_of,
+        sparse=settings.sparsity.method != "none" and build.weight_sparsity,
         prices=Prices.of(sizing.prices),
         stated=known_lengths(settings),
     )
@@ -108,26 +113,6 @@ def formats_to_try(settings: Settings, model: ModelShape, gpu: GpuSpec) -> tuple
     if given is None:
         return (settings.quant.qformat,)
     return tuple(runnable(Setup(model, gpu))) if "auto" in given else tuple(QFormat(name) for name in given)
-
-
-def limits(settings: Settings, mean_isl: float) -> Limits:
-    """Return the engine's limits, from the groups build, triton and runtime."""
-    build, triton = settings.build, settings.triton
-    in_pieces = settings.runtime.enable_chunked_context
-    chunked = "inflight_chunked" if in_pieces else "inflight"
-    shared = settings.workload.shared_prefix_share if settings.kv_cache.enable_block_reuse else 0.0
-    return Limits(
-        wanted=WantedLimits.of(build, chunked=in_pieces),
-        max_beam_width=build.max_beam_width,
-        gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
-        windows=tuple(triton.max_attention_window_size or ()),
-        tokens_per_block=build.tokens_per_block,
-        kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
-        max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
-        policy="static" if triton.batching_strategy == "V1" else chunked,  # type: ignore[arg-type]
-        admission=admission_of(triton.batch_scheduler_policy),
-        prefix_tokens=int(shared * mean_isl),
-    )
 
 
 def unit_gaps(workload: WorkloadSettings, count: int) -> Any:

@@ -17,10 +17,10 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import RequestColumns, ordered
 from pipelines.domain.summary import percentile as share_below
 from pipelines.domain.units import show_bytes
-from pipelines.predict.performance.choose_limits import choose
 from pipelines.predict.performance.limits import ChosenLimits
-from pipelines.predict.performance.memory import Concurrency, DeviceMemory, concurrency, device_memory, kv_blocks
+from pipelines.predict.performance.memory import DeviceMemory
 from pipelines.predict.performance.performance import Costed, Setup
+from pipelines.predict.performance.placement import Placed, place
 from pipelines.predict.simulator.interface import OfferedLoad, SchedulerLimits, SimulatedRun
 from pipelines.predict.simulator.records import request_columns
 from pipelines.predict.simulator.run import simulate
@@ -104,18 +104,23 @@ class Instance:
     Attributes:
         setup: configuration of the instance.
         costed: cost of an iteration.
-        engine: scheduler of one batch; with pipeline stages `setup.pp` batches are in progress, each with its share.
-        memory: memory of one GPU.
-        concurrency: number of requests of mean length that run at a time.
-        limits: limits that it is built with, given or chosen.
+        placed: limits, memory and scheduler of its engine.
     """
 
     setup: Setup
     costed: Costed
-    engine: SchedulerLimits
-    memory: DeviceMemory
-    concurrency: Concurrency
-    limits: ChosenLimits
+    placed: Placed
+
+    @property
+    def engine(self) -> SchedulerLimits:
+        """Scheduler of one batch."""
+        return self.placed.engine
+
+    @property
+    def limits(self) -> ChosenLimits:
+        """Limits that it is built with, given or chosen."""
+        assert self.placed.limits is not None, "a question knows its requests"
+        return self.placed.limits
 
 
 def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
@@ -124,32 +129,10 @@ def instance(question: Question, setup: Setup, costed: Costed) -> Instance:
     Raises:
         UserError: the model does not fit.
     """
-    limits = question.limits
-    usual, total = question.lengths.mean, question.gpu.reported_bytes
-    sizes = replace(
-        setup.sizes(),
-        max_beam_width=limits.max_beam_width,
-        gather_context_logits=limits.gather_context_logits,
-        tokens_per_block=limits.tokens_per_block,
-        kv_fraction=limits.kv_fraction,
-        max_kv_tokens=limits.max_kv_tokens,
-        windows=limits.windows or setup.model.windows,
-    )
-    chosen = choose(sizes, total, costed.cost, question.lengths, limits.wanted)
-    sizes = chosen.sizes(sizes)
-    memory = device_memory(sizes, total)
-    if concurrency(sizes, memory, question.longest).requests < 1:
-        raise UserError(_too_large(question, setup, memory))
-    engine = SchedulerLimits(
-        policy=limits.policy,
-        slots=chosen.max_batch_size,
-        max_num_tokens=chosen.max_num_tokens,
-        admission=limits.admission,
-        kv_blocks=kv_blocks(sizes, memory, usual),
-        tokens_per_block=limits.tokens_per_block,
-        prefix_tokens=limits.prefix_tokens,
-    )
-    return Instance(setup, costed, engine, memory, concurrency(sizes, memory, usual), chosen)
+    placed = place(setup, costed.cost, question.terms, question.lengths)
+    if not placed.holds(question.longest):
+        raise UserError(_too_large(question, setup, placed.memory))
+    return Instance(setup, costed, placed)
 
 
 def _too_large(question: Question, setup: Setup, memory: DeviceMemory) -> str:
@@ -222,7 +205,7 @@ def saturation(question: Question, one: Instance) -> float:
     A burst gives a first guess; then that load and a little more arrives one by one: requests that start together also
     end together, and a batch that fills and empties as a whole is not typical.
     """
-    count = max(len(question.gaps), FILLS * one.concurrency.requests // one.setup.pp)
+    count = max(len(question.gaps), FILLS * one.placed.concurrency.requests // one.setup.pp)
     guess = count / simulate(one.engine, _load(question, np.zeros(count)), one.costed.cost).end
     arrival = np.cumsum(_repeated(question.gaps, count)) / (OVERLOAD * guess)
     ends = np.sort(simulate(one.engine, _load(question, arrival), one.costed.cost).requests.end)
@@ -395,7 +378,7 @@ def instances_for(question: Question, one: Instance, guess: int, most: float | N
 def input_share(question: Question, one: Instance, found: Capacity) -> float:
     """Return the prompts' share of busy time: what a prompt adds to an iteration, relative to the whole request."""
     cost, batch = one.costed.cost, found.seen.batch / one.setup.pp
-    isl = max(1.0, question.mean_isl - question.limits.prefix_tokens)
+    isl = max(1.0, question.mean_isl - question.terms.prefix_tokens)
     kv = batch * (question.mean_isl + question.mean_osl / 2)
     window = batch * min(cost.window or np.inf, question.mean_isl + question.mean_osl / 2)
     beside = {"kv": kv, "kv_window": window if cost.window else 0.0}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from pipelines.domain.benchmark import Slo
@@ -12,41 +13,11 @@ from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.lengths import LoadLengths
-from pipelines.predict.performance.limits import NOTHING_GIVEN, WantedLimits
+from pipelines.predict.performance.memory import USUAL_GROUP
 from pipelines.predict.performance.performance import Setup
-from pipelines.predict.simulator.interface import Admission, Policy
+from pipelines.predict.performance.placement import EngineTerms
 from pipelines.predict.sizing.demand import Demand
 from pipelines.predict.sizing.price import Prices
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the engine, under the names of trtllm-build and Triton.
-
-    Attributes:
-        wanted: those that are given; the others are chosen for the load.
-        max_beam_width: beams per request.
-        gather_context_logits: whether the logits of every prompt token are kept.
-        windows: attention window per layer, repeated; empty is the model's own.
-        tokens_per_block: of the paged KV cache.
-        kv_fraction: share of the remaining memory that the KV pool takes.
-        max_kv_tokens: upper bound of the KV pool, or None.
-        policy: batching policy.
-        admission: how requests get KV blocks.
-        prefix_tokens: tokens of each prompt that are already in the cache.
-    """
-
-    wanted: WantedLimits = NOTHING_GIVEN
-    max_beam_width: int = 1
-    gather_context_logits: bool = False
-    windows: tuple[int, ...] = ()
-    tokens_per_block: int = 32
-    kv_fraction: float = 0.9
-    max_kv_tokens: int | None = None
-    policy: Policy = "inflight"
-    admission: Admission = "GUARANTEED_NO_EVICT"
-    prefix_tokens: int = 0
-
 
 NO_PRICES = Prices()
 
@@ -63,6 +34,7 @@ class Question:
         osl: int64[n], output tokens, drawn.
         gaps: float64[n], arrival gaps with mean 1, drawn once, so that all rates see the same sample.
         slo: latency limits; without any, only throughput counts.
+        terms: properties of the engine in any format and split.
         percentile: percentage of requests that must meet each limit, e.g. 95.
         mode: "online", "sequential" or "offline".
         headroom: share of each instance's rate kept free.
@@ -71,8 +43,8 @@ class Question:
         pp: pipeline parallel sizes to try.
         formats: weight formats to try.
         kv_formats: KV-cache formats to try.
+        kv_of: the only one to try with a weight format, for those that have one.
         sparse: whether the weights are 2:4-sparse.
-        limits: limits of the engine.
         prices: prices of servers, GPUs and electricity.
         framework: framework that serves the model.
         stated: mean and longest lengths as the settings state them; None takes those of `isl` and `osl`.
@@ -85,6 +57,7 @@ class Question:
     osl: Any
     gaps: Any
     slo: Slo
+    terms: EngineTerms
     percentile: float = 95.0
     mode: str = "online"
     headroom: float = 0.0
@@ -93,8 +66,8 @@ class Question:
     pp: tuple[int, ...] = (1,)
     formats: tuple[QFormat, ...] = (QFormat.NONE,)
     kv_formats: tuple[KvFormat, ...] = (KvFormat.AUTO,)
+    kv_of: Mapping[QFormat, KvFormat] = field(default_factory=dict)
     sparse: bool = False
-    limits: Limits = Limits()
     prices: Prices = NO_PRICES
     framework: str = "TensorRT-LLM 1.2"
     stated: LoadLengths | None = None
@@ -121,13 +94,15 @@ class Question:
 
     def setups(self) -> Iterator[Setup]:
         """Return every configuration to try."""
+        sizes = self.terms.sizes
         for qformat in self.formats:
-            for kv_format in self.kv_formats:
-                for pp in self.pp:
-                    for tp in self.tp:
-                        yield Setup(
-                            self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, framework=self.framework
-                        )
+            kv_formats = (self.kv_of[qformat],) if qformat in self.kv_of else self.kv_formats
+            for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
+                yield Setup(
+                    self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, self.framework,
+                    group_size=sizes.group_size if qformat == sizes.qformat else USUAL_GROUP,
+                    gpu_weights_percent=sizes.gpu_weights_percent,
+                )  # fmt: skip
 
     def check(self) -> None:
         """Refuse a question that no configuration can answer.
@@ -144,7 +119,7 @@ class Question:
             )
         prompt = int(self.isl.max())
         for name, tokens in (("max_input_len", prompt), ("max_seq_len", self.longest)):
-            given = getattr(self.limits.wanted, name)
+            given = getattr(self.terms.wanted, name)
             if given is not None and tokens > given:
                 raise UserError(
                     f"The load has {'prompts' if tokens == prompt else 'requests'} of {tokens:,} tokens; "

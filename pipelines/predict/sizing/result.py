@@ -19,6 +19,11 @@ from pipelines.predict.sizing.validate import Check, PeakTrial
 from pipelines.settings.build import LIMITS_FOR_LOAD
 
 SCHEMA = 1
+OF_SIZES = (
+    *("max_beam_width", "gather_context_logits", "windows", "tokens_per_block", "kv_fraction", "max_kv_tokens"),
+    *("group_size", "gpu_weights_percent"),
+)
+"""Properties of the engine that the answer's file repeats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +98,12 @@ def _question(question: Question) -> dict[str, Any]:
 
 def _limits(question: Question) -> dict[str, Any]:
     """Flatten the limits; null is chosen for the load."""
-    others = asdict(question.limits)
-    return {**others.pop("wanted"), **others}
+    terms, sizes = question.terms, question.terms.sizes
+    return {
+        **asdict(terms.wanted),
+        **{name: getattr(sizes, name) for name in OF_SIZES},
+        **{name: getattr(terms, name) for name in ("policy", "admission", "prefix_tokens")},
+    }
 
 
 def _option(option: FleetOption, question: Question) -> dict[str, Any]:
@@ -118,9 +127,9 @@ def _option(option: FleetOption, question: Question) -> dict[str, Any]:
         "batch": seen.batch,
         "kv_use": seen.kv_use,
         "kv_tokens": (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp,
-        "concurrency": one.concurrency.requests,
-        "concurrency_binds": one.concurrency.binds,
-        "weight_bytes_per_gpu": one.memory.weights,
+        "concurrency": one.placed.concurrency.requests,
+        "concurrency_binds": one.placed.concurrency.binds,
+        "weight_bytes_per_gpu": one.placed.memory.weights,
         "input_time_share": option.input_share,
         "provenance": one.costed.provenance,
         "why": one.costed.why,

@@ -104,7 +104,7 @@ def _estimate(question: Question, setup: Setup, cost_of: CostOf) -> tuple[float,
         one = instance(question, setup, cost_of(setup))
     except UserError:
         return np.inf, np.inf
-    slots = one.concurrency.requests / setup.pp
+    slots = one.placed.concurrency.requests / setup.pp
     tokens = full_load_rate(
         one.costed.cost, question.mean_isl, question.mean_osl, slots, float(one.limits.max_num_tokens)
     )
@@ -151,7 +151,7 @@ def _lengths(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _steps(question: Question, one: Instance) -> Iterator[_Step]:
     """Changes of the configuration: limits of the engine, other formats this GPU runs, half and twice the ranks."""
-    wanted, setup = question.limits.wanted, one.setup
+    wanted, setup = question.terms.wanted, one.setup
     if wanted.max_batch_size is not None or wanted.max_num_tokens is not None:
         yield _limited(
             "limits", "limits chosen for the load", partial(replace, max_batch_size=None, max_num_tokens=None)
@@ -163,21 +163,26 @@ def _steps(question: Question, one: Instance) -> Iterator[_Step]:
         yield _limited("max_num_tokens", f"max_num_tokens {value:,}", partial(replace, max_num_tokens=value))
     for qformat in runnable(setup):
         if qformat != setup.qformat and not FORMATS[qformat].weights.at_build:
-            yield _other("format", f"format {qformat}", qformat=qformat)
+            kv_format = question.kv_of.get(qformat, setup.kv_format)
+            with_kv = "" if kv_format == setup.kv_format else f", KV cache {_kv_word(kv_format)}"
+            yield _other("format", f"format {qformat}{with_kv}", qformat=qformat, kv_format=kv_format)
     for kv_format in kv_formats_for(setup.gpu.sm):
         if kv_format != setup.kv_format:
-            word = "16 bit" if kv_format is KvFormat.AUTO else str(kv_format)
-            yield _other("KV cache", f"KV cache {word}", kv_format=kv_format)
+            yield _other("KV cache", f"KV cache {_kv_word(kv_format)}", kv_format=kv_format)
     for tp in (setup.tp // 2, setup.tp * 2):
         if tp >= 1 and question.model.num_attention_heads % tp == 0 and tp <= question.gpu.gpus_per_server:
             yield _other("TP", f"TP {tp}", tp=tp)
+
+
+def _kv_word(kv_format: KvFormat) -> str:
+    return "16 bit" if kv_format is KvFormat.AUTO else str(kv_format)
 
 
 def _limited(kind: str, what: str, change: Callable[[WantedLimits], WantedLimits]) -> _Step:
     """Build a step that gives other limits."""
 
     def apply(question: Question, setup: Setup) -> Configured:
-        return replace(question, limits=replace(question.limits, wanted=change(question.limits.wanted))), setup
+        return replace(question, terms=replace(question.terms, wanted=change(question.terms.wanted))), setup
 
     return _Step(kind, what, apply)
 

@@ -186,8 +186,9 @@ def memory_text(option: FleetOption) -> str:
     """Describe the KV cache and what limits concurrency."""
     one = option.instance
     tokens = (one.engine.kv_blocks or 0) * one.engine.tokens_per_block * one.setup.pp
+    together = one.placed.concurrency
     return (
-        f"{tokens:,} tokens, {count(one.concurrency.requests, 'request')} at a time ({one.concurrency.binds} binds); "
+        f"{tokens:,} tokens, {count(together.requests, 'request')} at a time ({together.binds} binds); "
         f"at that rate {option.capacity.seen.batch:.0f} run on average, "
         f"{100 * option.capacity.seen.kv_use:.0f} % is in use"
     )

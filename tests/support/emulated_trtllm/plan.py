@@ -102,7 +102,7 @@ def _sizes(args: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         sizes["max_seq_len"] = positions
         info(f"max_seq_len is not specified, using deduced value {positions}")
     sizes["max_input_len"] = min(sizes["max_input_len"], sizes["max_seq_len"])
-    if sizes["opt_num_tokens"] is None:
+    if sizes["opt_num_tokens"] is None and args.multiple_profiles != "enable":
         warning("remove_input_padding is enabled, while opt_num_tokens is not set, setting to ")
         sizes["opt_num_tokens"] = min(sizes["max_batch_size"] * sizes["max_beam_width"], sizes["max_num_tokens"])
     most = sizes["max_seq_len"] * sizes["max_batch_size"]

@@ -26,6 +26,11 @@ CASES = {
         "opt_num_tokens=77 cannot be combined with multiple_profiles",
         {"build": {"opt_num_tokens": None}},
     ),
+    "redrafter-has-one-profile": Case(
+        {"speculation": "redrafter", "build": {"multiple_profiles": "enable"}},
+        "multiple_profiles=enable cannot be combined with speculative=redrafter",
+        {"speculation": "medusa"},
+    ),
     "context-logits-without-drafts": Case(
         {"build": {"gather_context_logits": True, "max_draft_len": 5}},
         "gather_context_logits=true cannot be combined with max_draft_len=5",

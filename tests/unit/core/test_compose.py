@@ -11,20 +11,9 @@ from pipelines.predict.performance.models import MODELS
 from pipelines.settings.compose import compose_config, load
 from pipelines.settings.groups import CONF, choices, groups
 from tests.conftest import REFERENCE
+from tests.support.choices import NEEDS
 
 FILES = [(group, name) for group in groups() for name in choices(group)]
-NEEDS = {
-    ("model", "hub"): ["model.hub_id=org/name"],
-    ("calibration", "hub"): ["calibration.dataset=org/name"],
-    ("calibration", "local"): ["calibration.path=/some/file"],
-    ("workload", "trace"): ["workload.trace=/some/file"],
-    ("sizing", "autoscaled"): ["sizing.autoscaling.cold_start_s=120"],
-    ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
-    ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
-    ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
-    ("multimodal", "llava"): ["multimodal.path=/some/model"],
-    **{("speculative", mode): ["speculative.heads_path=/heads"] for mode in ("medusa", "redrafter", "eagle")},
-}
 
 
 @pytest.mark.parametrize(("group", "name"), FILES, ids=lambda part: part)

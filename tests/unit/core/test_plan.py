@@ -42,8 +42,8 @@ def model(tmp_path):
     return folder
 
 
-def plan(tmp_path, overrides, target="build", machine=MACHINE):
-    return make_plan(load(overrides), target, Store(tmp_path / "store"), machine)
+def plan(tmp_path, overrides, target="build", machine=MACHINE, only=None):
+    return make_plan(load(overrides), target, Store(tmp_path / "store"), machine, only)
 
 
 def test_stages_in_order(tmp_path, model):

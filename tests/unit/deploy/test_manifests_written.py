@@ -99,7 +99,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
 
 def test_without_a_repository_the_command_that_makes_it_is_named(tmp_path):
     words = [f"paths.store={tmp_path}/store", "quant=int4_awq", "manifests.namespace=llm", "image.uid=2000"]
-    wanted = re.escape(f"Make it: make repository paths.store={tmp_path}/store quant=int4_awq. Or")
+    wanted = re.escape(f"or make it: make repository paths.store={tmp_path}/store quant=int4_awq")
     with pytest.raises(UserError, match="There is no repository of tiny_gemma-int4_awq yet") as error:
         write_manifests(load(words), CPU, words)
     assert re.search(wanted, str(error.value))

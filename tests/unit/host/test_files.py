@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.host.files import replacing, write_bytes, write_json, write_text
+from pipelines.host.files import link_to, replacing, write_bytes, write_json, write_text
 
 
 def can_mount() -> bool:
@@ -151,3 +151,15 @@ def test_writers_beside_each_other_never_mix(tmp_path):
     while any(thread.is_alive() for thread in threads):
         assert len(set(file.read_text())) == 1
     assert names(tmp_path) == ["file"]
+
+
+def test_a_link_leads_to_its_folder_wherever_both_are_moved(tmp_path):
+    """As in a container, where the folder of both has another path."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for name in ("one", "two"):
+        (here / "store" / name).mkdir(parents=True)
+    link_to(here / "store" / "one", here / "links" / "engine")
+    link_to(here / "store" / "two", here / "links" / "engine")
+    assert names(here / "links") == ["engine"]
+    here.rename(there)
+    assert (there / "links" / "engine").resolve() == there / "store" / "two"

@@ -186,3 +186,49 @@ def test_the_number_of_a_run_is_of_a_load_that_counts(concurrencies, said):
     node = SimpleNamespace(id="benchmark", stage=SimpleNamespace(name="benchmark"))
     outcome = SimpleNamespace(node=node, state="made", seconds=1.0, artifact=SimpleNamespace(facts=facts))
     assert said in outcome_table([outcome])
+
+
+def tuned_engines(data, **tuning):
+    """The same formats as TensorRT engines that were planned with these tunings, by variant."""
+
+    def build(piece, variant):
+        options = {"multiple_profiles": "enable", "max_batch_size": "64"}
+        options |= {"gemm_plugin": "auto"} if variant == "none" else {}
+        facts = {**piece.facts, "options": options if tuning[variant] == "recommended" else {}}
+        return dataclasses.replace(piece, settings={"engine": "tensorrt_llm"}, tuning=tuning[variant], facts=facts)
+
+    formats = tuple(
+        dataclasses.replace(item, chain=tuple(build(p, item.variant) if p.stage == "build" else p for p in item.chain))
+        for item in data.formats
+        if item.variant in tuning
+    )
+    return dataclasses.replace(data, formats=formats)
+
+
+def test_the_tuning_of_both_sides_is_said(everything):
+    data = tuned_engines(everything, none="recommended", fp8="recommended")
+    (found,) = comparison(data)
+    said = (
+        "Every engine has tuning=recommended: none (16 bit) with gemm_plugin=auto, multiple_profiles=enable; fp8 with "
+    )
+    assert found.tuning == said + "multiple_profiles=enable."
+    assert "Every engine has tuning=recommended" in comparison_text([found])
+
+
+def test_the_report_names_the_tuning(tmp_path):
+    data = tuned_engines(collect(full_store(tmp_path, ("none", "fp8"))), none="recommended", fp8="recommended")
+    assert "Every engine has tuning=recommended" in str(document(data))
+
+
+def test_a_comparison_of_engines_that_are_not_tuned_alike_says_so(everything):
+    (found,) = comparison(tuned_engines(everything, none="plain", fp8="recommended"))
+    assert "not tuned alike" in found.tuning
+    assert "none (16 bit) with the defaults of its builder (tuning=plain)" in found.tuning
+    assert "fp8 with multiple_profiles=enable (tuning=recommended)" in found.tuning
+    (old,) = comparison(tuned_engines(everything, none="plain", fp8=None))
+    assert "fp8 with the defaults of its builder (tuning not recorded)" in old.tuning
+
+
+def test_nothing_is_said_of_engines_without_any_tuning(everything):
+    assert [found.tuning for found in comparison(everything)] == [""]
+    assert [found.tuning for found in comparison(tuned_engines(everything, none=None, fp8=None))] == [""]

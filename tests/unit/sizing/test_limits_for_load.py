@@ -67,8 +67,8 @@ def test_plan_size_and_simulate_speak_of_one_engine(tmp_path, words):
     assert (one.limits.max_seq_len, one.limits.max_input_len) == (build.max_seq_len, build.max_input_len)
     assert one.engine.kv_blocks == simulated.kv_blocks
     kv = next(note for note in plan.notes if note.startswith("KV cache"))
-    tokens = asked.lengths.mean
-    assert f"{one.concurrency.requests:,} requests of {tokens:,} tokens at a time ({one.concurrency.binds} binds)" in kv
+    tokens, together = asked.lengths.mean, one.placed.concurrency
+    assert f"{together.requests:,} requests of {tokens:,} tokens at a time ({together.binds} binds)" in kv
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "max_num_tokens", "max_seq_len"])
@@ -102,8 +102,7 @@ def test_the_batch_is_the_smallest_that_reaches_nearly_the_best_rate():
     cost, setup = PerformanceModel.load().cost, next(asked.setups())
 
     def most(batch):
-        limits = replace(asked.limits, wanted=WantedLimits(max_batch_size=batch))
-        tried = replace(asked, limits=limits)
+        tried = replace(asked, terms=replace(asked.terms, wanted=WantedLimits(max_batch_size=batch)))
         return InstanceUnderLoad(tried, instance(tried, setup, cost(setup))).most
 
     batch = instance(asked, setup, cost(setup)).limits.max_batch_size

@@ -7,6 +7,7 @@ from pipelines.predict.performance.deployment import gpu_model
 from pipelines.predict.performance.gpus import gpu_named
 from pipelines.predict.performance.models import known_model
 from pipelines.predict.performance.step_cost import costs
+from pipelines.predict.performance.tuning import tuned_for
 from pipelines.predict.simulate.case import make_case
 from pipelines.predict.sizing.ask import ask
 from pipelines.predict.sizing.instance import instance
@@ -25,5 +26,7 @@ def test_the_kv_cache_is_the_same_everywhere(words):
     (setup,) = [each for each in question.setups() if (each.tp, each.pp) == (1, 1)]
     sized = instance(question, setup, costs(settings)(setup)).engine
     simulated = make_case(settings, gather()).engines[0]
-    modelled = gpu_model(settings, known_model(settings), gpu_named("h100_sxm"), costs(settings)).deployment.engine
+    model = known_model(settings)
+    tuned = tuned_for(settings, model, settings.hardware)  # as `plan` has them
+    modelled = gpu_model(tuned, model, gpu_named("h100_sxm"), costs(tuned)).deployment.engine
     assert sized.kv_blocks == simulated.kv_blocks == modelled.kv_blocks

@@ -54,11 +54,11 @@ def test_the_answer_stands_on_the_screen_and_in_a_folder(tmp_path, capsys):
     said = capsys.readouterr().out
     assert max(len(line) for line in said.splitlines() if not line.startswith("written")) <= 80
     assert "65/s at peak (P95 of Poisson arrivals in one second)" in said
-    assert "* TP 1 fp8" in said
+    assert "* TP 1 fp8, KV fp8" in said
     folder = answer_folder(tmp_path)
     found = json.loads((folder / "answer.json").read_text())
     best = found["options"][0]
-    assert found["recommended"] == best["option"] == "TP 1 fp8"
+    assert found["recommended"] == best["option"] == "TP 1 fp8, KV fp8"
     assert best["fleet"]["needed"] == -(-65 // best["requests_per_s"])
     assert best["provenance"] in ("fitted", "transferred", "datasheet")
     assert best["requests_per_s_low"] <= best["requests_per_s"] <= best["requests_per_s_high"]

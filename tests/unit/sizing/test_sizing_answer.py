@@ -17,12 +17,11 @@ from pipelines.predict.performance.performance import PerformanceModel
 from pipelines.predict.sizing.answer import answer, attempt
 from pipelines.predict.sizing.instance import InstanceUnderLoad, input_share, instance, instances_for, see
 from pipelines.predict.sizing.price import Prices
-from pipelines.predict.sizing.question import Limits
 from pipelines.predict.sizing.sensitivity import changes
 from pipelines.predict.sizing.validate import check
 from tests.support.sizing_questions import demand, made_up, question
 
-GIVEN = Limits(wanted=WantedLimits(max_batch_size=2048, max_num_tokens=8192))
+GIVEN = WantedLimits(max_batch_size=2048, max_num_tokens=8192)
 
 
 def rate(asked, **how):
@@ -54,10 +53,8 @@ def test_a_tighter_limit_serves_no_more(metric):
 
 
 def test_what_binds_is_named():
-    small = Limits(wanted=WantedLimits(max_batch_size=4))
-    assert rate(question(limits=small)).because == "max_batch_size"
-    little = Limits(max_kv_tokens=5000)
-    assert rate(question(limits=little)).because == "KV cache"
+    assert rate(question(wanted=WantedLimits(max_batch_size=4))).because == "max_batch_size"
+    assert rate(question(max_kv_tokens=5000)).because == "KV cache"
     assert rate(question(slo=Slo("given", ttft_ms=60.0))).because == "compute"
 
 
@@ -140,13 +137,13 @@ def test_a_change_of_format_is_proposed_where_the_gpu_can_run_it(gpu, formats):
     ],
 )
 def test_smaller_formats_are_proposed_where_the_gpu_can_run_them(gpu, smaller):
-    asked = question(model=model_named("llama-3.1-405b"), gpu=gpu_named(gpu), formats=(QFormat.NONE,), limits=GIVEN)
+    asked = question(model=model_named("llama-3.1-405b"), gpu=gpu_named(gpu), formats=(QFormat.NONE,), wanted=GIVEN)
     with pytest.raises(UserError, match=smaller):
         answer(asked, made_up)
 
 
 def test_no_smaller_format_is_proposed_where_there_is_none():
-    asked = question(model=model_named("llama-3.1-405b"), formats=(QFormat.NONE, QFormat.INT4_WO), limits=GIVEN)
+    asked = question(model=model_named("llama-3.1-405b"), formats=(QFormat.NONE, QFormat.INT4_WO), wanted=GIVEN)
     with pytest.raises(UserError, match=r"\(sizing\.tp=\[1,2,4,8\]\), or lower build\.max_batch_size"):
         answer(asked, made_up)
 
@@ -174,7 +171,7 @@ def test_a_request_longer_than_the_context_is_refused():
 
 
 def test_the_fleet_meets_the_limits_at_the_peak_and_one_fewer_does_not():
-    asked = question(demand=demand(410.0), limits=GIVEN)  # 9.7 instances
+    asked = question(demand=demand(410.0), wanted=GIVEN)  # 9.7 instances
     found = answer(asked, made_up)
     trial = check(asked, found.chosen)
     assert trial.fleet.meets
@@ -240,7 +237,7 @@ def test_offline_work_is_sized_by_throughput():
 
 def test_reused_prefixes_serve_more():
     plain = rate(question(slo=Slo()))
-    reused = rate(question(slo=Slo(), limits=Limits(prefix_tokens=800)))
+    reused = rate(question(slo=Slo(), prefix_tokens=800))
     assert reused.rate > 1.5 * plain.rate
 
 

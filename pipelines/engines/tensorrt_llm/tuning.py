@@ -1,0 +1,170 @@
+"""What NVIDIA's guides advise for the speed of a TensorRT engine.
+
+What they only advise to try, because it can cost something else, is left to the user:
+docs/decisions/0039-speed-by-default.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelines.domain.families import FAMILIES, Feature
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
+from pipelines.engines.tuning import Advice, TunedCase
+from pipelines.settings.features import HEADS, WITHOUT_REDUCE_FUSION
+
+GUIDE = "performance-tuning-guide"
+"""Under docs/source/legacy/performance of TensorRT-LLM; short, because the plan shows it."""
+FLAGS, FP8 = f"{GUIDE}/useful-build-time-flags.md", f"{GUIDE}/fp8-quantization.md"
+RUNTIME = f"{GUIDE}/useful-runtime-flags.md"
+ONE_PROFILE = 64
+"""Up to this max_num_tokens there is a single profile, in a form that TensorRT-LLM's builder does not read (1.3.0rc3).
+Source: tensorrt_llm/models/generation_mixin.py, split_num_tokens_range."""
+MEASURED = "Llama 3.3 70B on 4 H100:"
+"""What the guides measured, with 2,048 input and 2,048 output tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AdviceRow:
+    """One piece of advice, and when it applies."""
+
+    advice: Advice
+    when: Callable[[TunedCase], bool]
+
+
+def recommend(case: TunedCase) -> tuple[Advice, ...]:
+    """List the advice that applies, whether or not the user gives another value."""
+    return tuple(row.advice for row in ROWS if row.when(case))
+
+
+def _profiles(case: TunedCase) -> bool:
+    """ReDrafter's class defines its inputs for one profile. Source: tensorrt_llm/models/redrafter/model.py:194-225."""
+    build = case.settings.build
+    only_one = build.opt_num_tokens is not None or build.max_num_tokens <= ONE_PROFILE
+    return not only_one and case.settings.speculative.mode != "redrafter"
+
+
+def _needs_own_kernels(case: TunedCase) -> bool:
+    """Return whether the weights must stay outside of plugins: streamed, or in TensorRT's 2:4 kernels."""
+    return case.settings.build.weight_streaming or case.settings.build.weight_sparsity
+
+
+def _gemm_16_bit(case: TunedCase) -> bool:
+    return case.settings.quant.qformat is QFormat.NONE and not _needs_own_kernels(case)
+
+
+def _gemm_beside_integers(case: TunedCase) -> bool:
+    """The linears have a plugin of their own; the head, for one, stays in 16 bit."""
+    return FORMATS[case.settings.quant.qformat].weights.integer and not _needs_own_kernels(case)
+
+
+def _fp8_kv_cache(case: TunedCase) -> bool:
+    """Trained heads are converted without scales of the KV cache."""
+    settings = case.settings
+    has_one = settings.build.kv_cache_type != "disabled" and settings.speculative.mode not in HEADS
+    usual = has_one and FORMATS[settings.quant.qformat].fp8_kv_cache
+    return usual and not lacks_fp8_kv(KvFormat.FP8, case.gpu.sm or 0.0)
+
+
+def _supports(case: TunedCase, feature: Feature) -> bool:
+    family = FAMILIES.get(case.shape.architecture) if case.shape else None  # sizes are known of more models
+    return family is not None and feature in family.features
+
+
+def _split_fp8_on_hopper(case: TunedCase) -> bool:
+    """Return whether it is what NVIDIA measured the FP8 fusions with: FP8, tensor parallel in one server, Hopper."""
+    build, sm = case.settings.build, case.gpu.sm or 0.0
+    in_one_server = build.tp_size > 1 and (build.pp_size, case.settings.triton.num_nodes) == (1, 1)
+    return case.settings.quant.qformat is QFormat.FP8 and in_one_server and 9.0 <= sm < 10.0
+
+
+def _reduce_fusion(case: TunedCase) -> bool:
+    build, own_class = case.settings.build, case.settings.speculative.mode in WITHOUT_REDUCE_FUSION
+    fits = build.tp_size > 1 and _supports(case, "reduce_fusion") and not own_class
+    return fits and build.norm_quant_fusion == "disable"
+
+
+def _user_buffer(case: TunedCase) -> bool:
+    """User buffers are filled over NVLink and take part in the fused all-reduce only."""
+    build = case.settings.build
+    fused = build.reduce_fusion == "enable" if build.given("reduce_fusion") else _reduce_fusion(case)
+    connected = case.gpu.nvlink_gb_s_bidir is not None and build.lora_plugin == "disable"
+    return fused and connected and _supports(case, "user_buffer") and _split_fp8_on_hopper(case)
+
+
+def _fused_swiglu(case: TunedCase) -> bool:
+    build = case.settings.build
+    free = build.use_fused_mlp == "enable" and build.low_latency_gemm_swiglu_plugin == "disable"
+    return (
+        free
+        and build.lora_plugin == "disable"
+        and not _needs_own_kernels(case)
+        and _supports(case, "swiglu")
+        and _split_fp8_on_hopper(case)
+    )
+
+
+def _alone_on_the_gpu(case: TunedCase) -> bool:
+    """Return whether nothing else takes memory of the GPU after the KV cache."""
+    settings = case.settings
+    shared = settings.speculative.mode == "draft_target" or settings.multimodal.model_type != "none"
+    return not shared and settings.build.lora_plugin == "disable" and not settings.build.weight_streaming
+
+
+ROWS = (
+    _AdviceRow(
+        Advice(
+            "build", "multiple_profiles", "enable",
+            f"kernels for small and for large batches, for a longer build; {MEASURED} ITL 31.3 -> 19.6 ms", FLAGS,
+        ),
+        _profiles,
+    ),
+    _AdviceRow(
+        Advice("build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS),
+        _gemm_16_bit,
+    ),
+    _AdviceRow(
+        Advice(
+            "build", "gemm_plugin", "auto", "cuBLASLt for the products that stay in 16 bit",
+            "examples/models/core/llama/README.md",
+        ),
+        _gemm_beside_integers,
+    ),
+    _AdviceRow(
+        Advice(
+            "kv_cache", "dtype", KvFormat.FP8,
+            f"half the bytes, and FP8 attention over the prompt; {MEASURED} 3,390 -> 5,300 tokens/s", FP8,
+        ),
+        _fp8_kv_cache,
+    ),
+    _AdviceRow(
+        Advice(
+            "build", "reduce_fusion", "enable",
+            f"residual add and norm inside the all-reduce; {MEASURED} ITL 15.4 -> 14.4 ms, at worst as before", FLAGS,
+        ),
+        _reduce_fusion,
+    ),
+    _AdviceRow(
+        Advice(
+            "build", "user_buffer", "enable",
+            f"no copies around the all-reduce; {MEASURED} 5,300 -> 5,980 tokens/s together with reduce_fusion", FP8,
+        ),
+        _user_buffer,
+    ),
+    _AdviceRow(
+        Advice(
+            "build", "gemm_swiglu_plugin", "fp8",
+            "gate, up and SwiGLU in one kernel, which drops one scale (the evaluation includes that); "
+            f"{MEASURED} ITL 12.7 -> 11.7 ms", FP8,
+        ),
+        _fused_swiglu,
+    ),
+    _AdviceRow(
+        Advice(
+            "triton", "kv_cache_free_gpu_mem_fraction", 0.95, "nothing else takes memory of the GPU", RUNTIME
+        ),
+        _alone_on_the_gpu,
+    ),
+)  # fmt: skip
+"""All advice. A value that the user gives is never replaced, see `pipelines.engines.tuning`."""

@@ -1,0 +1,102 @@
+"""What a plan takes besides GPUs: bytes to download and to store, and rough times, where a source gives them."""
+
+from __future__ import annotations
+
+from pipelines.domain.formats import QFormat
+from pipelines.domain.units import show_bytes
+from pipelines.host.text import wrapped
+from pipelines.plan.plan import Plan, PlannedStep
+from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
+from pipelines.stages.build import Build
+from pipelines.stages.download import Download
+from pipelines.stages.quantize import Quantize
+from pipelines.stages.script import Script
+from pipelines.stages.sparsify import Sparsify
+
+BUILD_MINUTES = 2
+"""Build of one rank, rounded up. Source: NVIDIA's log of trtllm-build in `examples/models/core/commandr/README.md` of
+TensorRT-LLM (Command-R, 35e9 parameters at 16 bit on one GPU, 2024-09-19): 00:01:47; the smaller model of
+`examples/models/core/gpt/README.md`: 00:00:41."""
+BUILD_PARAMETERS = 35e9
+"""Parameters of the largest rank with a published time."""
+KINDS = {
+    Download: "downloads",
+    Sparsify: "sparse models",
+    Quantize: "checkpoints",
+    Script: "checkpoints",
+    Build: "engines",
+}
+"""Kind of stage -> what it writes."""
+
+
+def needs(plan: Plan) -> list[str]:
+    """Render what is downloaded and stored, and rough times; no lines where none of it is known or needed."""
+    todo = [step for step in plan.steps if step.state != "cached"]
+    lines = [line for line in (_download(plan, todo), _disk(plan, todo), _time(plan, todo)) if line]
+    return [wrapped(line, 8) for line in lines]
+
+
+def _download(plan: Plan, todo: list[PlannedStep]) -> str:
+    """Say how much is downloaded: models at 16 bit; the size of a data set is not known beforehand."""
+    known, unknown = 0.0, []
+    for step in todo:
+        if isinstance(stage := step.node.stage, Download):
+            size = _bytes(plan, step) if stage.repo_type == "model" else None
+            known += size or 0.0
+            unknown += [] if size else [stage.repo_id]
+    parts = [f"about {show_bytes(known)} (modelled, weights at 16 bit)"] if known else []
+    parts += [f"{name} (size unknown)" for name in unknown]
+    return f"download: {' and '.join(parts)}" if parts else ""
+
+
+def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
+    """Say how much disk the finished stages take; a Triton repository is made of hard links."""
+    if not plan.choice.engine.needs_gpu:
+        return ""
+    sizes: dict[str, float] = {}
+    for step in todo:
+        stage = step.node.stage
+        size = None if isinstance(stage, Download) and stage.repo_type != "model" else _bytes(plan, step)
+        if size:
+            sizes[KINDS[type(stage)]] = sizes.get(KINDS[type(stage)], 0.0) + size
+    if not sizes:
+        return ""
+    parts = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in sizes.items())
+    return f"disk: about {show_bytes(sum(sizes.values()))} (modelled: {parts})"
+
+
+def _bytes(plan: Plan, step: PlannedStep) -> float | None:
+    """Return the modelled size of what a step writes, or None where there is no model."""
+    stage, draft = step.node.stage, "draft" in step.node.id.split(".")
+    shape = plan.settings.speculative.draft_shape if draft else plan.shape
+    if shape is None or step.node.id == "vision":
+        return None
+    if isinstance(stage, Quantize):
+        return checkpoint_bytes(shape, stage.quant.qformat)
+    if isinstance(stage, Build):
+        return weight_bytes(shape, _format(plan, step))
+    return weight_bytes(shape, QFormat.NONE) if isinstance(stage, Download | Sparsify | Script) else None
+
+
+def _format(plan: Plan, step: PlannedStep) -> QFormat:
+    """Return the format of the checkpoint that an engine is built from; trained heads come with 16 bit."""
+    before = next((s.node.stage for s in plan.steps if s.node.id == step.node.inputs.get("checkpoint")), None)
+    return before.quant.qformat if isinstance(before, Quantize) else QFormat.NONE
+
+
+def _time(plan: Plan, todo: list[PlannedStep]) -> str:
+    """Say roughly how long the builds take, if a published log covers such ranks, and what nobody knows."""
+    builds = [step for step in todo if isinstance(step.node.stage, Build)]
+    if not plan.choice.engine.needs_gpu or plan.shape is None:
+        return ""
+    if not builds:
+        return "time: unknown" if any(isinstance(step.node.stage, Quantize) for step in todo) else ""
+    ranks = plan.settings.build.tp_size * plan.settings.build.pp_size
+    rounds = -(-ranks // plan.settings.build.workers)
+    if plan.shape.num_params / ranks > BUILD_PARAMETERS:
+        return "time: unknown; no build of a rank this large is published"
+    minutes = BUILD_MINUTES * rounds
+    return (
+        f"time: each trtllm-build roughly {minutes} minutes (NVIDIA's log of a 35B model on one GPU: 1 min 47 s"
+        f"{f'; {rounds} rounds of ranks' if rounds > 1 else ''}); the other stages: unknown"
+    )

@@ -1,0 +1,45 @@
+"""Tune the engines of a plan, and say what that sets."""
+
+from __future__ import annotations
+
+from pipelines.domain.model_shape import ModelShape
+from pipelines.engines.description import EngineDescription
+from pipelines.engines.tuning import Advice, advice, tuned
+from pipelines.host.machine import Machine
+from pipelines.predict.performance.hardware import resolved
+from pipelines.settings.root import Settings
+
+
+def tune(settings: Settings, engine: EngineDescription, shape: ModelShape | None, machine: Machine) -> Settings:
+    """Return the settings with the advice for this engine on the GPU that is named or found."""
+    return tuned(settings, engine, shape, resolved(settings.hardware, machine))
+
+
+def tuning_notes(
+    settings: Settings, engine: EngineDescription, shape: ModelShape | None, machine: Machine, *, baseline: bool
+) -> tuple[str, ...]:
+    """Return a line for each setting that the tuning chooses, for the engine and for its baseline where that differs.
+
+    Args:
+        settings: the configuration.
+        engine: the chosen engine.
+        shape: of the model, where known.
+        machine: facts of this machine.
+        baseline: whether the 16-bit baseline is built as well.
+    """
+    if not engine.recommends:
+        return ()
+    if settings.tuning.name == "plain":
+        return ("tuning=plain: nothing is set for speed; tuning=recommended does",)
+
+    def advised(wanted: Settings) -> tuple[Advice, ...]:
+        return advice(wanted, engine, shape, resolved(settings.hardware, machine))
+
+    own = advised(settings)
+    lines = [f"tuning: {each.line}" for each in own]
+    if baseline:
+        base = advised(settings.baseline())
+        lines += [f"tuning of the 16-bit baseline: {each.line}" for each in base if each not in own]
+        lacks = [each.word for each in own if each not in base]
+        lines += [f"tuning of the 16-bit baseline: without {', '.join(lacks)}"] if lacks else []
+    return tuple(lines)

@@ -1,0 +1,14 @@
+"""Overrides without which a choice of conf/ is refused, because a value of the user's is missing."""
+
+NEEDS: dict[tuple[str, str], list[str]] = {
+    ("model", "hub"): ["model.hub_id=org/name"],
+    ("calibration", "hub"): ["calibration.dataset=org/name"],
+    ("calibration", "local"): ["calibration.path=/some/file"],
+    ("workload", "trace"): ["workload.trace=/some/file"],
+    ("sizing", "autoscaled"): ["sizing.autoscaling.cold_start_s=120"],
+    ("manifests", "host_path"): ["manifests.host_path=/some/folder"],
+    ("manifests", "hub"): ["manifests.fetch.hub=org/name"],
+    ("lora", "adapters"): ["lora.adapters={1:/some/adapter,2:/another}"],
+    ("multimodal", "llava"): ["multimodal.path=/some/model"],
+    **{("speculative", mode): ["speculative.heads_path=/heads"] for mode in ("medusa", "redrafter", "eagle")},
+}
