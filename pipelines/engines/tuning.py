@@ -32,7 +32,7 @@ class TunedCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Recommended:
     """One setting for speed.
 
     Attributes:
@@ -67,7 +67,7 @@ class Advice:
 
 def advice(
     settings: Settings, engine: EngineDescription, shape: ModelShape | None, gpu: HardwareSettings
-) -> tuple[Advice, ...]:
+) -> tuple[Recommended, ...]:
     """List what is set for speed: nothing with tuning=plain, for an engine without advice, or where a value is given.
 
     Args:
@@ -78,7 +78,7 @@ def advice(
     """
     if settings.tuning.name == "plain" or not engine.recommends:
         return ()
-    found: tuple[Advice, ...] = load_function(engine.recommends)(TunedCase(_as_given(settings), shape, gpu))
+    found: tuple[Recommended, ...] = load_function(engine.recommends)(TunedCase(_as_given(settings), shape, gpu))
     return tuple(each for each in found if not each.given(settings))
 
 

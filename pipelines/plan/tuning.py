@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription
-from pipelines.engines.tuning import Advice, advice, tuned
+from pipelines.engines.tuning import Recommended, advice, tuned
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import resolved
 from pipelines.settings.root import Settings
@@ -32,7 +32,7 @@ def tuning_notes(
     if settings.tuning.name == "plain":
         return ("tuning=plain: nothing is set for speed; tuning=recommended does",)
 
-    def advised(wanted: Settings) -> tuple[Advice, ...]:
+    def advised(wanted: Settings) -> tuple[Recommended, ...]:
         return advice(wanted, engine, shape, resolved(settings.hardware, machine))
 
     own = advised(settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipelines.domain.families import FAMILIES, Feature
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
-from pipelines.engines.tuning import Advice, TunedCase
+from pipelines.engines.tuning import Recommended, TunedCase
 from pipelines.settings.features import HEADS, WITHOUT_REDUCE_FUSION
 
 GUIDE = "performance-tuning-guide"
@@ -29,11 +29,11 @@ MEASURED = "Llama 3.3 70B on 4 H100:"
 class _AdviceRow:
     """One piece of advice, and when it applies."""
 
-    advice: Advice
+    advice: Recommended
     when: Callable[[TunedCase], bool]
 
 
-def recommend(case: TunedCase) -> tuple[Advice, ...]:
+def recommend(case: TunedCase) -> tuple[Recommended, ...]:
     """List the advice that applies, whether or not the user gives another value."""
     return tuple(row.advice for row in ROWS if row.when(case))
 
@@ -114,46 +114,46 @@ def _alone_on_the_gpu(case: TunedCase) -> bool:
 
 ROWS = (
     _AdviceRow(
-        Advice(
+        Recommended(
             "build", "multiple_profiles", "enable",
             f"kernels for small and for large batches, for a longer build; {MEASURED} ITL 31.3 -> 19.6 ms", FLAGS,
         ),
         _profiles,
     ),
     _AdviceRow(
-        Advice("build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS),
+        Recommended("build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS),
         _gemm_16_bit,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "build", "gemm_plugin", "auto", "cuBLASLt for the products that stay in 16 bit",
             "examples/models/core/llama/README.md",
         ),
         _gemm_beside_integers,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "kv_cache", "dtype", KvFormat.FP8,
             f"half the bytes, and FP8 attention over the prompt; {MEASURED} 3,390 -> 5,300 tokens/s", FP8,
         ),
         _fp8_kv_cache,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "build", "reduce_fusion", "enable",
             f"residual add and norm inside the all-reduce; {MEASURED} ITL 15.4 -> 14.4 ms, at worst as before", FLAGS,
         ),
         _reduce_fusion,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "build", "user_buffer", "enable",
             f"no copies around the all-reduce; {MEASURED} 5,300 -> 5,980 tokens/s together with reduce_fusion", FP8,
         ),
         _user_buffer,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "build", "gemm_swiglu_plugin", "fp8",
             "gate, up and SwiGLU in one kernel, which drops one scale (the evaluation includes that); "
             f"{MEASURED} ITL 12.7 -> 11.7 ms", FP8,
@@ -161,7 +161,7 @@ ROWS = (
         _fused_swiglu,
     ),
     _AdviceRow(
-        Advice(
+        Recommended(
             "triton", "kv_cache_free_gpu_mem_fraction", 0.95, "nothing else takes memory of the GPU", RUNTIME
         ),
         _alone_on_the_gpu,

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from pipelines.domain.errors import Fault
@@ -237,11 +236,6 @@ COVERAGE = (
 """The first row with a matching key counts."""
 
 
-def coverage_of(key: str) -> Coverage | None:
-    """Return the row of a setting; None if nothing is said of it."""
-    return next((row for row in COVERAGE if any(fnmatchcase(key, pattern) for pattern in row.keys)), None)
-
-
 def unmodelled(settings: Settings) -> list[Fault]:
     """Return a fault for each thing that changes the speed and is not modelled."""
     return [
@@ -249,9 +243,3 @@ def unmodelled(settings: Settings) -> list[Fault]:
         for row, found in ((row, row.found(settings)) for row in COVERAGE)
         if found
     ]
-
-
-def table_rows() -> Iterator[tuple[str, str, str]]:
-    """Return the rows of the table in docs/sizing.md: settings, treatment, how."""
-    for row in COVERAGE:
-        yield ", ".join(f"`{key}`" for key in row.keys), row.treatment, row.how

@@ -129,6 +129,11 @@ CASES = {
     "zeros-need-sparse-kernels": Case(
         {"sparsity": "sparsegpt"}, "weight_sparsity=false with sparsity=sparsegpt", {"build": {"weight_sparsity": True}}
     ),
+    "no-sparse-kernels": Case(
+        {"sparsity": "magnitude", "qformat": QFormat.INT8_SQ, "build": {"weight_sparsity": True}},
+        "sparsity=magnitude with quant=int8_sq saves no time and no memory",
+        {"qformat": QFormat.FP8},
+    ),
     "sparsity-may-not-be-faster": Case(
         {"sparsity": "magnitude", "build": {"weight_sparsity": True}},
         "sparsity=magnitude: users measured a speed-up of 0 to 5 %",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from pipelines.domain.errors import UserError
 from pipelines.host.machine import gather
-from pipelines.predict.performance.coverage import COVERAGE, coverage_of, table_rows, unmodelled
+from pipelines.predict.performance.coverage import COVERAGE, Coverage, unmodelled
 from pipelines.predict.performance.deployment import PredictedDeployment, gpu_model
 from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.lengths import known_lengths
@@ -104,6 +105,11 @@ SAME_LOAD = {
     ("reuse", "none"): "nothing is shared by the requests of the default load",
     ("parallel", "single"): "the default",
 }
+
+
+def coverage_of(key: str) -> Coverage | None:
+    """Return the row of a setting; None if nothing is said of it."""
+    return next((row for row in COVERAGE if any(fnmatchcase(key, pattern) for pattern in row.keys)), None)
 
 
 def settings_of(*words: str) -> Settings:
@@ -302,5 +308,14 @@ def test_plan_simulate_and_size_build_the_same_engine(words):
 
 def test_the_documentation_has_the_table():
     page = (ROOT / "docs" / "sizing.md").read_text()
-    for row in table_rows():
-        assert f"| {' | '.join(row)} |" in page
+    for row in COVERAGE:
+        keys = ", ".join(f"`{key}`" for key in row.keys)
+        assert f"| {keys} | {row.treatment} | {row.how} |" in page
+
+
+def test_formats_that_tensorrt_llm_lacks_for_a_family_are_not_tried():
+    """`make plan` refuses NVFP4 for Gemma, so `make size sizing.formats=auto` must not rank it."""
+    words = ("hardware=b200_sxm", "sizing.average_rate=1", "sizing.formats=auto")
+    gemma, llama = (ask(settings_of(f"model={name}", *words), gather()).formats for name in ("gemma_2b", "llama_3_8b"))
+    assert "nvfp4" in llama
+    assert "nvfp4" not in gemma
