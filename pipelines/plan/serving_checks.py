@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from pipelines.document.show import count
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
@@ -136,7 +135,7 @@ def _load_fits(settings: Settings, shape: ModelShape | None) -> list[Fault]:
         return []
     prompt = work.turns * isl + (work.turns - 1) * osl
     limit = build.max_seq_len or (shape.max_position_embeddings if shape else None)
-    words = f"workload={work.name} asks for prompts of up to {count(prompt, 'token')}"
+    words = f"workload={work.name} asks for prompts of up to {prompt} token{'' if prompt == 1 else 's'}"
     words += f" in {work.turns} turns" if work.turns > 1 else ""
     if prompt > build.max_input_len:
         todo = f"Shorten workload.isl, or set build.max_input_len={prompt} or more."

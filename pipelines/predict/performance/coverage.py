@@ -228,7 +228,7 @@ COVERAGE = (
     Coverage(
         (
             *("eval.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
-            *("paths.*", "plan.*", "verify.*", "doctor.*"),
+            *("paths.*", "plan.*", "stage.*", "verify.*", "doctor.*"),
         ),
         "no effect",
         "other stages",

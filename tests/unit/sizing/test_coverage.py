@@ -110,10 +110,12 @@ def settings_of(*words: str) -> Settings:
     return load((*BASE, *LOAD, *words))
 
 
+def tuned(settings: Settings) -> Settings:
+    return tuned_for(settings, known_model(settings), settings.hardware)
+
+
 def modelled(settings: Settings) -> PredictedDeployment:
-    model = known_model(settings)
-    tuned = tuned_for(settings, model, settings.hardware)
-    return gpu_model(tuned, model, data_sheet(settings.hardware), costs(settings))
+    return gpu_model(tuned(settings), known_model(settings), data_sheet(settings.hardware), costs(settings))
 
 
 def predicted(settings: Settings) -> Any:
@@ -239,8 +241,8 @@ def test_every_choice_is_modelled_without_effect_or_refused(usual, group, choice
     if (group, choice) == ("quant", "nvfp4"):
         pytest.skip("an H100 has no FP4 arithmetic; another GPU would change the prediction by itself")
     words = (f"{group}={choice}", *NEEDS.get((group, choice), ()))
-    settings, base = settings_of(*words), _flat(settings_of())
-    keys = [key for key, value in _flat(settings).items() if base.get(key) != value and coverage_of(key)]
+    settings, base = settings_of(*words), _flat(tuned(settings_of()))
+    keys = [key for key, value in _flat(tuned(settings)).items() if base.get(key) != value and coverage_of(key)]
     treatments = {coverage_of(key).treatment for key in keys}
     if unmodelled(settings):
         assert "refused" in treatments
