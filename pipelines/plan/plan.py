@@ -112,6 +112,8 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         tuning = tuning_notes(settings, choice.engine, shape, machine, baseline=with_baseline)
         with collecting(faults):
             limits = _limits(settings, shape, machine)
+    else:  # only the server is left to tune
+        settings = settings.model_copy(update={"triton": tune(settings, choice.engine, shape, machine).triton})
     on_gpu = with_limits(settings, limits)
     settings = on_gpu if choice.engine.needs_gpu else settings
     checked = checks.check(settings, shape, choice.engine, machine, target, found, limits, on_gpu)

@@ -190,7 +190,7 @@ def test_without_a_gpu_plan_describes_it(cli):
     here = Cli(cli.folder, cli.store)
     text = here.run("plan", "engine=tensorrt_llm", "model=gemma_2b", "quant=fp8", "hardware=h100_sxm")
     assert "Commands (not run here: there is no NVIDIA GPU" in text
-    assert "    trtllm-build \\\n      --checkpoint_dir gemma_2b-fp8-checkpoint \\\n" in text
+    assert "    trtllm-build \\\n      --checkpoint_dir gemma_2b-fp8-kv_fp8-checkpoint \\\n" in text
     assert "      --max_seq_len 4096 \\\n" in text
     assert "tritonserver --model-repository=." in text
     assert max(map(len, text.splitlines())) <= 80

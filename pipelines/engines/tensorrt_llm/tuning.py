@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.domain.families import FAMILIES, Feature
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, lacks_fp8_kv
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for
 from pipelines.engines.tuning import Recommended, TunedCase
 from pipelines.settings.features import HEADS, WITHOUT_REDUCE_FUSION
 
@@ -60,11 +60,12 @@ def _gemm_beside_integers(case: TunedCase) -> bool:
 
 
 def _fp8_kv_cache(case: TunedCase) -> bool:
-    """Trained heads are converted without scales of the KV cache."""
-    settings = case.settings
+    """Trained heads are converted without scales of the KV cache; a format that is refused anyway gets no advice."""
+    settings, qformat, sm = case.settings, case.settings.quant.qformat, case.gpu.sm
     has_one = settings.build.kv_cache_type != "disabled" and settings.speculative.mode not in HEADS
-    usual = has_one and FORMATS[settings.quant.qformat].fp8_kv_cache
-    return usual and not lacks_fp8_kv(KvFormat.FP8, case.gpu.sm or 0.0)
+    for_model = qformat is not QFormat.NVFP4 or case.shape is None or _supports(case, "nvfp4")
+    runs = for_model and (sm is None or qformat in formats_for(sm))
+    return has_one and runs and FORMATS[qformat].fp8_kv_cache
 
 
 def _supports(case: TunedCase, feature: Feature) -> bool:
@@ -121,7 +122,9 @@ ROWS = (
         _profiles,
     ),
     _AdviceRow(
-        Recommended("build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS),
+        Recommended(
+            "build", "gemm_plugin", "auto", f"cuBLASLt for 16-bit products; {MEASURED} ITL 19.6 -> 15.4 ms", FLAGS
+        ),
         _gemm_16_bit,
     ),
     _AdviceRow(

@@ -81,7 +81,11 @@ COVERAGE = (
         "formats nothing, because their kernels are dense",
     ),
     Coverage(("kv_cache.dtype",), "modelled", "bytes of a token, in memory and in traffic"),
-    Coverage(("tuning.*",), "modelled", "the FP8 KV cache that it sets; its kernels are those of the fitted engines"),
+    Coverage(
+        ("tuning.*",),
+        "modelled",
+        "the FP8 KV cache and the share of memory that it sets; its kernels are those of the fitted engines",
+    ),
     Coverage(
         ("kv_cache.enable_block_reuse", "workload.shared_prefix_share"),
         "modelled",

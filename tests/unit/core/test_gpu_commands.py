@@ -71,11 +71,11 @@ def test_the_folder_of_one_command_is_that_of_the_next(tmp_path):
         "    make image engine=tensorrt_llm",
         "    make shell engine=tensorrt_llm",
     ]
-    assert "stage.name=quantize stage.link=gemma_2b-fp8-checkpoint" in found["quantize"]
-    assert "--checkpoint_dir gemma_2b-fp8-checkpoint \\\n" in found["build"]
-    assert "--output_dir gemma_2b-fp8-engine \\\n" in found["build"]
-    assert "engine.path=gemma_2b-fp8-engine" in found["repository"]
-    assert "(cd gemma_2b-fp8-repository && tritonserver" in found["serve"]
+    assert "stage.name=quantize stage.link=gemma_2b-fp8-kv_fp8-checkpoint" in found["quantize"]
+    assert "--checkpoint_dir gemma_2b-fp8-kv_fp8-checkpoint \\\n" in found["build"]
+    assert "--output_dir gemma_2b-fp8-kv_fp8-engine \\\n" in found["build"]
+    assert "engine.path=gemma_2b-fp8-kv_fp8-engine" in found["repository"]
+    assert "(cd gemma_2b-fp8-kv_fp8-repository && tritonserver" in found["serve"]
     for title in ("quantize", "repository"):
         assert set(GEMMA) < set(shlex.split(found[title].replace("\\\n", " ")))
 

@@ -10,6 +10,7 @@ from pipelines.predict.sizing.ask import ask
 from pipelines.run.console import plan_text
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
+from tests.support.engine_folders import write_engine
 from tests.unit.sizing.test_limits_for_load import NO_GPU, planned
 
 LLAMA_70B = ("engine=tensorrt_llm", "model=llama_3_1_70b", "hardware=h100_sxm", "quant=fp8", "parallel=tp4")
@@ -91,6 +92,14 @@ def test_what_is_chosen_changes_the_key_of_the_engine(tmp_path):
     assert fast["build"] == plain["build"] | {"gemm_plugin": "auto", "multiple_profiles": "enable"}
     assert fast["quantize"] == plain["quantize"]
     assert fast["repository"]["triton"]["kv_cache_free_gpu_mem_fraction"] == 0.95
+
+
+def test_the_server_of_an_engine_that_is_built_already_is_tuned_too(tmp_path):
+    words = ("model=tiny_llama", "quant=none", f"paths.store={tmp_path}")
+    engine = write_engine(tmp_path / "engine", "tensorrt_llm")
+    plan = make_plan(load((*words, f"engine.path={engine}")), "repository", Store(tmp_path), NO_GPU)
+    assert plan.settings.triton.kv_cache_free_gpu_mem_fraction == 0.95
+    assert plan.settings.build.multiple_profiles == "disable"
 
 
 @pytest.mark.parametrize("quant", ["none", "fp8"])

@@ -178,6 +178,12 @@ def test_a_split_that_cannot_work_is_refused(tmp_path, overrides, message):
         scripts(tmp_path, *overrides)
 
 
+def test_the_folder_has_the_name_of_the_engine_as_it_is_tuned(tmp_path):
+    words = ["cluster=slurm", f"cluster.folder={tmp_path}", f"paths.store={tmp_path}/store", "engine=tensorrt_llm"]
+    words += ["model=llama_3_1_8b", "quant=fp8", "hardware=h100_sxm", "build.tp_size=2"]
+    assert write_scripts(load(words), LOGIN_NODE, words).name == "llama_3_1_8b-fp8-kv_fp8"
+
+
 def test_the_cpu_engine_needs_no_scripts(tmp_path):
     words = ["cluster=slurm", f"cluster.folder={tmp_path}", "engine=openvino"]
     with pytest.raises(UserError, match="engine=openvino runs in one process on one machine"):

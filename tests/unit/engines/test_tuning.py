@@ -63,6 +63,10 @@ def test_integer_weights_leave_products_in_16_bit_and_a_16_bit_kv_cache(quant):
     }  # fmt: skip
 
 
+def test_an_fp4_engine_has_an_fp8_kv_cache_too():
+    assert advised(*LLAMA_70B, "quant=nvfp4", "hardware=b200_sxm")["dtype"] is KvFormat.FP8
+
+
 def test_fp8_over_several_hoppers_is_fused():
     found = advised(*LLAMA_70B, "quant=fp8", "parallel=tp4")
     assert {name: found[name] for name in FUSIONS} == {
@@ -104,6 +108,9 @@ def test_a_fusion_is_left_out_where_it_does_not_fit(words, fused):
         (("speculative=draft_target", "model@speculative.draft=llama_3_2_1b"), FRACTION),
         (("lora=adapters", "lora.adapters={1:/adapters/sql}"), FRACTION),
         (("quant=fp8", "build.kv_cache_type=disabled"), "dtype"),
+        (("quant=fp8", "hardware=a10"), "dtype"),
+        (("quant=nvfp4",), "dtype"),
+        (("quant=nvfp4", "hardware=b200_sxm", "model=gemma_2b"), "dtype"),
     ],
 )
 def test_a_setting_is_left_out_where_something_else_needs_it(words, left_out):
