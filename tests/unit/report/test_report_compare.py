@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.domain.benchmark import Slo
+from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.compare import comparison, meets
 from pipelines.report.compare_text import comparison_text
@@ -232,3 +233,10 @@ def test_a_comparison_of_engines_that_are_not_tuned_alike_says_so(everything):
 def test_nothing_is_said_of_engines_without_any_tuning(everything):
     assert [found.tuning for found in comparison(everything)] == [""]
     assert [found.tuning for found in comparison(tuned_engines(everything, none=None, fp8=None))] == [""]
+
+
+def test_a_missing_variant_is_asked_for_in_words_that_exist(tmp_path):
+    """`quant=fp8-kv_fp8` is no choice of conf/quant."""
+    with pytest.raises(UserError, match=r"in the format magnitude_2_4-fp8-kv_fp8 in") as caught:
+        collect(full_store(tmp_path), variants=["magnitude_2_4-fp8-kv_fp8"])
+    assert "make evaluate sparsity=magnitude_2_4 quant=fp8 kv_cache=fp8" in str(caught.value)
