@@ -246,6 +246,7 @@ def test_every_setting_has_been_decided():
         "sparse_multiplier",
         "nvlink_gb_s_bidir",
         "pcie_gb_s_per_dir",
+        "c2c_gb_s_per_dir",
         "gpus_per_server",
         "tdp_w",
     }

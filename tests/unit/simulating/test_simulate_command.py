@@ -232,7 +232,7 @@ def test_a_gpu_makes_it_seconds_with_the_engine_limits_of_the_build(tmp_path, ca
     assert 0.001 < inflight["itl"]["mean"] < 0.1
     assert inflight["requests_rate"] > static["requests_rate"]
     out = capsys.readouterr().out
-    assert "llama_3_8b fp8 on h100_sxm" in out
+    assert "llama_3_8b fp8-kv_fp8 on h100_sxm" in out  # the tuning sets the FP8 KV cache
     assert "TTFT mean, ms" in out
     assert inflight["busy_max"] == 25
     assert re.search(r"slots in use +1\d\.\d +2\d\.\d\n", out)  # of 25, not a share of 2,048
@@ -299,7 +299,7 @@ def test_a_mixture_of_experts_is_simulated_in_seconds_too(tmp_path, capsys):
     made = json.loads((simulated(tmp_path, *words, "simulator.policy=inflight") / "summary.json").read_text())
     (outcome,) = made["outcomes"]
     assert outcome["requests"] > 0
-    assert made["what"].startswith("mixtral-8x7b fp8 on h200_sxm")
+    assert made["what"].startswith("mixtral-8x7b fp8-kv_fp8 on h200_sxm")
 
 
 def test_a_fit_makes_it_seconds_with_its_own_engine(tmp_path, capsys):
