@@ -14,8 +14,8 @@ from pipelines.settings.groups import CONF
 
 BRIDGED = {"a30": 2, "a100_pcie_40gb": 2, "a100_pcie_80gb": 2, "h100_pcie": 2, "h100_nvl": 2, "h200_nvl": 4}
 """Number of GPUs that an NVLink bridge joins, by the notes of their data sheets; larger groups use PCIe."""
-ACROSS_SERVERS = {"gb200": 72}
-"""Number of GPUs that NVLink joins where it leaves the server."""
+ACROSS_SERVERS = {"gb200": 72, "gh200_96gb": 32, "gh200_144gb": 32}
+"""Number of GPUs that NVLink joins where it leaves the server: NVIDIA's GB200 NVL72 and GH200 NVL32."""
 NEEDED = (
     "memory_gb", "mem_bw_gb_s", "fp16_dense_tflops", "sparse_multiplier", "nvlink_gb_s_bidir", "pcie_gb_s_per_dir",
     "gpus_per_server", "tdp_w", "sm", "arch",
