@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, Level, Slo
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import summarise
@@ -165,9 +164,10 @@ def _check_answers(load: PlannedLevel, outcome: LevelOutcome) -> None:
         return
     kind, text = next(iter(sorted(outcome.messages.items())), ("unknown", "it gave no reason"))
     todo = "Compare workload.isl and workload.osl with the engine's max_input_len and max_seq_len."
-    sent = count(len(outcome.timings), "request")
+    sent = len(outcome.timings)
+    requests = "The only request" if sent == 1 else f"All {sent:,} requests"
     raise UserError(
-        f"{sent} at {_title(load)}, and none succeeded ({kind}): {text[:300].rstrip('.')}.",
+        f"{requests} at {_title(load)} failed ({kind}): {text[:300].rstrip('.')}.",
         todo=todo if kind == "invalid" else "See the server's log.",
     )
 
