@@ -226,7 +226,7 @@ def test_a_killed_benchmark_is_found_by_the_next_command(cli):
     process.communicate()
     wait_until_gone(cli.folder)
     text = cli.run("report")
-    assert "kept 1 finished levels, marked incomplete (the run was killed)" in text
+    assert "kept 1 finished level, marked incomplete (the run was killed)" in text
     assert len(set((cli.store / "benchmark").iterdir()) - before) == 1
 
 

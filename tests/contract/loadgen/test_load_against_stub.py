@@ -217,7 +217,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     with running("--ttft-ms", "10") as server, start(tmp_path, server.url, 60) as process:
         wait_for_requests(server)
         os.killpg(process.pid, signal.SIGINT)
-        words, _ = process.communicate(timeout=20)
+        words, _ = process.communicate(timeout=60)
     assert words.strip() == "False interrupted at concurrency 1"
     result = BenchmarkResult.from_json(json.loads((tmp_path / RESULT).read_text()))
     assert result.levels[0].summary.requests > 10
