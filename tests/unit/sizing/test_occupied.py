@@ -22,7 +22,7 @@ def held(asked: Question, **engine: object) -> tuple[Instance, float, int]:
     """The instance, and mean and most KV blocks of its table over a run that never stands still."""
     setup = next(asked.setups())
     one = instance(asked, setup, made_up(setup))
-    one = replace(one, engine=replace(one.engine, **engine))
+    one = replace(one, placed=replace(one.placed, engine=replace(one.engine, **engine)))
     run = simulate(one.engine, OfferedLoad(asked.isl, asked.osl, ARRIVAL), one.costed.cost, iterations=True)
     idle = run.end - run.iterations.seconds.sum()
     used = (run.iterations.kv_blocks * run.iterations.seconds).sum() + idle * one.engine.shared_blocks
@@ -57,7 +57,7 @@ def test_a_request_that_takes_the_place_of_another_does_not_count_twice() -> Non
     ).iterations
     most = int((table.decoding + table.prefilling).max())
     for slots, full in ((int(most / FULL), "max_batch_size"), (int(most / FULL) + 1, "")):
-        same = replace(one, engine=replace(one.engine, slots=slots))
+        same = replace(one, placed=replace(one.placed, engine=replace(one.engine, slots=slots)))
         assert watch(ASKED, same, ARRIVAL, 25).full == full
 
 
