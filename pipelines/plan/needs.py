@@ -41,7 +41,7 @@ def _download(plan: Plan, todo: list[PlannedStep]) -> str:
     known, unknown = 0.0, []
     for step in todo:
         if isinstance(stage := step.node.stage, Download):
-            size = _bytes(plan, step) if stage.repo_type == "model" else None
+            size = _bytes(plan, step)
             known += size or 0.0
             unknown += [] if size else [stage.repo_id]
     parts = [f"about {show_bytes(known)} (modelled, weights at 16 bit)"] if known else []
@@ -55,10 +55,9 @@ def _disk(plan: Plan, todo: list[PlannedStep]) -> str:
         return ""
     sizes: dict[str, float] = {}
     for step in todo:
-        stage = step.node.stage
-        size = None if isinstance(stage, Download) and stage.repo_type != "model" else _bytes(plan, step)
-        if size:
-            sizes[KINDS[type(stage)]] = sizes.get(KINDS[type(stage)], 0.0) + size
+        if size := _bytes(plan, step):
+            kind = KINDS[type(step.node.stage)]
+            sizes[kind] = sizes.get(kind, 0.0) + size
     if not sizes:
         return ""
     parts = ", ".join(f"{kind} {show_bytes(size)}" for kind, size in sizes.items())
@@ -69,7 +68,7 @@ def _bytes(plan: Plan, step: PlannedStep) -> float | None:
     """Return the modelled size of what a step writes, or None where there is no model."""
     stage, draft = step.node.stage, "draft" in step.node.id.split(".")
     shape = plan.settings.speculative.draft_shape if draft else plan.shape
-    if shape is None or step.node.id == "vision":
+    if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
         return None
     if isinstance(stage, Quantize):
         return checkpoint_bytes(shape, stage.quant.qformat)
