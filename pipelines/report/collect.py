@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.compare import loss_rows
@@ -15,6 +15,7 @@ from pipelines.domain.timing import RequestTiming, from_columns
 from pipelines.report.data import BASELINE, Accuracy, BenchmarkRun, FormatReport, ReportData, ReportedArtifact
 from pipelines.report.shelf import STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
+from pipelines.settings.root import compression_of
 from pipelines.store.store import Store
 
 EVALUATION = "evaluation.json"
@@ -97,19 +98,10 @@ def _choose(
             f"There is no artifact of {model or 'any model'} in the format {', '.join(missing)} in {store.root}.",
             allowed=f"It contains {', '.join(known)}.",
             todo="Make it:",
-            command=("make", "evaluate", *_words(missing[0])),
+            command=("make", "evaluate", *(f"{group}={name}" for group, name in compression_of(missing[0]).items())),
         )
     order = list(dict.fromkeys(variants))
     return sorted((label for label in chosen if label[1] in order), key=lambda label: (label[0], order.index(label[1])))
-
-
-def _words(variant: str) -> Iterator[str]:
-    """Return the words that ask for a variant: "magnitude_2_4-fp8-kv_fp8" is sparsity=..., quant=fp8, kv_cache=fp8."""
-    for part in variant.split("-"):
-        if part.startswith("kv_"):
-            yield f"kv_cache={part[3:]}"
-        else:
-            yield f"sparsity={part}" if part.endswith("_2_4") else f"quant={part}"
 
 
 def _usual_place(variant: str) -> tuple[int, str]:

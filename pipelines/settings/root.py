@@ -85,6 +85,19 @@ class Settings(Group):
         )
 
 
+def compression_of(variant: str) -> dict[str, str]:
+    """Split `Settings.variant` by group: "magnitude_2_4-fp8-kv_fp8" has sparsity, quant and kv_cache.
+
+    Parts of another tool's word stay together in quant.
+    """
+    found: dict[str, str] = {}
+    for part in variant.split("-"):
+        group = "kv_cache" if part.startswith("kv_") else "sparsity" if part.endswith("_2_4") else "quant"
+        name = part.removeprefix("kv_")
+        found[group] = f"{found[group]}-{name}" if group in found else name
+    return found
+
+
 def validate(raw: Mapping[str, Any]) -> Settings:
     """Validate a composed configuration.
 

@@ -21,7 +21,7 @@ from pipelines.predict.performance.limits import ChosenLimits
 from pipelines.predict.performance.modelled import ModelledDeployment, Provenance
 from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.performance.placement import EngineTerms, place
-from pipelines.settings.root import Settings
+from pipelines.settings.root import Settings, compression_of
 from pipelines.settings.sizing import fit_files
 
 
@@ -55,17 +55,12 @@ class Compression:
     @classmethod
     def of(cls, variant: str) -> Compression | None:
         """Parse `Settings.variant`; None for the word of another tool."""
-        qformat, kv_format, sparse = QFormat.NONE, KvFormat.AUTO, False
-        for part in variant.split("-"):
-            if part.endswith("_2_4"):
-                sparse = True
-            elif part.startswith("kv_") and part[3:] in set(KvFormat):
-                kv_format = KvFormat(part[3:])
-            elif part in set(QFormat):
-                qformat = QFormat(part)
-            else:
-                return None
-        return cls(qformat, kv_format, sparse)
+        found = compression_of(variant)
+        try:
+            qformat, kv_format = QFormat(found.get("quant", "none")), KvFormat(found.get("kv_cache", "auto"))
+        except ValueError:
+            return None
+        return cls(qformat, kv_format, "sparsity" in found)
 
 
 def known(settings: Settings) -> list[FittedModel]:
