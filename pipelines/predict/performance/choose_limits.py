@@ -13,18 +13,14 @@ memory of activations. Limits that the user gives stay as given; the others are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
-from pipelines.domain.model_shape import ModelShape
-from pipelines.predict.performance.engine_sizes import engine_sizes
 from pipelines.predict.performance.full_load import full_load_rate
-from pipelines.predict.performance.gpus import data_sheet
-from pipelines.predict.performance.lengths import LoadLengths, known_lengths
+from pipelines.predict.performance.lengths import LoadLengths
 from pipelines.predict.performance.limits import (
     BATCHES,
     LEAST_TOKENS,
@@ -33,10 +29,7 @@ from pipelines.predict.performance.limits import (
     stepped,
 )
 from pipelines.predict.performance.memory import EngineSizes, concurrency, device_memory
-from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.cost import IterationCost
-from pipelines.settings.engine import HardwareSettings
-from pipelines.settings.root import Settings
 
 TOKENS = (4096, 8192, 16384, 32768)
 """Values tried for max_num_tokens, where a prompt fits beside one token of every other request."""
@@ -157,31 +150,3 @@ def _floor(chosen: int, needed: int, context: int) -> str:
     if chosen == LEAST_TOKENS > stepped(needed):
         return f"; at least {LEAST_TOKENS:,}, for few-shot prompts"
     return f"; the model's context is {context:,}" if chosen == context else ""
-
-
-def limits_for_load(
-    settings: Settings, shape: ModelShape | None, hardware: HardwareSettings, cost_of: Callable[[Setup], Costed]
-) -> ChosenLimits | None:
-    """Choose the limits of the engine that the settings describe.
-
-    Args:
-        settings: the configuration.
-        shape: of the model, where known.
-        hardware: the GPU.
-        cost_of: cost of an iteration.
-
-    Returns:
-        None where nothing is left to choose, or the model, the speed of the GPU or the requests are not known.
-    """
-    if shape is None or hardware.mem_bw_gb_s is None:
-        return None
-    wanted = WantedLimits.of(settings.build, chunked=settings.runtime.enable_chunked_context)
-    load = None if wanted.all_given else known_lengths(settings)
-    if load is None:
-        return None
-    gpu = data_sheet(hardware)
-    try:
-        cost = cost_of(Setup.of(settings, shape, gpu)).cost
-    except UserError:
-        return None  # a format, a split or windows that other checks refuse
-    return choose(engine_sizes(settings, shape), gpu.reported_bytes, cost, load, wanted)

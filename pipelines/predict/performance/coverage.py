@@ -160,7 +160,7 @@ COVERAGE = (
         ("build.max_beam_width", "triton.max_beam_width"),
         "refused",
         "beams share their prompt's KV cache and are chosen on the host",
-        _first(_set("build.max_beam_width", 1)),
+        _set("build.max_beam_width", 1),
         "Set build.max_beam_width=1, or measure with make benchmark",
     ),
     Coverage(

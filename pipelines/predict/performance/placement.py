@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.choose_limits import choose
 from pipelines.predict.performance.engine_sizes import engine_sizes
+from pipelines.predict.performance.gpus import data_sheet
 from pipelines.predict.performance.lengths import LoadLengths, known_lengths
 from pipelines.predict.performance.limits import NOTHING_GIVEN, ChosenLimits, WantedLimits
 from pipelines.predict.performance.memory import (
@@ -20,9 +23,10 @@ from pipelines.predict.performance.memory import (
     device_memory,
     kv_blocks,
 )
-from pipelines.predict.performance.performance import Setup
+from pipelines.predict.performance.performance import Costed, Setup
 from pipelines.predict.simulator.cost import IterationCost
 from pipelines.predict.simulator.interface import Admission, Policy, SchedulerLimits, admission_of
+from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 
 
@@ -115,3 +119,30 @@ def place(setup: Setup, cost: IterationCost, terms: EngineTerms, load: LoadLengt
         prefix_tokens=terms.prefix_tokens,
     )
     return Placed(engine, sizes, memory, concurrency(sizes, memory, usual), limits)
+
+
+def limits_for_load(
+    settings: Settings, shape: ModelShape | None, hardware: HardwareSettings, cost_of: Callable[[Setup], Costed]
+) -> ChosenLimits | None:
+    """Choose the limits of the engine that the settings describe.
+
+    Args:
+        settings: the configuration.
+        shape: of the model, where known.
+        hardware: the GPU.
+        cost_of: cost of an iteration.
+
+    Returns:
+        None where nothing is left to choose, or the model, the speed of the GPU or the requests are not known.
+    """
+    if shape is None or hardware.mem_bw_gb_s is None:
+        return None
+    terms, load = EngineTerms.of(settings, shape), known_lengths(settings)
+    if load is None or terms.wanted.all_given:
+        return None
+    try:
+        setup = Setup.of(settings, shape, data_sheet(hardware))
+        cost = cost_of(setup).cost
+    except UserError:
+        return None  # a format, a split or windows that other checks refuse
+    return place(setup, cost, terms, load).limits
