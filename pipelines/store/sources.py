@@ -11,6 +11,7 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.domain.model_shape import ModelShape
+from pipelines.store.links import check_links
 from pipelines.store.store import HashCache, content_digest
 
 MODEL_PATTERNS = (
@@ -108,6 +109,8 @@ def model_source(
     Raises:
         UserError: the folder is not a model, or a file cannot be read; the message says what is missing.
     """
+    if (folder / "config.json").exists():
+        check_links(folder, key)
     config = model_config(folder, key)
     if weights:
         _check_weights(folder, key)
