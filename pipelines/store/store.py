@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
-from pipelines.host.files import HOST, sync, write_json
+from pipelines.host.files import sync, write_json
 from pipelines.host.hashing import sha256_file
+from pipelines.store.leases import LEASES, Leases
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -51,11 +52,10 @@ class HashCache:
         self._path = path
         self._known: dict[str, list[Any]] = {}
         self._dirty = False
-        if path.is_file():
-            try:
-                self._known = json.loads(path.read_text())
-            except ValueError:
-                self._known = {}  # losing the cache only costs time
+        try:
+            self._known = json.loads(path.read_text())
+        except (OSError, ValueError):
+            self._known = {}  # there is none yet, or it cannot be read: losing the cache only costs time
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
@@ -68,10 +68,11 @@ class HashCache:
         return str(known[3])
 
     def save(self) -> None:
-        """Write new hashes to disk; a store that cannot be written is not an error here."""
-        if self._dirty and self._path.parent.is_dir() and os.access(self._path.parent, os.W_OK):
-            write_json(self._path, self._known)
-            self._dirty = False
+        """Write new hashes to disk; a store that does not exist, or that is full or read-only, is not an error here."""
+        if self._dirty and self._path.parent.is_dir():
+            with suppress(OSError):
+                write_json(self._path, self._known)
+                self._dirty = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.hashes = HashCache(self.root / ".hashes.json")
+        self.leases = Leases(self.root / LEASES)
 
     def find(self, stage: str, key: str) -> Artifact | None:
         """Return the finished artifact of a key, or None.
@@ -185,16 +187,29 @@ class Store:
     def draft(self, key: str) -> Iterator[Path]:
         """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
 
-        Each host has its own folder: if the locks of a shared file system only work within one host, two hosts may
-        make the same artifact at once, and must not write into the same folder.
+        No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
+        make the same artifact at once. Each draft has a lease of the same name, by which others see that it is alive.
         """
-        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-        folder.mkdir(parents=True)
+        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
+        lease = self.leases.take(folder.name)
         try:
+            folder.mkdir(parents=True)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # it must not hide why the draft failed
+                lease.end()
+
+    def abandoned_drafts(self) -> Iterator[Path]:
+        """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
+        for folder in _folders(self.root / ".drafts"):
+            if (lease := self.leases.find(folder.name)) is not None:
+                if not lease.alive:
+                    yield folder
+            else:  # made by a version without leases: the key's lock says whether it still runs
+                with self.try_lock(folder.name) as free:
+                    if free:
+                        yield folder
 
     def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
         """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
