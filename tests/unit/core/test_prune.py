@@ -76,6 +76,20 @@ def test_what_a_run_or_a_server_uses_is_kept(store):
     assert needs(store) == {"repository": "used in the last 30 days"}  # it was used just now
 
 
+def test_a_served_repository_is_kept(store, monkeypatch):
+    repository = make(store, "repository", "a")
+    seen = []
+
+    def serve(_folder, _settings, _progress, **_):
+        seen.append(needs(store, 0)["repository"])
+        return 0
+
+    monkeypatch.setattr("pipelines.serving.foreground.serve", serve)
+    monkeypatch.setattr("pipelines.run.commands._refuse_unfit", lambda _folder: None)
+    assert main(["serve", f"serving.repository={repository.path}"]) == 0
+    assert seen == [f"in use by {os.uname().nodename} {os.getpid()}"]
+
+
 def test_what_a_link_of_the_user_leads_to_is_kept(store, tmp_path):
     artifact = make(store, "build", "a")
     link = tmp_path / "engine"
