@@ -32,7 +32,9 @@ def main(words: list[str]) -> int:
     for name in chosen:
         start = time.monotonic()
         sys.stderr.write(f"{name}: ...\n")
-        found = importlib.import_module(f"tests.torture.{name}").run(asked.seed, asked.minutes * 60 / len(chosen))
+        found = importlib.import_module(f"tests.torture.{name}").run(
+            seed=asked.seed, seconds=asked.minutes * 60 / len(chosen)
+        )
         sys.stderr.write(f"{name}: {time.monotonic() - start:.0f} s\n")
         if not found:
             raise RuntimeError(f"the campaign {name} tried nothing")
