@@ -39,14 +39,14 @@ def main(words: list[str]) -> int:
         if not found:
             raise RuntimeError(f"the campaign {name} tried nothing")
         rows += found
-    sys.stdout.write(table(rows))
+    sys.stdout.write(table(rows, asked.seed))
     return int(any(row.survived < row.tried or row.tried == 0 for row in rows))
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Row], seed: int) -> str:
     """Return the table as text: what was planted, how often, how often it was survived, and the worst time."""
     width = max(len(row.what) for row in rows)
-    lines = [f"{'planted':{width}} {'tried':>7} {'survived':>8} {'worst s':>8}"]
+    lines = [f"seed {seed}", f"{'planted':{width}} {'tried':>7} {'survived':>8} {'worst s':>8}"]
     for row in rows:
         worst = f"{row.worst_s:8.2f}" if row.worst_s else f"{'–':>8}"
         short = "" if row.survived == row.tried else "  FELL SHORT"
