@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 MANIFEST = "manifest.json"
+PENDING = ".pending.json"
+"""File in the draft of a measurement: the manifest as far as it is known. A draft that still has it is not removed."""
 KEY_LENGTH = 16
 Json = dict[str, Any]
 
@@ -185,9 +187,9 @@ class Store:
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
-        """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
+        """Yield an empty folder to work in, removed afterwards unless committed or pending.
 
-        No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
+        Call it while holding the key's lock. No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
         make the same artifact at once. Each draft has a lease of the same name, by which others see that it is alive.
         """
         folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
@@ -196,7 +198,8 @@ class Store:
             folder.mkdir(parents=True)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not (folder / PENDING).exists():
+                shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # it must not hide why the draft failed
                 lease.end()
 
