@@ -28,6 +28,8 @@ from pipelines.serving.repository import ModelRepository, read_repository, refus
 from pipelines.serving.shared_memory import own_prefix, remove_leftovers
 from pipelines.settings.serving import ServingSettings
 
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Keeps Python models from writing __pycache__ into the repository, which may be an artifact."""
 ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it
 POLL_S = 0.05
 FAILED_GRACE_S = 0.5  # after one model failed, how long to wait for other failures
@@ -190,7 +192,7 @@ class TritonServer:
         launch = self._launch(located, prefix)
         self._process = KeptProcess(
             launch.command,
-            env={**os.environ, **located.env, **launch.env},
+            env={**os.environ, **located.env, **launch.env, **NO_BYTECODE},
             cwd=self.repository.path,
             log_file=self.log_file,
             shm_prefix=prefix,
