@@ -195,7 +195,6 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
     body = [
         "set -euo pipefail",
         "rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?srun or mpirun must start this}}",
-        "export PYTHONDONTWRITEBYTECODE=1  # no __pycache__ in the repository",
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items()),
         *([] if serving.loopback else ["key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')  # told to nobody"]),
         f"cd {target.served}  # relative paths of the engine start there",

@@ -3,7 +3,6 @@
 # Written by `make scripts`; checked by tests and by a real sbatch, but not run: that takes GPUs.
 set -euo pipefail
 rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?srun or mpirun must start this}}
-export PYTHONDONTWRITEBYTECODE=1  # no __pycache__ in the repository
 key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')  # told to nobody
 cd /home/user/project/cluster/llama_3_1_70b-fp8.runs/repository  # relative paths of the engine start there
 if [ "$rank" -eq 0 ]; then
