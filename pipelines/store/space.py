@@ -13,7 +13,8 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.units import DAY
-from pipelines.store.store import MANIFEST, Store
+from pipelines.store.manifest import MANIFEST
+from pipelines.store.store import SET_ASIDE, Store
 
 LINKS = ".links"
 """File with the links to artifacts that `make stage` has made, one path per line."""
@@ -38,7 +39,7 @@ class DiskFile:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One folder of the store: an artifact, the store of a night, or an abandoned draft.
+    """One folder of the store: an artifact, damaged or not, the store of a night, or an abandoned draft.
 
     Attributes:
         path: the folder.
@@ -111,7 +112,7 @@ def survey(store: Store, keep_days: int) -> Space:
         store: the store.
         keep_days: an artifact is kept for this long after its last use.
     """
-    found = [*_artifacts(store), *_nights(store)]
+    found = [*_artifacts(store), *_nights(store), *_set_aside(store)]
     reasons = _reasons(store, found, keep_days)
     judged = [replace(each, needed=reasons.get(each.path, "")) for each in found]
     drafts = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_drafts()]
@@ -155,6 +156,13 @@ def _nights(store: Store) -> Iterator[Holding]:
         for night in _subfolders(host):
             stages = [stage for stage in _subfolders(night) if not stage.is_symlink()]
             yield _holding(night, [path for stage in stages for path in _subfolders(stage)])
+
+
+def _set_aside(store: Store) -> Iterator[Holding]:
+    """Yield damaged artifacts; nothing needs them, and a whole one may have the same name."""
+    for stage in _subfolders(store.root / SET_ASIDE):
+        for path in _subfolders(stage):
+            yield Holding(path, _files(path), path.stat().st_mtime)
 
 
 def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:

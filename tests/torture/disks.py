@@ -30,9 +30,10 @@ from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, _resolve
 from pipelines.run.runner import run as run_plan
 from pipelines.settings.compose import load
+from pipelines.store.manifest import MANIFEST
 from pipelines.store.measurements import recover
 from pipelines.store.sources import InputSource
-from pipelines.store.store import MANIFEST, Artifact, Store
+from pipelines.store.store import Artifact, Store
 from tests.support.failing_disk import Mounted, failing_disk
 from tests.torture.row import Row
 

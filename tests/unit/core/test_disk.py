@@ -10,8 +10,8 @@ import pytest
 from pipelines.domain.errors import UserError
 from pipelines.host.disk import disk_error, disk_errors
 from pipelines.settings.compose import load
+from pipelines.store.hash_cache import HashCache
 from pipelines.store.run_folder import run_folder
-from pipelines.store.store import HashCache
 from pipelines.sweep.cells import SweepCell
 
 
