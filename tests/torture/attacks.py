@@ -206,11 +206,11 @@ class Tally:
 def run(seed: int, seconds: float) -> list[Row]:
     """Attack for about so many seconds and report, for each attack, whether good clients noticed."""
     rng = random.Random(seed)
-    with served() as (server, front):
+    with served() as front:
         expected = front.ask()
         for attack in ATTACKS:  # what is loaded or allocated once is no leak
             attack(front, random.Random(seed))
-        pids = _processes(server)
+        pids = _processes()
         before = settled_memory(pids)
         tallies = {attack: Tally() for attack in ATTACKS}
         until = time.monotonic() + seconds
@@ -227,13 +227,13 @@ def run(seed: int, seconds: float) -> list[Row]:
 
 
 @contextmanager
-def served() -> Iterator[tuple[TritonServer, Front]]:
+def served() -> Iterator[Front]:
     """Serve the bundled Gemma with the service in front of it."""
     settings = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=120)
     with tempfile.TemporaryDirectory(prefix="attacks-") as root:
         repository = write_gemma(Path(root), limits=replace(LIMITS, max_batch_size=8), **SETTINGS)
         with TritonServer(repository, settings) as server, OpenAiFrontend(server):
-            yield server, Front(settings.front_host, server.ports["openai_port"])
+            yield Front(settings.front_host, server.ports["openai_port"])
 
 
 def settled_memory(pids: Sequence[int], at_most: int | None = None) -> int:
@@ -260,9 +260,8 @@ def memory(pids: Sequence[int]) -> int:
     return found
 
 
-def _processes(server: TritonServer) -> list[int]:
+def _processes() -> list[int]:
     """Return the direct children of this process, below which server and service run."""
-    del server
     return [child.pid for child in psutil.Process().children()]
 
 

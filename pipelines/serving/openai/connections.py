@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from typing import Any, NoReturn
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 20.0
-MAX_HEAD_BYTES = 32_768
+MAX_HEAD_BYTES, MAX_HEAD_LINES = 32_768, 200
+END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+LONG_HEAD = f"The head of a request has at most {MAX_HEAD_BYTES} bytes and {MAX_HEAD_LINES} lines."
 CHUNKED = "Send the body with a Content-Length: chunked bodies are not accepted."
 
 
 class GuardedProtocol(H11Protocol):
-    """Uvicorn's protocol with a time limit for the head of a request, without chunked bodies.
+    """Uvicorn's protocol with bounds for the head of a request, without chunked bodies.
 
-    The parser spends about 10 µs on a chunk and handles all that have arrived at once, so that a quarter of a megabyte
-    of one-byte chunks would stop everyone's answers for half a second. Clients of OpenAI's interface send a length.
+    The parser spends 10 to 40 µs on a line of the head or a chunk, and handles all that have arrived at once, so that a
+    quarter of a megabyte of them would stop everyone's answers for half a second or longer. Clients of OpenAI's
+    interface send a length.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.conn: _WithoutChunks = _WithoutChunks(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn: _BoundedParser = _BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,7 +51,7 @@ class GuardedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser refuses."""
-        super().send_400_response(CHUNKED if self.conn.refused_chunks else msg)
+        super().send_400_response(self.conn.refused or msg)
 
     def shutdown(self) -> None:
         """Close the connection unless its request is being answered; one that is still being sent is not."""
@@ -68,14 +72,25 @@ class GuardedProtocol(H11Protocol):
             self._clock = None
 
 
-class _WithoutChunks(h11.Connection):
-    """A parser that refuses a chunked body as soon as it has read the head."""
+class _BoundedParser(h11.Connection):
+    """A parser that refuses a long head before it parses it, and a chunked body as soon as it has read the head.
 
-    refused_chunks = False
+    Attributes:
+        refused: what it refused, in words for the client; empty if nothing.
+    """
+
+    refused = ""
 
     def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            head = END_OF_HEAD.split(self.trailing_data[0][: MAX_HEAD_BYTES + 1], maxsplit=1)[0]
+            if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
+                self._refuse(LONG_HEAD)
         event = super().next_event()
         if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
-            self.refused_chunks = True
-            raise h11.RemoteProtocolError(CHUNKED)
+            self._refuse(CHUNKED)
         return event
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.refused = why
+        raise h11.RemoteProtocolError(why)

@@ -18,6 +18,7 @@ import pytest
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.openai import connections
 from pipelines.serving.process import TritonServer
+from pipelines.settings.serving import ServingSettings
 from tests.conftest import ROOT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -96,6 +97,16 @@ def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
     assert connections.CHUNKED.encode() in answer
 
 
+@pytest.mark.parametrize("head", [b"a: b\r\n" * 201, b"a: " + b"b" * 40_000 + b"\r\n"], ids=["lines", "bytes"])
+def test_a_long_head_is_refused_before_it_is_parsed(port: int, head: bytes) -> None:
+    """20,000 short lines, which fit into one read, would take the parser most of a second."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert connections.LONG_HEAD.encode() in answer
+
+
 @pytest.mark.parametrize("given", [{}, {"temperature": 0.5, "seed": 3}, {"stream": True}], ids=str)
 @pytest.mark.parametrize("stream", ["", "_stream"])
 def test_generate_answers_as_triton_does(port: int, echo_server: TritonServer, given: dict, stream: str) -> None:
@@ -115,6 +126,23 @@ def test_health_is_triton_s(port: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("GET", path)
         assert connection.getresponse().status == 200
+
+
+def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
+    """With serving.host=0.0.0.0 one socket of all processes listens there, and the rest on 127.0.0.1."""
+    settings = ServingSettings(host="0.0.0.0", drain_timeout_s=5, startup_timeout_s=60)
+    with TritonServer(echo_repository, settings) as server, OpenAiFrontend(server):
+        listening = {
+            (found.laddr.ip.removeprefix("::ffff:"), found.laddr.port)
+            for child in psutil.Process().children(recursive=True)
+            for found in child.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN
+        }
+        port = server.ports["openai_port"]
+        own = {("127.0.0.1", server.ports[name]) for name in ("http_port", "grpc_port", "metrics_port")}
+        assert {place for place in listening if place[0] != "127.0.0.1"} == {("0.0.0.0", port)}
+        assert own <= listening
+        assert post(port, GENERATE, {"text_input": "a b", "max_tokens": 1})[1]["text_output"] == "a b a"
 
 
 @pytest.fixture
