@@ -88,11 +88,16 @@ def test_a_web_page_cannot_send_requests_unasked(port: int) -> None:
     assert (status, "'text/plain'; it must be application/json" in answer["error"]["message"]) == (400, True)
 
 
+def raw(port: int, request: bytes) -> bytes:
+    """Send bytes and return everything that is answered until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
     """Its parser would be busy with a megabyte of one-byte chunks for seconds."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
-        answer = connection.recv(65536)
+    answer = raw(port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert connections.CHUNKED.encode() in answer
 
@@ -100,9 +105,7 @@ def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
 @pytest.mark.parametrize("head", [b"a: b\r\n" * 201, b"a: " + b"b" * 40_000 + b"\r\n"], ids=["lines", "bytes"])
 def test_a_long_head_is_refused_before_it_is_parsed(port: int, head: bytes) -> None:
     """20,000 short lines, which fit into one read, would take the parser most of a second."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
-        answer = connection.recv(65536)
+    answer = raw(port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert connections.LONG_HEAD.encode() in answer
 
@@ -189,7 +192,7 @@ def test_a_running_request_gets_its_drain_time(own_front: tuple[OpenAiFrontend, 
 
 
 ATTACKER = Path(__file__).with_name("attacker.py")
-PAIRS, SAMPLES = 6, 120
+ATTEMPTS, SAMPLES = 8, 120
 
 
 def ttft_ms(port: int) -> float:
@@ -205,31 +208,33 @@ def ttft_ms(port: int) -> float:
     return found
 
 
-def p99(port: int) -> float:
-    return statistics.quantiles([ttft_ms(port) for _ in range(SAMPLES)], n=100)[98]
-
-
-def test_others_get_their_first_token_in_time_whatever_attackers_send(port: int) -> None:
-    """With them p99 stays below twice its quiet value.
-
-    The attackers send from a process of their own and pause between their requests, so that they take the event loop's
-    time and not that of the processors. What one attempt measures on a busy machine says little, so several may try; a
-    service that tokenizes or parses on its event loop fails every one by far.
-    """
-    ratios = []
-    for _ in range(PAIRS):
-        quiet = p99(port)
-        attacker = subprocess.Popen([sys.executable, ATTACKER, str(port)], cwd=ROOT, stdout=subprocess.PIPE)
+def p99_beside_attackers(port: int, attacked: int) -> float:
+    """Time to the first token of a good client while attackers are at work on one port or another."""
+    with subprocess.Popen([sys.executable, ATTACKER, str(attacked)], cwd=ROOT, stdout=subprocess.PIPE) as attacker:
         try:
             assert attacker.stdout is not None
             attacker.stdout.readline()  # it has been answered once
-            ratios.append(p99(port) / quiet)
+            return statistics.quantiles([ttft_ms(port) for _ in range(SAMPLES)], n=100)[98]
         finally:
             attacker.kill()
-            attacker.wait()
-        if ratios[-1] < 2:
-            return
-    pytest.fail(f"p99 with attackers over p99 without, {PAIRS} times: {[f'{ratio:.1f}' for ratio in ratios]}")
+
+
+def test_others_get_their_first_token_in_time_whatever_attackers_send(
+    port: int, own_front: tuple[OpenAiFrontend, int]
+) -> None:
+    """With attackers p99 stays below twice the value without them.
+
+    What they send takes processor time wherever it is read, of which a test machine has little. So the value without
+    them is taken while the same attackers are at work on another service of this machine: what differs is that they are
+    in this one's way. Several attempts may try on a busy machine; a service that parses, renders and tokenizes on its
+    event loop fails every one, with ratios above 50.
+    """
+    _, elsewhere = own_front
+    ratios: list[float] = []
+    while not ratios or ratios[-1] >= 2:
+        assert len(ratios) < ATTEMPTS, f"p99 with attackers over p99 without: {[f'{ratio:.1f}' for ratio in ratios]}"
+        without = p99_beside_attackers(port, elsewhere)
+        ratios.append(p99_beside_attackers(port, port) / without)
 
 
 def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -> None:
