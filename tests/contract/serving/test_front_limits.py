@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 
 import psutil
@@ -148,21 +150,39 @@ def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
         assert post(port, GENERATE, {"text_input": "a b", "max_tokens": 1})[1]["text_output"] == "a b a"
 
 
-@pytest.fixture
-def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]:
-    """A service of its own on another port, which the test may end."""
-
-    class Beside(TritonServer):
-        def __init__(self) -> None:
-            self.__dict__.update(echo_server.__dict__)
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
-            self.log_file = echo_server.log_file.with_suffix(".beside.log")
-
-    beside = Beside()
+@contextmanager
+def another_front(echo_server: TritonServer, **settings: object) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """Start a service of its own beside the shared one, before the same server."""
+    beside = copy(echo_server)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        beside.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
+    beside.settings = echo_server.settings.model_copy(update=settings)
+    beside.log_file = echo_server.log_file.with_suffix(".beside.log")
     with OpenAiFrontend(beside) as service:
         yield service, beside.ports["openai_port"]
+
+
+@pytest.fixture
+def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """A service that the test may attack and end."""
+    with another_front(echo_server) as found:
+        yield found
+
+
+def test_a_request_that_takes_too_long_is_given_up(echo_server: TritonServer) -> None:
+    """After a second, of 50 words of 100 ms each; a stream says so at its end."""
+    slow = ask(prompt="sleep", max_tokens=50)
+    with another_front(echo_server, request_timeout_s=1) as (_, port):
+        status, answer = post(port, COMPLETIONS, slow)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+        status, answer = post(port, GENERATE, {"text_input": "sleep", "max_tokens": 50})
+        assert (status, "longer than this server allows" in answer["error"]) == (504, True)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", COMPLETIONS, json.dumps(slow | {"stream": True}), JSON)
+        events = [part for part in connection.getresponse().read().decode().split("data: ") if part]
+        assert json.loads(events[0])["choices"]
+        assert json.loads(events[-1])["error"]["code"] == "timeout"
 
 
 def test_idle_and_half_sent_requests_do_not_delay_the_end(own_front: tuple[OpenAiFrontend, int]) -> None:
