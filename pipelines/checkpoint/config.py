@@ -5,7 +5,6 @@ Fields and defaults: TensorRT-LLM 1.2 `PretrainedConfig` and `QuantConfig` (`mod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -17,6 +16,8 @@ from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.hf_config import shown
 from pipelines.host.files import parse_json
 
+LARGEST_NUMBER = 1e300
+"""JSON has integers that no float holds, and NaN."""
 DTYPES = ("float16", "bfloat16", "float32")
 
 DEFAULT_EXCLUDED = ("lm_head", "router", "vocab_embedding", "position_embedding", "block_embedding")
@@ -245,7 +246,7 @@ class _Reader:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST_NUMBER:
             raise self._wrong(key, value, "a number")
         return float(value)
 

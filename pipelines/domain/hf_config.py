@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -67,7 +66,7 @@ class ConfigNumbers:
             return default
         most = LARGEST_BY_NAME.get(name, LARGEST)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value != int(value) or not least <= value <= most:
+        if not number or not least <= value <= most or value != int(value):
             self.fault(f"has {name}={shown(value)}.", f"It must be a whole number from {least} to {most:,}.")
             return 1
         return int(value)

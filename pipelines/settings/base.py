@@ -102,7 +102,8 @@ class Group(BaseModel):
     @classmethod
     def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs."""
-        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        annotation: Any = cls.model_fields[str(info.field_name)].annotation
+        kinds = _kinds(annotation)
         truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
         if truths and kinds & {int, float} and bool not in kinds:
             raise ValueError(f"is {str(truths[0]).lower()}, and a number belongs there")

@@ -13,8 +13,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_SECONDS = 0.5
 """Processor time for one prompt; ordinary templates take a few milliseconds for a hundred messages."""
@@ -25,30 +30,34 @@ RENDERED, REFUSED, TOO_LARGE = b"+", b"-", b"!"
 """First byte of an answer: the prompt follows, or why there is none; or memory ran out."""
 
 
+REFUSALS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+    SyntaxError,  # of the Python that jinja2 writes: {% break %} outside of a loop
+)  # fmt: skip
+"""What a template may raise."""
+
+
 def main() -> None:
     """Compile the template that is sent first, then render prompts until there are no more messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process by closing its input
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     given, taken = sys.stdin.buffer, sys.stdout.buffer
-    requests = _requests(given)
-    setup = json.loads(next(requests))
-    _import_jinja()
     _bound_memory()
-    template: list[Any] = []
-    _answer(taken, lambda: template.append(_compile(setup["source"])) or "")
+    requests = _requests(given)
+    if not (first := next(requests, b"")):
+        return
+    setup = json.loads(first)
+    template: Any = None
+
+    def compile_it() -> str:
+        nonlocal template
+        template = compiled(setup["source"])
+        return ""
+
+    answer(taken, compile_it)
     for request in requests:
-        messages = json.loads(request)
-        _answer(
-            taken,
-            lambda said=messages: str(  # type: ignore[misc]
-                template[0].render(messages=said, add_generation_prompt=True, **setup["tokens"])
-            ),
-        )
-
-
-def _import_jinja() -> None:
-    import jinja2.ext
-    import jinja2.sandbox  # noqa: F401
+        values = {"messages": json.loads(request), "add_generation_prompt": True, **setup["tokens"]}
+        answer(taken, partial(template.render, values))
 
 
 def _requests(given: BinaryIO) -> Iterator[bytes]:
@@ -62,23 +71,13 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _answer(taken: BinaryIO, work: Callable[[], str]) -> None:
+def answer(taken: BinaryIO, work: Callable[[], str]) -> None:
     """Do the work within the time that it may take, and send what came of it."""
-    from jinja2 import TemplateError
-
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         kind, text = RENDERED, work()
         content = text.encode()
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except REFUSALS as error:
         kind, content = REFUSED, str(error)[:1000].encode(errors="replace")
     except MemoryError:
         kind, content = TOO_LARGE, b""
@@ -87,16 +86,12 @@ def _answer(taken: BinaryIO, work: Callable[[], str]) -> None:
     taken.flush()
 
 
-def _compile(source: str) -> Any:
+def compiled(source: str) -> Any:
     """Compile the template as Transformers does, with its functions and whitespace rules.
 
     Source: https://huggingface.co/docs/transformers/chat_templating_writing
     """
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -104,8 +99,6 @@ def _compile(source: str) -> Any:
 
 
 def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
     raise TemplateError(message)
 
 
