@@ -99,7 +99,8 @@ def make_app(served: ServedModel, backend: Backend) -> FastAPI:
     async def chat(asked: ChatRequest, request: Request) -> Response:
         served.check_name(asked.model)
         asked.refuse_unsupported()
-        prompt = await served.template.rendered([message.plain() for message in asked.messages])
+        said = [message.plain() for message in asked.messages]
+        prompt = await served.template.in_thread(lambda: served.template.render(said))
         limit = asked.limit or served.room_after(prompt)
         choices = [Choice(number, prompt, limit, served.max_seq_len, number) for number in range(asked.choices)]
         return await _answer(request, Form(True, asked.model), choices, backend, asked)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
 from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.rendering import WORKERS, Renderer
 
+Result = TypeVar("Result")
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -65,9 +66,9 @@ class ChatTemplate:
             )
         return self._renderer.render(messages).removeprefix(self._bos)
 
-    async def rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Render in a thread of the template's own: see `render`, which waits for another process."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.render, messages)
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do work that renders in a thread of the template's own: `render` waits for another process."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _default(given: object) -> str | None:

@@ -46,7 +46,7 @@ class Renderer:
     """Processes that render one template, each one prompt at a time."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        """Start the processes; they compile the template while the service starts.
+        """Start the first process; the others start when several prompts are rendered at a time.
 
         Args:
             source: of the template.
@@ -54,11 +54,12 @@ class Renderer:
         """
         self._setup = json.dumps({"source": source, "tokens": dict(tokens)}).encode()
         self._invalid = ""
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         self._all: list[_Worker] = []
         weakref.finalize(self, _end, self._all)
-        for _ in range(WORKERS):
-            self._idle.put(self._started())
+        for _ in range(WORKERS - 1):
+            self._idle.put(None)
+        self._idle.put(self._started())
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the prompt.
@@ -66,7 +67,7 @@ class Renderer:
         Raises:
             ApiError: 400, the template does not compile, refuses these messages, or was stopped.
         """
-        worker = self._idle.get()
+        worker = self._idle.get() or self._started()
         if worker.ended:  # by somebody else
             worker = self._replaced(worker)
         try:

@@ -75,9 +75,9 @@ def test_others_do_not_wait_for_a_template_that_loops() -> None:
     found.render(HI)
 
     async def both() -> list[str]:
-        looping = asyncio.create_task(found.rendered(BAD))
+        looping = asyncio.create_task(found.in_thread(lambda: found.render(BAD)))
         await asyncio.sleep(0)
-        fine = [await found.rendered(HI) for _ in range(5)]
+        fine = [await found.in_thread(lambda: found.render(HI)) for _ in range(5)]
         assert not looping.done()
         with pytest.raises(ApiError, match="processor time"):
             await looping
@@ -102,7 +102,7 @@ def test_no_process_outlives_its_template() -> None:
     found.render(HI)
     assert found._renderer is not None
     pids = [worker._process.pid for worker in found._renderer._all]
-    assert len(pids) == 2
+    assert len(pids) == 1  # the second one starts when it is needed
     del found
     gc.collect()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
