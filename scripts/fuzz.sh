@@ -12,7 +12,7 @@ if [ ! -e "$venv/.ready" ]; then
   echo "Creating $venv (only once, takes a minute) ..."
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'atheris>=2.3,<4' hydra-core==1.3.8 \
-    'pydantic>=2.9,<3' filelock rich pyyaml 'numpy<2' jinja2
+    'pydantic>=2.9,<3' filelock rich pyyaml 'numpy<2' jinja2 'tritonclient[grpc]>=2.55'
   touch "$venv/.ready"
 fi
 for target in "${targets[@]}"; do

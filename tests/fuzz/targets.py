@@ -6,16 +6,13 @@ Anything else (a traceback, an endless loop) is a finding.
 from __future__ import annotations
 
 import io
-import json
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
-
-from pydantic import ValidationError
 
 from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import UserError
@@ -25,8 +22,12 @@ from pipelines.host.files import parse_json
 from pipelines.predict.performance.read_measured import read_measured
 from pipelines.serving.openai import template_process
 from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.fields import Field
 from pipelines.serving.openai.inputs import triton_inputs
-from pipelines.serving.openai.schema import ChatRequest, CompletionRequest
+from pipelines.serving.openai.limits import Limits
+from pipelines.serving.openai.prepare import Prepared, read_request
+from pipelines.serving.openai.prompts import ChatTemplate
+from pipelines.serving.openai.served import ServedModel
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<x>"}]
 
@@ -88,23 +89,38 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     raise TimeoutError
 
 
+FIELDS = {
+    "text_input": Field("BYTES", 1),
+    "max_tokens": Field("INT32", 1),
+    "temperature": Field("FP32", 1),
+    "seed": Field("UINT64", 1),
+    "stream": Field("BOOL", 1),
+    "stop_words": Field("BYTES", -1),
+    "beam_width": Field("INT32", 1),
+}
+WAYS = {b"c": "chat", b"g": "generate/ensemble"}
+
+
+class _Joined(ChatTemplate):
+    """A template that needs no process of its own; templates have a target of their own."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+@cache
+def _model() -> ServedModel:
+    template = _Joined(None, {}, adds_bos=False)
+    return ServedModel("m", 0, 100, 200, template, None, "", {"ensemble": FIELDS})
+
+
 def openai_body(data: bytes) -> None:
-    """Validate the body of a request and turn it into tensors; the first byte chooses the endpoint."""
-    try:
-        body = json.loads(data[1:])
-    except (ValueError, RecursionError):
-        return  # FastAPI answers 422 or 400
-    with suppress(ValidationError, ApiError):
-        if data[:1] == b"c":
-            chat = ChatRequest.model_validate(body)
-            chat.refuse_unsupported()
-            prompt = "".join(message.plain()["content"] for message in chat.messages)
-            triton_inputs(chat, prompt, chat.limit or 1, 0)
-        else:
-            asked = CompletionRequest.model_validate(body)
-            asked.refuse_unsupported()
-            for number, prompt in enumerate(asked.prompts()):
-                triton_inputs(asked, prompt, asked.max_tokens or 16, number)
+    """Read the body of a request and turn it into tensors; the first byte chooses the endpoint."""
+    with suppress(ApiError):
+        found = read_request(WAYS.get(data[:1], "completions"), data[1:], _model(), Limits())
+        if isinstance(found, Prepared):
+            for number, prompt in enumerate(found.prompts):
+                triton_inputs(found.asked, prompt, found.max_tokens, number)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
