@@ -127,13 +127,15 @@ COMMANDS = {
         ),
     ),
     "verify": Command(
-        "pipelines.run.commands:verify",
-        "read a checkpoint back and check every tensor",
-        "Reads a TensorRT-LLM checkpoint, lists its tensors and checks names, types, shapes and scales against the "
-        "rules of its format.",
+        "pipelines.run.verify:verify",
+        "read the store, an artifact or a checkpoint back and check every byte",
+        "Alone, reads every artifact of the store from the disk, compares it with its manifest, and names what is "
+        "damaged and the command that makes it again. With a folder, or with a configuration (its checkpoint), does "
+        "the same for one artifact. Of a TensorRT-LLM checkpoint it also lists the tensors and checks names, types, "
+        "shapes and scales against the rules of its format.",
         (*BUILD, "verify"),
-        ("verify quant=int4_awq", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
-        {2: "the checkpoint has faults, there is none, or the input is at fault"},
+        ("verify", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
+        {2: "something is damaged, the checkpoint has faults or is missing, or the input is at fault"},
     ),
     "repository": Command(
         "pipelines.run.commands:repository",

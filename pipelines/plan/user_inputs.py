@@ -19,6 +19,7 @@ from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
+from pipelines.store.hash_cache import HashCache
 from pipelines.store.sources import (
     PICKLES,
     BuiltEngine,
@@ -30,7 +31,6 @@ from pipelines.store.sources import (
     model_source,
     tokens_of,
 )
-from pipelines.store.store import HashCache
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
-from pipelines.store.store import Store
+from pipelines.store.manifest import MANIFEST, read_manifest
+from pipelines.store.store import Artifact, Store
 
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
@@ -69,10 +70,19 @@ def serve(overrides: Sequence[str]) -> int:
     if folder is None:
         *_, outcomes = _run("serve", overrides)
         folder = outcomes[-1].artifact.path
+    else:
+        _refuse_damaged(folder.expanduser().absolute(), Store(settings.paths.store))
     _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
     return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
+
+
+def _refuse_damaged(folder: Path, store: Store) -> None:
+    """Refuse a repository, or a copy of one, whose bytes differ from its manifest; without one they are not known."""
+    if (folder / MANIFEST).is_file():
+        store.check(Artifact(folder, read_manifest(folder)))
+        store.hashes.save()
 
 
 def _refuse_unfit(folder: Path) -> None:
@@ -161,29 +171,3 @@ def stage(overrides: Sequence[str]) -> int:
         link_to(outcomes[-1].artifact.path, link)
         say(f"{name}: {link}")
     return 0
-
-
-def verify(overrides: Sequence[str]) -> int:
-    """Read a checkpoint back and check it against the format's rules."""
-    from pipelines.checkpoint.describe import describe, render
-    from pipelines.checkpoint.verify import verify as check
-
-    folder = _checkpoint_folder(overrides)
-    if faults := check(folder):
-        raise UserError.of(faults)
-    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no faults found\n")
-    return 0
-
-
-def _checkpoint_folder(overrides: Sequence[str]) -> Path:
-    settings = load(overrides)
-    if settings.verify.path is not None:
-        return settings.verify.path.expanduser().absolute()
-    made, _ = _plan_for(settings, "build")
-    step = next(step for step in made.steps if step.node.id == "quantize")
-    if step.artifact is None:
-        raise UserError(
-            f"There is no checkpoint of {step.node.label} yet ({step.why}).",
-            todo="Build it first (`make build` with the same settings), or name one: verify.path=/some/checkpoint",
-        )
-    return step.artifact.path

@@ -20,11 +20,13 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.git import git
-from pipelines.host.screen import say
+from pipelines.host.paths import relative_to_cwd
+from pipelines.host.screen import say, warn
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store import measurements
+from pipelines.store.manifest import DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store
 
@@ -47,7 +49,7 @@ def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) 
     """Run every step that is not cached, in order.
 
     Raises:
-        UserError: a stage found a fault in its input, or the disk is full or read-only.
+        UserError: a stage found a fault in its input, an input of the user changed, or the disk is full or read-only.
     """
     outcomes: list[StepOutcome] = []
     artifacts: dict[str, Artifact] = {}
@@ -73,11 +75,16 @@ def _make(
     node = step.node
     paths, digests = {}, {}
     for name, given in node.inputs.items():
-        found = given if isinstance(given, InputSource) else artifacts[given]
+        found: InputSource | Artifact
+        if isinstance(given, InputSource):
+            given.check(store.hashes)
+            found = given
+        else:
+            found = artifacts[given] = _whole(given, artifacts, plan, store, overrides, progress)
         paths[name], digests[name] = found.path, found.digest
     key, parts = node_key(node, digests)
     with _disk_errors(node, store), store.lock(key, _waiting(node)):
-        if artifact := store.find(node.stage.name, key):  # equal bytes from an earlier stage, or another run made it
+        if artifact := _find(node, key, store):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
         with store.draft(key) as draft:
@@ -99,6 +106,33 @@ def _make(
             artifact = store.commit(draft, manifest, node.label)
     say(f"{node.id}: made in {show_seconds(seconds)}")
     return StepOutcome(node, artifact, "made", seconds)
+
+
+def _whole(
+    node_id: str,
+    artifacts: dict[str, Artifact],
+    plan: Plan,
+    store: Store,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> Artifact:
+    """Return an artifact for a stage to read; if it was damaged since the plan was made, it is made again."""
+    try:
+        store.check(artifacts[node_id])
+    except DamagedError:
+        step = next(step for step in plan.steps if step.node.id == node_id)
+        return _make(step, artifacts, plan, store, overrides, progress).artifact
+    return artifacts[node_id]
+
+
+def _find(node: Node, key: str, store: Store) -> Artifact | None:
+    """Look an artifact up while holding its lock; a damaged one is set aside."""
+    try:
+        return store.find(node.stage.name, key)
+    except DamagedError as error:
+        place = relative_to_cwd(store.set_aside(error.folder))
+        warn(f"{relative_to_cwd(error.folder)} is damaged: {error.damage}. It is now {place} and is made again.")
+        return None
 
 
 def _waiting(node: Node) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -184,6 +185,7 @@ class TritonServer:
             return file.read().decode(errors="replace").splitlines()
 
     def _start(self) -> None:
+        remove_bytecode(self.repository.path)
         located = locate(self.settings)
         refuse_elsewhere(self.repository, from_wheel=located.wheel is not None)
         self.ports = choose_ports(self.settings, usual=self._usual_ports)
@@ -222,6 +224,7 @@ class TritonServer:
                 lines = self.log_lines()
                 watch.update(lines, elapsed)
                 if self._answers(lines):
+                    remove_bytecode(self.repository.path)
                     return
                 code = self._running.wait(POLL_S)
                 if code is not None:
@@ -255,6 +258,17 @@ class TritonServer:
         """End a failed start without draining, since no requests are running."""
         if self._process is not None:
             self._process.kill()
+            remove_bytecode(self.repository.path)
+
+
+def remove_bytecode(repository: Path) -> None:
+    """Remove what Python wrote beside the models while it loaded them; the repository may be an artifact.
+
+    The interpreter inside Triton's python backend is isolated and ignores PYTHONDONTWRITEBYTECODE. Bytecode that was
+    there before would be run in place of model.py, whatever bytes it has.
+    """
+    for folder in repository.glob("*/*/__pycache__"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _temporary_log() -> Path:

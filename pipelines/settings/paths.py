@@ -50,7 +50,8 @@ class VerifySettings(Group):
     """Settings of the command `verify`.
 
     Attributes:
-        path: folder of a TensorRT-LLM checkpoint; null is the one of this configuration.
+        path: folder of an artifact or of a TensorRT-LLM checkpoint; null is the checkpoint of this configuration, or
+            with no other setting the whole store.
     """
 
     path: Path | None

@@ -10,8 +10,8 @@ from pipelines.checkpoint.tensors import TensorInfo, read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import UserError
 from pipelines.host.files import parse_json
+from pipelines.store.hash_cache import HashCache
 from pipelines.store.sources import InputSource, files_source
-from pipelines.store.store import HashCache
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A, B = ".lora_A.weight", ".lora_B.weight"

@@ -17,7 +17,8 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
-from pipelines.store.store import Artifact, Json, Store
+from pipelines.store.manifest import Json
+from pipelines.store.store import Artifact, Store
 
 PENDING = ".pending.json"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,6 +17,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
 from pipelines.host.files import parse_json
+from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served
 from pipelines.predict.performance.measured_guidellm import guidellm, is_guidellm
 from pipelines.predict.performance.measured_llm_d import inference_perf, is_inference_perf, is_llm_d, llm_d
@@ -29,6 +30,7 @@ from pipelines.predict.performance.measured_tools import (
     trtllm_bench,
 )
 from pipelines.predict.performance.measured_vllm import is_sglang, is_vllm, sglang, vllm
+from pipelines.store.manifest import MANIFEST, DamagedError, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]
 READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
@@ -140,6 +142,7 @@ def _recognised(data: Any, path: Path) -> Measured | None:
     if not isinstance(data, dict):
         return None
     if "schema" in data and "levels" in data:
+        _refuse_altered(path)
         return _ours(BenchmarkResult.from_json(data, str(path)), path)
     reader = next((reader for known, reader in READERS if known(data)), None)
     return None if reader is None else reader(data, str(path))
@@ -157,6 +160,25 @@ def _check(level: MeasuredLevel) -> None:
     for name, value in numbers.items():
         if value is not None and not 0 <= value < LARGEST:
             raise ValueError(f"{name} is {value:g}, which nobody can measure")
+
+
+def _refuse_altered(path: Path) -> None:
+    """Compare a result in its artifact, and the request files beside it, with the artifact's manifest.
+
+    Raises:
+        DamagedError: one of them was changed after it was measured.
+    """
+    folder = path.parent
+    if path.name != RESULT or not (folder / MANIFEST).is_file():
+        return  # a copy of the file alone
+    try:
+        manifest = read_manifest(folder)
+    except DamagedError as error:
+        if error.older:
+            return
+        raise
+    files = {name: entry for name, entry in manifest["files"].items() if (folder / name).is_file()}
+    check_files(folder, {**manifest, "files": files}, sha256_file)
 
 
 def joined(parts: list[Measured]) -> Measured:
@@ -272,10 +294,10 @@ def _sent(path: Path) -> Sent | None:
     """Return the requests of a level in the order they were due; None if they were not kept with the result."""
     try:
         with gzip.open(path, "rt") as file:
-            data = json.load(file)
+            data = parse_json(file.read())
         rows = sorted(zip(data["intended_ns"], data["isl"], data["osl"], data["error"], strict=True))
         start, end = data["window_ns"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
     fine = [row for row in rows if row[3] is None]
     due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))
