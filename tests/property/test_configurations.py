@@ -5,7 +5,8 @@ import pytest
 from tests.support.configurations import bad, good, known, right_values, wrong_values
 from tests.torture.configurations import judge
 
-SEED, BAD, GOOD = 20, 100, 50
+SEEDS, BAD, GOOD = range(20, 25), 20, 10
+"""Parts, so that no test takes long on a busy machine: 100 bad and 50 good ones together."""
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +21,13 @@ def test_the_generator_knows_every_setting():
     assert sum(bool(right_values(leaf)) for leaf in known()) > 280
 
 
-def test_bad_configurations_are_refused_by_name(store):
-    wrong = [verdict for case in bad(SEED, BAD) if (verdict := judge(case, store)).faults]
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bad_configurations_are_refused_by_name(store, seed):
+    wrong = [verdict for case in bad(seed, BAD) if (verdict := judge(case, store)).faults]
     assert not wrong, f"{wrong[0].case.words}: {wrong[0].faults}"
 
 
-def test_good_configurations_are_planned(store):
-    wrong = [verdict for case in good(SEED, GOOD) if (verdict := judge(case, store)).faults]
+@pytest.mark.parametrize("seed", SEEDS)
+def test_good_configurations_are_planned(store, seed):
+    wrong = [verdict for case in good(seed, GOOD) if (verdict := judge(case, store)).faults]
     assert not wrong, f"{wrong[0].case.words}: {wrong[0].faults}"

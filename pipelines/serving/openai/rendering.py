@@ -54,8 +54,8 @@ class Renderer:
         """
         self._setup = json.dumps({"source": source, "tokens": dict(tokens)}).encode()
         self._invalid = ""
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        self._all: list[_Worker] = []
+        self._idle: queue.LifoQueue[_TemplateProcess | None] = queue.LifoQueue()
+        self._all: list[_TemplateProcess] = []
         weakref.finalize(self, _end, self._all)
         for _ in range(WORKERS - 1):
             self._idle.put(None)
@@ -81,12 +81,12 @@ class Renderer:
             self._idle.put(self._replaced(worker) if worker.ended else worker)
         raise _unusable("is not valid", self._invalid, "invalid_chat_template")
 
-    def _replaced(self, worker: _Worker) -> _Worker:
+    def _replaced(self, worker: _TemplateProcess) -> _TemplateProcess:
         self._all.remove(worker)
         return self._started()
 
-    def _started(self) -> _Worker:
-        worker = _Worker(self._setup)
+    def _started(self) -> _TemplateProcess:
+        worker = _TemplateProcess(self._setup)
         self._all.append(worker)
         return worker
 
@@ -101,12 +101,12 @@ def _unusable(how: str, why: str, code: str) -> ApiError:
     )
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end(workers: list[_TemplateProcess]) -> None:
     for worker in workers:
         worker.end()
 
 
-class _Worker:
+class _TemplateProcess:
     """One process; its first answer says whether the template compiles."""
 
     def __init__(self, setup: bytes) -> None:
