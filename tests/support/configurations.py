@@ -84,8 +84,12 @@ def _plain(annotation: Any, metadata: list[Any]) -> tuple[Any, bool, list[Any]]:
         origin, parts = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
             annotation, metadata = parts[0], [*parts[1:], *metadata]
-        elif origin in (Union, types.UnionType) and type(None) in parts and len(parts) == 2:
-            nullable, annotation = True, next(part for part in parts if part is not type(None))
+        elif origin in (Union, types.UnionType):
+            nullable = nullable or type(None) in parts
+            others = [part for part in parts if part is not type(None)]
+            if len(others) > 1:
+                return annotation, nullable, metadata
+            (annotation,) = others
         else:
             return annotation, nullable, metadata
 
