@@ -15,6 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import MIB
 from pipelines.host.files import parse_json
 from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (
@@ -137,6 +138,8 @@ def model_source(
     Raises:
         UserError: the folder is not a model, or a file cannot be read; the message says what is missing.
     """
+    if (folder / "config.json").exists():
+        check_links(folder, key)
     config = model_config(folder, key)
     if weights:
         _check_weights(folder, key)
