@@ -6,7 +6,6 @@ one text and a few scalars or short flat lists, of the types in the model's conf
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +108,6 @@ def _fits(datatype: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if datatype == "FP32":
-        return math.isfinite(value) and abs(value) < 2**127
+        return abs(value) < 2**127  # NaN is not, and an integer may be larger than any float
     low, high = RANGES[datatype]
     return isinstance(value, int) and low <= value <= high
