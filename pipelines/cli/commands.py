@@ -254,6 +254,16 @@ COMMANDS = {
         ("doctor", "doctor doctor.format=json", "doctor engine=tensorrt_llm quant=fp8"),
         {1: "the configuration given does not run on this machine, or a crash"},
     ),
+    "prune": Command(
+        "pipelines.run.prune:prune",
+        "what each artifact costs; removes what nothing needs",
+        "Lists the artifacts of the store with their sizes and why each is kept, and the drafts of killed runs. An "
+        "artifact is kept while a running stage or server uses it, while a kept artifact was made from it, while a "
+        "link of `stage` leads to it, and for store.keep_days after its last use. It removes the others only with "
+        "prune.remove=true.",
+        ("store", "prune", "paths"),
+        ("prune", "prune store.keep_days=7", "prune store.keep_days=7 prune.remove=true"),
+    ),
     "nightly": Command(
         "pipelines.nightly.command:run",
         "measure a matrix, compare it with its history, name what got worse",
@@ -310,6 +320,6 @@ SECTIONS = {
     "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "stage", "verify"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
-    "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
+    "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),
 }
 """The commands in the order of the help."""

@@ -23,7 +23,10 @@ LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
-NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan", "stage")
+NOT_DECIDING = (
+    "paths", "store", "prune", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan",
+    "stage",
+)  # fmt: skip
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""

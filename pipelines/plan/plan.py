@@ -128,7 +128,10 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
-    faults = checks.check_steps(todo, store.root)
+    faults = checks.check_steps(todo)
+    unwritable: list[Fault] = []
+    with collecting(faults):
+        unwritable = checks.check_store(store.root) if todo else []
     if only is not None:
         faults += checks.host_memory(settings, shape, machine, todo)
     if faults:
@@ -143,7 +146,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
             not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
         ),
     )
-    findings = ((*checked.notes, *tuning), checked.warnings, tuple(not_here))
+    findings = ((*checked.notes, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 

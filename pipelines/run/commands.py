@@ -64,6 +64,7 @@ def serve(overrides: Sequence[str]) -> int:
     from pipelines.host.screen import ScreenProgress
     from pipelines.serving.foreground import EXAMPLE_PROMPT
     from pipelines.serving.foreground import serve as serve_until_stopped
+    from pipelines.store.leases import in_use
 
     settings = load(overrides)
     folder = settings.serving.repository
@@ -75,7 +76,8 @@ def serve(overrides: Sequence[str]) -> int:
     _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
-    return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
+    with in_use(folder):
+        return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
 
 
 def _refuse_damaged(folder: Path, store: Store) -> None:
@@ -104,7 +106,7 @@ def _refuse_unfit(folder: Path) -> None:
 
 def benchmark(overrides: Sequence[str]) -> int:
     """Benchmark the engine, or a server that is already running."""
-    *_, outcomes = _measured("benchmark", overrides)
+    *_, outcomes = _run("benchmark", overrides)
     return _code(outcomes)
 
 
@@ -112,20 +114,13 @@ def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
     from pipelines.report.command import write
 
-    plan, store, outcomes = _measured("all", overrides)
+    plan, store, outcomes = _run("all", overrides)
     if (code := _code(outcomes)) != INTERRUPTED:
         variants = [plan.settings.variant]
         if has_baseline(plan.settings, plan.target):
             variants.insert(0, plan.settings.baseline().variant)
         write(plan.settings, store, plan.settings.model.label, variants)
     return code
-
-
-def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
-    from pipelines.store.measurements import recover
-
-    recover(Store(load(overrides).paths.store))
-    return _run(target, overrides)
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
@@ -154,6 +149,7 @@ def plan(overrides: Sequence[str]) -> int:
 def stage(overrides: Sequence[str]) -> int:
     """Run one stage of the plan with what it needs, and put a link to its result where it is asked for."""
     from pipelines.run.session import run_target
+    from pipelines.store.space import remember_link
 
     settings = load(overrides)
     name, link = settings.stage.name, settings.stage.link
@@ -169,5 +165,6 @@ def stage(overrides: Sequence[str]) -> int:
     outcomes = run_target(plan, store, overrides)
     if link is not None:
         link_to(outcomes[-1].artifact.path, link)
+        remember_link(store, link)
         say(f"{name}: {link}")
     return 0

@@ -11,6 +11,7 @@ from pipelines.checkpoint.tensors import TensorInfo, read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import UserError
 from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
 from pipelines.store.sources import InputSource, files_source
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -29,6 +30,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
     Raises:
         UserError: the folder was not written by peft, or its weights are pickled; the message says what is missing.
     """
+    check_links(folder.expanduser(), key)
     source = files_source(folder, hashes, key)
     config = _config(source.path, key)
     if not (source.path / WEIGHTS).is_file():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -81,11 +81,12 @@ class HashCache:
                 raise
 
     def save(self) -> None:
-        """Write new hashes to disk; a store that cannot be written is not an error here."""
-        if self._dirty and self._path.parent.is_dir() and os.access(self._path.parent, os.W_OK):
+        """Write new hashes to disk; a store that does not exist, or that is full or read-only, is not an error here."""
+        if self._dirty and self._path.parent.is_dir():
             known = {**_load(self._path), **self._known}  # another run may have saved hashes in between
-            write_json(self._path, sealed({"files": known}))
-            self._dirty = False
+            with suppress(OSError):
+                write_json(self._path, sealed({"files": known}))
+                self._dirty = False
 
     def _remembered(self, path: Path) -> str | None:
         """Return the known hash of a file that has not changed since it was read."""

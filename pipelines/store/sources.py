@@ -13,6 +13,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.domain.model_shape import ModelShape
 from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (
@@ -126,6 +127,8 @@ def model_source(
     Raises:
         UserError: the folder is not a model, or a file cannot be read; the message says what is missing.
     """
+    if (folder / "config.json").exists():
+        check_links(folder, key)
     config = model_config(folder, key)
     if weights:
         _check_weights(folder, key)

@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from pipelines.host.files import HOST, sync, write_json
+from pipelines.host.files import sync, write_json
 from pipelines.store.hash_cache import HashCache
+from pipelines.store.leases import LEASES, Leases
 from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, read_manifest, sealed
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.hashes = HashCache(self.root / ".hashes.json")
+        self.leases = Leases(self.root / LEASES)
 
     def find(self, stage: str, key: str) -> Artifact | None:
         """Return the finished artifact of a key, or None.
@@ -172,16 +175,29 @@ class Store:
     def draft(self, key: str) -> Iterator[Path]:
         """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
 
-        Each host has its own folder: if the locks of a shared file system only work within one host, two hosts may
-        make the same artifact at once, and must not write into the same folder.
+        No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
+        make the same artifact at once. Each draft has a lease of the same name, by which others see that it is alive.
         """
-        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-        folder.mkdir(parents=True)
+        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
+        lease = self.leases.take(folder.name)
         try:
+            folder.mkdir(parents=True)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # it must not hide why the draft failed
+                lease.end()
+
+    def abandoned_drafts(self) -> Iterator[Path]:
+        """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
+        for folder in _folders(self.root / ".drafts"):
+            if (lease := self.leases.find(folder.name)) is not None:
+                if not lease.alive:
+                    yield folder
+            else:  # made by a version without leases: the key's lock says whether it still runs
+                with self.try_lock(folder.name) as free:
+                    if free:
+                        yield folder
 
     def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
         """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
