@@ -132,3 +132,12 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "chat_template": TEMPLATE}))
     return folder
+
+
+def write_served_echo(repository: Path) -> Path:
+    """Write `ensemble` with a tokenizer and limits, as the OpenAI service needs them."""
+    write_echo(repository)
+    write_model(repository, "preprocessing", CONFIG.replace('"ensemble"', '"preprocessing"'), MODEL)
+    write_tokenizer(repository / "preprocessing" / "1" / "tokenizer")
+    (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 64}}))
+    return repository
