@@ -12,7 +12,8 @@ ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 .DEFAULT_GOAL := help
 COMMANDS := all build evaluate compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config nightly image shell manifests scripts
-TARGETS := setup test test-gpu test-modelopt check golden zoo clean help
+TARGETS := setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
+WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=2 --dist=loadfile
 INSIDE := $(VENV)/.ready $(COMMANDS:%=%.run)
 # Words that are no target of the development part below: one command, or something to refuse.
 WORDS := $(filter-out $(TARGETS) $(INSIDE),$(MAKECMDGOALS))
@@ -34,12 +35,19 @@ $(COMMANDS): %: %.run
 	$(foreach extension,$(wildcard build/make_exit.$(shell echo $$PPID).so),$(eval load $(extension)))
 
 ## Develop
-.PHONY: setup test test-gpu test-modelopt check golden zoo clean help
+.PHONY: setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
 setup: $(READY) ## Make the virtual environment (every other target does it by itself)
 
 test: check ## Everything that needs no GPU, end to end
 	@scripts/test_packages.sh
-	$(PYTHON) -m pytest tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=2 --dist=loadfile
+	$(PYTHON) -m tests.contained $(PYTHON) -m pytest $(WHOLE)
+
+test-under-load: $(READY) ## The same tests three times in a row, beside two busy processes
+	@scripts/test_packages.sh
+	$(PYTHON) -m tests.contained $(PYTHON) -m tests.under_load $(WHOLE)
+
+torture: $(READY) ## Plant failures for half an hour and print what was survived; seed=1 minutes=30
+	@$(PYTHON) -m tests.contained $(PYTHON) -m tests.torture $(if $(seed),--seed=$(seed)) $(if $(minutes),--minutes=$(minutes))
 
 test-gpu: $(READY) ## The tests that need a GPU; fails if it ran none
 	$(PYTHON) -m tests.gpu_lane

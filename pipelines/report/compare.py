@@ -20,6 +20,9 @@ from pipelines.report.data import (
 from pipelines.report.workloads import spread
 from pipelines.settings.build import TUNED
 
+AT_LEAST = "≥"
+AGAIN = "Measure again on a machine that the load generator does not have to share."
+
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
@@ -37,6 +40,7 @@ class FormatRow:
         peak: level with the most output tokens/s; None if no level counts (see `Level.counts`).
         at_slo: level that counts with the most output tokens/s whose p99 meets every limit; None without limits or if
             none does.
+        limited: client-limited levels, whose throughput is a lower bound.
     """
 
     model: str
@@ -49,6 +53,17 @@ class FormatRow:
     run: BenchmarkRun | None
     peak: Level | None
     at_slo: Level | None
+    limited: tuple[Level, ...]
+
+    @property
+    def peak_mark(self) -> str:
+        """Return what stands before the throughput at the peak: "≥" if a higher load does not count."""
+        return AT_LEAST if _above(self.peak, self.limited) else ""
+
+    @property
+    def slo_mark(self) -> str:
+        """Return the same for the throughput at the best load within the limits."""
+        return AT_LEAST if _above(self.at_slo, _bounds(self)) else ""
 
     @property
     def score(self) -> float | None:
@@ -168,16 +183,33 @@ def _undecided(best: FormatRow, rows: Sequence[FormatRow], limit: float) -> str:
             return (
                 f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} reached "
                 f"{_rate(bound):,.0f} at {bound.load}, where the load generator was the bottleneck "
-                f"({bound.client.reason}). Measure again with a faster client."
+                f"({bound.client.reason}). {AGAIN}"
+            )
+    for row in rows:
+        if row is not best and _acceptable(row, limit) and (above := _above(_level(row), _bounds(row))):
+            level = _level(row)
+            counts = f"counts only up to {level.load}" if level else "has no load that counts"
+            return (
+                f"The fastest format is not decided: {_said(best)}, but {in_words(row.variant)} {counts}: at "
+                f"{above.load} the load generator was the bottleneck ({above.client.reason}). {AGAIN}"
             )
     return ""
 
 
+def _above(level: Level | None, others: Sequence[Level]) -> Level | None:
+    """Return the highest of the other levels if it is a higher load than this one, and None if it is not."""
+    highest = max(others, key=_height, default=None)
+    return highest if highest and (level is None or _height(highest) > _height(level)) else None
+
+
+def _height(level: Level) -> float:
+    return level.concurrency or level.request_rate or 0.0
+
+
 def _bounds(row: FormatRow) -> list[Level]:
     """Return the levels whose throughput is a lower bound of what the format can do within the limits."""
-    limited = [level for level in finished(row.run) if level.client.bottleneck]
     slo = row.run.result.slo if row.run else Slo()
-    return [level for level in limited if meets(level, slo) or not has_limits(slo)]
+    return [level for level in row.limited if meets(level, slo) or not has_limits(slo)]
 
 
 def _measured(row: FormatRow) -> bool:
@@ -204,6 +236,7 @@ def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
         run=run,
         peak=max(levels, key=_rate, default=None),
         at_slo=max((level for level in levels if run and meets(level, run.result.slo)), key=_rate, default=None),
+        limited=tuple(level for level in finished(run) if level.client.bottleneck),
     )
 
 

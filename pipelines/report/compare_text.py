@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.metrics import COMPARED
 from pipelines.host.text import table, wrapped
-from pipelines.report.compare import Comparison, FormatRow
+from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
 from pipelines.report.six import load_label, six
 
 _RATE, *_TIMES = COMPARED
@@ -28,7 +28,8 @@ def comparison_text(compared: Sequence[Comparison]) -> str:
 
 def _text(item: Comparison) -> str:
     runs = [row.run for row in item.rows if row.run]
-    lines = _table([_cells(row) for row in item.rows])
+    rows = [_cells(row) for row in item.rows]
+    lines = _table(rows)
     lines += ["", *_wrap(item.reason)]
     lines += [line for rejection in item.rejected for line in _wrap(f"- {rejection.variant}: {rejection.reason}")]
     lines += [line for note in item.notes for line in _wrap(f"Note: {note}")]
@@ -36,6 +37,8 @@ def _text(item: Comparison) -> str:
     lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
     if runs:
         lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
+    if any(AT_LEAST in cell for cells in rows for cell in cells):
+        lines += _wrap(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
     return "\n".join(lines)
 
 
@@ -54,8 +57,8 @@ def _cells(row: FormatRow) -> tuple[str, ...]:
     if row.peak is None:
         return (*start, *[NONE] * (len(_TITLES) - len(start)))
     rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
-    slo = number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
-    return (*start, rate, load_label(row.peak), *times, slo)
+    slo = row.slo_mark + number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
+    return (*start, row.peak_mark + rate, load_label(row.peak), *times, slo)
 
 
 def _wrap(text: str) -> list[str]:

@@ -22,7 +22,7 @@ from pipelines.domain.metrics import (
 )
 from pipelines.domain.summary import has_limits
 from pipelines.domain.units import show_bytes
-from pipelines.report.compare import Comparison, FormatRow
+from pipelines.report.compare import AT_LEAST, Comparison, FormatRow
 from pipelines.report.data import BenchmarkRun
 from pipelines.report.six import lengths, load_label, six
 
@@ -203,9 +203,11 @@ def comparison_table(compared: Comparison) -> Table:
         *(groups("at best load within SLO", _at_load(AT_SLO, load)) if with_slo else ()),
     )
     rows = tuple(_format_cells(row, with_slo) for row in compared.rows)
+    bound = any(AT_LEAST in cell for cells in rows for cell in cells)
+    told = f"; {AT_LEAST}: higher loads do not count" if bound else ""
     names = [row.variant for row in compared.rows]
     return Table(
-        caption=f"Formats side by side{workload}{where}",
+        caption=f"Formats side by side{workload}{where}{told}",
         origin="measured",
         columns=columns,
         rows=rows,
@@ -231,10 +233,10 @@ def _format_cells(row: FormatRow, with_slo: bool) -> tuple[str, ...]:
         cells += [NONE] * (len(AT_PEAK) + 1)
     else:
         first, *others = _cells(row.peak.summary, AT_PEAK)
-        cells += [first, load_label(row.peak), *others]
+        cells += [row.peak_mark + first, load_label(row.peak), *others]
     if with_slo and row.at_slo is None:
         cells += [NONE] * (len(AT_SLO) + 1)
     elif with_slo and row.at_slo is not None:
         first, *others = _cells(row.at_slo.summary, AT_SLO)
-        cells += [first, load_label(row.at_slo), *others]
+        cells += [row.slo_mark + first, load_label(row.at_slo), *others]
     return tuple(cells)

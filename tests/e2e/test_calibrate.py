@@ -1,11 +1,12 @@
 """`calibrate` with measurements of the real engine and server: a load that was not fitted is predicted."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from pipelines.domain.benchmark import RESULT
+from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.predict.performance.fit import FittedLevel
 from pipelines.predict.performance.fit_file import METRICS, load_fit
 from pipelines.predict.performance.modelled import run_trial, trial
@@ -21,18 +22,44 @@ BOUND = 0.4
 """Median error over the metrics of the unseen load; machines that run tests are busy with other things."""
 
 
-def measured(cli, *words):
+TRIES = 5
+"""Benchmarks until every load counts; on a busy machine the load generator may be the limit."""
+
+
+def benchmark(cli, concurrency):
     before = set((cli.store / "benchmark").glob("*")) if (cli.store / "benchmark").exists() else set()
-    cli.run("benchmark", *QUICK, *SHORT, *words)
+    cli.run("benchmark", *QUICK, *SHORT, f"benchmark.concurrency={concurrency}")
     (folder,) = set((cli.store / "benchmark").glob("*")) - before
     return folder / RESULT
 
 
+def counted(result):
+    """The levels of a result that describe the server."""
+    levels = BenchmarkResult.from_json(json.loads(result.read_text()), str(result)).levels
+    return [level for level in levels if level.counts]
+
+
+def measured(cli, *concurrency):
+    """Results in which each of the loads counts once."""
+    results, wanted = [], list(concurrency)
+    for _ in range(TRIES):
+        result = benchmark(cli, wanted)
+        if found := [level.concurrency for level in counted(result)]:
+            results.append(result)
+            wanted = [load for load in wanted if load not in found]
+        if not wanted:
+            return results
+    pytest.skip(f"this machine is too busy to measure concurrency {wanted}: {TRIES} benchmarks were client-limited")
+
+
 @pytest.fixture(scope="module")
 def fitted(cli):
-    """A benchmark of three loads, and what `calibrate` prints of it."""
-    result = measured(cli, "benchmark.concurrency=[1,4,12]")
-    return result, cli.run("calibrate", *QUICK, f"sizing.measured={result}")
+    """Benchmarks of three loads, and what `calibrate` prints of them."""
+    folder = cli.folder / "measured"
+    for result in measured(cli, 1, 4, 12):
+        shutil.copytree(result.parent, folder / result.parent.name)
+    results = sorted(folder.glob(f"*/{RESULT}"))
+    return results, cli.run("calibrate", *QUICK, f"sizing.measured={folder}")
 
 
 def test_a_fit_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
@@ -47,7 +74,7 @@ def test_a_fit_prints_measured_beside_modelled_and_keeps_a_file(cli, fitted):
 
 def test_a_load_that_was_not_fitted_is_predicted(cli, fitted):
     made = load_fit(cli.store / "fits" / "tiny_gemma-int4_wo-openvino-tp1.json")
-    (level,) = read_measured([measured(cli, "benchmark.concurrency=8")]).levels
+    (level,) = read_measured(measured(cli, 8)).levels
     errors = FittedLevel(level, run_trial(trial(level), made.deployment)).errors()
     assert set(METRICS) <= set(errors)
     assert np.median([abs(errors[name]) for name in METRICS]) < BOUND, errors
@@ -64,8 +91,9 @@ def test_plan_and_report_show_modelled_numbers(cli, fitted):
 
 
 def test_a_result_of_the_store_is_read_back_with_its_requests(cli, fitted):
-    result, _ = fitted
-    levels = read_measured([result]).levels
+    results, _ = fitted
+    levels = read_measured(results).levels
     assert all(level.sent is not None for level in levels)
-    kept = json.loads(result.read_text())["levels"]
-    assert [level.requests for level in levels] == [item["summary"]["requests"] for item in kept]
+    assert [level.requests for level in levels] == [
+        level.summary.requests for result in results for level in counted(result)
+    ]

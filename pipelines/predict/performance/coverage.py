@@ -104,7 +104,7 @@ COVERAGE = (
     Coverage(
         (
             *("build.max_batch_size", "build.max_num_tokens", "build.max_seq_len", "build.max_input_len"),
-            "build.tokens_per_block",
+            *("build.tokens_per_block", "build.user_buffer"),
         ),
         "modelled",
         "limits of the scheduler, memory of activations and buffers",
@@ -187,7 +187,7 @@ COVERAGE = (
     Coverage(
         (
             *("build.*_plugin", "build.use_*", "build.fuse_fp4_quant", "build.norm_quant_fusion", "build.*_fusion"),
-            *("build.multiple_profiles", "build.opt_num_tokens", "build.fast_build", "build.user_buffer"),
+            *("build.multiple_profiles", "build.opt_num_tokens", "build.fast_build"),
             *("build.logits_dtype", "build.pp_reduce_scatter", "triton.cuda_graph_*", "triton.multi_block_mode"),
             "triton.enable_context_fmha_fp32_acc",
         ),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import FORMATS
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.lengths import known_lengths
-from pipelines.predict.performance.memory import USUAL_GROUP, EngineSizes
-from pipelines.settings.compression import QuantSettings
+from pipelines.predict.performance.memory import EngineSizes
 from pipelines.settings.root import Settings
 
 
@@ -17,7 +15,7 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         shape=shape,
         qformat=settings.quant.qformat,
         kv_format=settings.kv_cache.dtype,
-        group_size=group_size(settings.quant),
+        group_size=settings.quant.group_size,
         tp_size=build.tp_size,
         pp_size=build.pp_size,
         max_batch_size=build.max_batch_size,
@@ -25,18 +23,13 @@ def engine_sizes(settings: Settings, shape: ModelShape) -> EngineSizes:
         max_num_tokens=build.max_num_tokens,
         max_seq_len=build.max_seq_len or shape.max_position_embeddings,
         tokens_per_block=build.tokens_per_block,
+        user_buffers=build.user_buffer == "enable",
         gather_context_logits=build.gather_context_logits or build.gather_all_token_logits,
         gpu_weights_percent=triton.gpu_weights_percent if build.weight_streaming else 1.0,
         kv_fraction=triton.kv_cache_free_gpu_mem_fraction,
         max_kv_tokens=triton.max_tokens_in_paged_kv_cache,
         windows=tuple(triton.max_attention_window_size or shape.windows),
     )
-
-
-def group_size(quant: QuantSettings) -> int:
-    """Return the input channels that share a scale: as set, if the format lets it be chosen."""
-    weights = FORMATS[quant.qformat].weights
-    return quant.group_size if weights.group and not weights.group_is_fixed else USUAL_GROUP
 
 
 def request_tokens(settings: Settings) -> int | None:

@@ -55,7 +55,7 @@ class EngineSizes:
         shape: dimensions of the model.
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
-        group_size: input channels that share a scale, in formats whose groups can be chosen.
+        group_size: input channels asked to share a scale; formats without a choice take their own.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
         max_batch_size: requests scheduled together.
@@ -63,6 +63,7 @@ class EngineSizes:
         max_num_tokens: tokens of one iteration.
         max_seq_len: longest prompt + output, tokens.
         tokens_per_block: tokens per block of the paged KV cache.
+        user_buffers: whether all-reduces are done in buffers of their own (build.user_buffer).
         gather_context_logits: whether the logits of every prompt token are kept.
         parallel_embedding: whether the embedding is split over TP ranks, as ModelOpt exports it.
         gpu_weights_percent: share of the weights that stays on the GPU; the rest is streamed from the host (Triton's
@@ -83,6 +84,7 @@ class EngineSizes:
     max_num_tokens: int = 8192
     max_seq_len: int = 8192
     tokens_per_block: int = 32
+    user_buffers: bool = False
     gather_context_logits: bool = False
     parallel_embedding: bool = True
     gpu_weights_percent: float = 1.0
@@ -126,7 +128,7 @@ class DeviceMemory:
         total: memory of the GPU.
         weights: weights of the fullest rank including the rotary table; with weight streaming, those that stay.
         activations: fixed at build time by max_num_tokens.
-        buffers: buffers of runtime and decoder, proportional to max_batch_size.
+        buffers: buffers of runtime and decoder, proportional to max_batch_size, and of the all-reduces.
         cuda: CUDA and its libraries.
         kv_pool: paged KV cache; 0 if nothing is left.
         kv_token_bytes: KV bytes of one token.
@@ -171,7 +173,7 @@ def device_memory(sizes: EngineSizes, total: float) -> DeviceMemory:
         weights=share * held,
         streamed=(1 - share) * held,
         activations=activation_bytes(sizes),
-        buffers=buffer_bytes(sizes),
+        buffers=buffer_bytes(sizes) + user_buffer_bytes(sizes),
         cuda=CUDA_BYTES,
         kv_pool=0,
         kv_token_bytes=sizes.kv_token_bytes,
@@ -234,6 +236,17 @@ def buffer_bytes(sizes: EngineSizes) -> float:
     """Return the bytes of runtime and decoder, allocated for max_batch_size requests before the KV pool."""
     sequences = sizes.max_batch_size * sizes.max_beam_width
     return BUFFER_LOGITS * 4 * sizes.shape.vocab_size * sequences
+
+
+def user_buffer_bytes(sizes: EngineSizes) -> float:
+    """Return the bytes of the two 16-bit buffers in which the ranks add up hidden states; 0 on one rank.
+
+    Llama-3.1-70B with 8,192 tokens: 2 x 8,192 x 8,192 x 2 bytes = 256 MiB on each rank. Source:
+    `initializeUserBuffer` in `cpp/tensorrt_llm/runtime/tllmRuntime.cpp`; the third one, of NVFP4, cannot be enabled.
+    """
+    if not sizes.user_buffers or sizes.tp_size == 1:
+        return 0.0
+    return 2 * sizes.max_num_tokens * sizes.shape.hidden_size * 2
 
 
 @dataclass(frozen=True, slots=True)

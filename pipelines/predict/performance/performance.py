@@ -48,7 +48,7 @@ class Setup:
         tp: tensor parallel ranks.
         pp: pipeline parallel ranks.
         framework: framework that serves it, with its version.
-        group_size: input channels that share a scale, in formats whose groups can be chosen.
+        group_size: input channels asked to share a scale; formats without a choice take their own.
         gpu_weights_percent: share of the weights that stays on the GPU (Triton's name, although it is a fraction).
     """
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from pipelines.domain.benchmark import Slo
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.gpus import GpuSpec
 from pipelines.predict.performance.lengths import LoadLengths
-from pipelines.predict.performance.memory import USUAL_GROUP
 from pipelines.predict.performance.performance import Setup
 from pipelines.predict.performance.placement import EngineTerms
 from pipelines.predict.sizing.demand import Demand
@@ -100,7 +99,7 @@ class Question:
             for kv_format, pp, tp in product(kv_formats, self.pp, self.tp):
                 yield Setup(
                     self.model, self.gpu, qformat, kv_format, self.sparse, tp, pp, self.framework,
-                    group_size=sizes.group_size if qformat == sizes.qformat else USUAL_GROUP,
+                    group_size=group_instead(sizes.qformat, sizes.group_size, qformat),
                     gpu_weights_percent=sizes.gpu_weights_percent,
                 )  # fmt: skip
 

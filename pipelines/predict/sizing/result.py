@@ -21,7 +21,7 @@ from pipelines.settings.build import LIMITS_FOR_LOAD
 SCHEMA = 1
 OF_SIZES = (
     *("max_beam_width", "gather_context_logits", "windows", "tokens_per_block", "kv_fraction", "max_kv_tokens"),
-    *("group_size", "gpu_weights_percent"),
+    *("group_size", "gpu_weights_percent", "user_buffers"),
 )
 """Properties of the engine that the answer's file repeats."""
 

@@ -1,6 +1,7 @@
 """Comparing formats: the choice and its reasons."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,18 @@ def test_no_winner_while_a_client_limited_format_may_be_faster(tmp_path):
     assert (
         "fp8 gives 1,393 output tokens/s at its peak (concurrency 4), but none (16 bit) reached 1,477" in found.reason
     )
+
+
+def test_no_winner_over_a_format_whose_higher_loads_do_not_count(tmp_path):
+    """A lower bound below the best does not prove that a format is slower."""
+    store = full_store(tmp_path, ("none",))
+    add_benchmark(store, add_format(store, "fp8"), "fp8", bottleneck=16, speed=0.5)
+    (found,) = comparison(collect(store))
+    assert found.chosen is None
+    assert "but fp8 counts only up to concurrency 4: at concurrency 16 the load generator was the" in found.reason
+    assert "% below" not in comparison_text([found])
+    assert re.search(r"^fp8 .* ≥\d+ +4 ", comparison_text([found]), re.M)
+    assert "≥: higher loads do not count" in comparison_text([found])
 
 
 def test_marked_loads_alone_choose_nothing(tmp_path):

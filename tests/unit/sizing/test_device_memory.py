@@ -59,6 +59,15 @@ def test_buffers_are_within_a_quarter_of_the_two_published_logs(log, bytes_logge
     assert buffer_bytes(deployed(log)) == pytest.approx(bytes_logged, rel=0.25)
 
 
+def test_user_buffers_of_split_engines_are_in_the_sum():
+    """Llama-3.1-8B, 8,192 tokens: 2 x 8,192 x 4,096 x 2 bytes = 128 MiB on each rank, none on a single one."""
+    alone = EngineSizes(LLAMA_8B, QFormat.FP8, user_buffers=True)
+    split = replace(alone, tp_size=2)
+    without = device_memory(replace(split, user_buffers=False), H100)
+    assert device_memory(split, H100).buffers - without.buffers == 128 * 2**20
+    assert device_memory(alone, H100) == device_memory(replace(alone, user_buffers=False), H100)
+
+
 def test_one_token_of_kv_cache():
     """2 (K, V) x 32 layers x 8 KV heads x 128 x 2 bytes = 131,072."""
     assert EngineSizes(LLAMA_8B, QFormat.NONE).kv_token_bytes == 131072
