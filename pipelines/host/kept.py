@@ -50,7 +50,10 @@ class KeptProcess:
 
     def poll(self) -> int | None:
         """Return the exit code (negative for a signal), or None while the command runs."""
-        return self._keeper.poll()
+        code = self._keeper.poll()
+        if code is None:
+            self._memory_kills.look()
+        return code
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""

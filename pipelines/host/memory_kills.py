@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+APART_S = 10.0
 COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class MemoryKills:
-    """The kernel's own count, from the moment this is made.
+    """The kernel's own count of this process's control group, which its children are in too.
 
-    It is that of this process's control group, which its children are in too, or of the whole machine where the
-    group's is not shown.
+    Where the group's is not shown, it is that of the whole machine.
     """
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
         self._file, self._before = self._find()
+        self._latest, self._looked = self._before, clock()
+
+    def look(self) -> None:
+        """Forget kills of other processes, of which there may have been some: those before the last look but one.
+
+        Looks within `APART_S` count as one, because a large process takes a while to end after it was killed.
+        """
+        if self._clock() - self._looked >= APART_S:
+            self._before, self._latest, self._looked = self._latest, self._count(), self._clock()
 
     def happened(self) -> bool | None:
-        """Return whether a process was killed for want of memory since; None where the kernel does not say."""
-        now = _count(self._file) if self._file else None
+        """Return whether a process was killed for want of memory; None where the kernel does not say."""
+        now = self._count()
         return None if now is None or self._before is None else now > self._before
+
+    def _count(self) -> int | None:
+        return _count(self._file) if self._file else None
 
     def _find(self) -> tuple[Path | None, int | None]:
         for file in self._candidates():

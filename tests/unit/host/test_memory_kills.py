@@ -33,5 +33,22 @@ def test_a_kill_for_memory_is_seen_where_the_kernel_counts_it(
     assert kills.happened() is True
 
 
+def test_a_kill_of_another_process_long_ago_is_forgotten(tmp_path: Path) -> None:
+    """But not one of the last seconds, in which the process that was killed may still be ending."""
+    (tmp_path / "proc").mkdir()
+    counter, now = tmp_path / "proc/vmstat", [0.0]
+    counter.write_text("oom_kill 0\n")
+    kills = MemoryKills(tmp_path, clock=lambda: now[0])
+    counter.write_text("oom_kill 1\n")
+    for second in range(1, 20):
+        now[0] = second
+        kills.look()
+        assert kills.happened() is True
+    for second in range(20, 31):
+        now[0] = second
+        kills.look()
+    assert kills.happened() is False
+
+
 def test_nothing_is_claimed_where_the_kernel_does_not_say(tmp_path: Path) -> None:
     assert MemoryKills(tmp_path).happened() is None
