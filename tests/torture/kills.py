@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import ROOT
-from tests.contract.serving.echo_repository import CONFIG, write_model, write_served_echo
+from tests.contract.serving.echo_repository import write_served_echo, write_stubborn
 from tests.torture.row import Row
 
 LIMIT_S = 2.0
@@ -31,17 +31,6 @@ from pipelines.serving.foreground import serve
 from pipelines.settings.serving import ServingSettings
 settings = ServingSettings(openai=True, restarts=0, drain_timeout_s=5)
 sys.exit(serve(Path(sys.argv[1]), settings, SilentProgress(), log_file=Path(sys.argv[2])))
-"""
-STUBBORN = """
-import threading, time
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        threading.Thread(target=time.sleep, args=(1000,)).start()  # the interpreter waits for it when it ends
-
-    def execute(self, requests):
-        return []
 """
 
 
@@ -66,12 +55,7 @@ def run(seed: int, seconds: float) -> list[Row]:
     kills: list[Kill] = []
     longest = 0.0
     with tempfile.TemporaryDirectory(prefix="torture-kills-") as folder:
-        repository = write_model(
-            write_served_echo(Path(folder, "repository")),
-            "stubborn",
-            CONFIG.replace('"ensemble"', '"stubborn"'),
-            STUBBORN,
-        )
+        repository = write_stubborn(write_served_echo(Path(folder, "repository")))
         while not kills or time.monotonic() + longest < until:
             begun = time.monotonic()
             kills.append(_kill_some(repository, Path(folder, f"{len(kills)}.log"), rng))

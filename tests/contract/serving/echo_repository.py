@@ -114,6 +114,24 @@ def write_failing(repository: Path, statement: str) -> Path:
     return write_model(repository, "broken", config, body)
 
 
+STUBBORN = """
+import threading, time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=time.sleep, args=(1000,)).start()  # the interpreter waits for it when it ends
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def write_stubborn(repository: Path) -> Path:
+    """Write a model `stubborn`, whose process hangs when it is asked to end."""
+    return write_model(repository, "stubborn", CONFIG.replace('"ensemble"', '"stubborn"'), STUBBORN)
+
+
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
     "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message is not the user\\'s') }}{% endif %}"

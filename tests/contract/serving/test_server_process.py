@@ -28,7 +28,13 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import ServerFailedError, TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.conftest import eventually
-from tests.contract.serving.echo_repository import CONFIG, write_echo, write_failing, write_model
+from tests.contract.serving.echo_repository import (
+    CONFIG,
+    write_echo,
+    write_failing,
+    write_model,
+    write_stubborn,
+)
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 SETTINGS = ServingSettings(drain_timeout_s=5, startup_timeout_s=60)
@@ -175,6 +181,23 @@ def test_nothing_outlives_a_parent(echo_repository: Path, number: signal.Signals
         assert len(set(processes)) == 5  # server, two stubs, keeper, parent
         parent.send_signal(number)
         assert eventually(lambda: gone(processes), 6 if number == signal.SIGINT else 2)
+        assert eventually(lambda: regions(parent.pid) == [])
+
+
+@pytest.mark.parametrize("survivors", [{"triton_python_backend_stub"}, {"tritonserver"}, set()])
+def test_nothing_outlives_a_parent_that_is_killed_with_its_keeper(tmp_path: Path, survivors: set[str]) -> None:
+    """Not even a process that hangs when it is asked to end, and no shared memory, whoever is left to remove it."""
+    repository = write_stubborn(write_echo(tmp_path / "repository"))
+    command = [sys.executable, "-c", PARENT, str(repository)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        processes = family(parent.pid)
+        assert len(processes) == 5  # parent, keeper, server, two stubs
+        for process in processes:
+            if process.name() not in survivors:
+                process.kill()
+        assert eventually(lambda: gone(processes))
         assert eventually(lambda: regions(parent.pid) == [])
 
 
