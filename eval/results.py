@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.typed import check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class EvalResult:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
+        if not isinstance(data, Mapping):
+            raise UserError(f"{source} is not an evaluation result: it is not a JSON object.")
         known, given = {f.name for f in fields(cls)}, set(data)
         if known != given:
             raise UserError(
@@ -120,9 +123,13 @@ class EvalResult:
                     QuestionRecord(**{**record, "logprobs": tuple(record["logprobs"])}) for record in data["records"]
                 ),
             }
+            result = cls(**{**data, **nested})
+            check_types(result)
         except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"{source} is not an evaluation result: {error}.") from None
-        return cls(**{**data, **nested})
+            raise UserError(
+                f"{source} is not an evaluation result: {error}.", todo="Evaluate again with this version."
+            ) from None
+        return result
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""

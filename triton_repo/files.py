@@ -48,7 +48,7 @@ def describe(
         "pipelines_version": __version__,
         "start": start_commands(settings, spec),
         "settings": settings.model_dump(mode="json"),
-        "made_from": dict(made_from),
+        **({"made_from": dict(made_from)} if made_from else {}),
         **description,
     }
     (out_dir / DESCRIPTION).write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -93,10 +93,19 @@ def engine_files(folder: Path) -> list[Path]:
 def link_files(files: Iterable[Path], root: Path, target: Path) -> None:
     """Link files below `target` with the same relative paths as below `root`."""
     for path in files:
-        place = target / path.relative_to(root)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        _link(path.resolve(), place)  # the Hub's cache holds symbolic links
+        _link(path.resolve(), _free(target / path.relative_to(root)))  # the Hub's cache holds symbolic links
+
+
+def copy_files(files: Iterable[Path], root: Path, target: Path) -> None:
+    """Copy small files that somebody may edit; through a link, that would change the repository too."""
+    for path in files:
+        shutil.copy2(path, _free(target / path.relative_to(root)))
+
+
+def _free(place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    return place
 
 
 def _link(source: Path, place: Path) -> None:

@@ -13,7 +13,7 @@ from pipelines.settings.triton import TritonSettings
 from triton_repo import lora, parameters, vocabulary
 from triton_repo.consistency import config_faults
 from triton_repo.draft import draft_faults
-from triton_repo.files import describe, engine_files, link_files, tokenizer_files, write_model
+from triton_repo.files import copy_files, describe, engine_files, link_files, tokenizer_files, write_model
 from triton_repo.generate import draft_config, repository_configs, to_text
 from triton_repo.spec import RepositorySpec
 from triton_repo.start import OF_NVIDIA
@@ -34,14 +34,15 @@ def write_repository(
     tokenizer_dir: Path,
     settings: TritonSettings,
     spec: RepositorySpec,
-    made_from: Mapping[str, Any],
+    made_from: Mapping[str, Any] | None = None,
     draft_dir: Path | None = None,
     vision_dir: Path | None = None,
     adapters: Mapping[int, Path] | None = None,
 ) -> dict[str, Any]:
     """Write a model repository.
 
-    Engine and tokenizer are hard links where the file system allows it and copies elsewhere, never symbolic links.
+    The engine is hard links where the file system allows it and copies elsewhere, never symbolic links; the tokenizer
+    and adapters, which are small and belong to the user, are copies.
 
     Args:
         out_dir: the folder; made when missing.
@@ -49,7 +50,7 @@ def write_repository(
         tokenizer_dir: a Hugging Face folder with the tokenizer.
         settings: conf/triton.
         spec: what other groups of the configuration say.
-        made_from: what to remember about the origin, as JSON; stands in repository.json.
+        made_from: what to remember about the origin, as JSON; stands in repository.json if it is given.
         draft_dir: engine of the model that guesses tokens, where `spec.num_draft_tokens` is set.
         vision_dir: engine of the vision encoder, where `spec.images` is set.
         adapters: folders of peft LoRA adapters by task id; the tasks of `spec`.
@@ -63,7 +64,7 @@ def write_repository(
     if spec.engine.server is ServerBackend.LLM_API:
         from triton_repo.llmapi import write_llmapi
 
-        return write_llmapi(out_dir, engine_dir, settings, spec, made_from)
+        return write_llmapi(out_dir, engine_dir, settings, spec, made_from or {})
     tokenizer = tokenizer_files(tokenizer_dir)
     limits = EngineLimits.load(engine_dir)
     configs = _configs(limits, settings, spec, draft_dir, adapters or {})
@@ -72,7 +73,7 @@ def write_repository(
     link_files(engine_files(engine_dir), engine_dir, out_dir / parameters.ENGINE_DIR)
     _put_features(out_dir, limits, draft_dir, adapters or {})
     for name in (PREPROCESSING, POSTPROCESSING):
-        link_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
+        copy_files(tokenizer, tokenizer_dir, out_dir / parameters.TOKENIZER.format(model=name))
     if spec.images is not None and vision_dir is not None:
         link_files(engine_files(vision_dir), vision_dir, out_dir / parameters.VISION_DIR)
     if parameters.writes_vocabulary(settings, spec):
@@ -86,7 +87,7 @@ def write_repository(
         "models": sorted(configs),
         "settings_without_effect": sorted(ignored),
     }
-    return describe(out_dir, settings, spec, made_from, description)
+    return describe(out_dir, settings, spec, made_from or {}, description)
 
 
 def _adapter_faults(
@@ -143,7 +144,7 @@ def _put_features(out_dir: Path, limits: EngineLimits, draft_dir: Path | None, a
     for task, folder in adapters.items():
         place_of_task = out_dir / parameters.LORA_DIR / str(task)
         if own_server:
-            link_files([folder / name for name in lora.PEFT_FILES], folder, place_of_task)
+            copy_files([folder / name for name in lora.PEFT_FILES], folder, place_of_task)
         else:
             lora.write(folder, place_of_task, limits.dtype)
 

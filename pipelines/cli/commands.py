@@ -127,13 +127,15 @@ COMMANDS = {
         ),
     ),
     "verify": Command(
-        "pipelines.run.commands:verify",
-        "read a checkpoint back and check every tensor",
-        "Reads a TensorRT-LLM checkpoint, lists its tensors and checks names, types, shapes and scales against the "
-        "rules of its format.",
+        "pipelines.run.verify:verify",
+        "read the store, an artifact or a checkpoint back and check every byte",
+        "Alone, reads every artifact of the store from the disk, compares it with its manifest, and names what is "
+        "damaged and the command that makes it again. With a folder, or with a configuration (its checkpoint), does "
+        "the same for one artifact. Of a TensorRT-LLM checkpoint it also lists the tensors and checks names, types, "
+        "shapes and scales against the rules of its format.",
         (*BUILD, "verify"),
-        ("verify quant=int4_awq", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
-        {2: "the checkpoint has faults, there is none, or the input is at fault"},
+        ("verify", "verify verify.path=/some/checkpoint", "verify model=tiny_llama quant=fp8"),
+        {2: "something is damaged, the checkpoint has faults or is missing, or the input is at fault"},
     ),
     "repository": Command(
         "pipelines.run.commands:repository",
@@ -252,6 +254,16 @@ COMMANDS = {
         ("doctor", "doctor doctor.format=json", "doctor engine=tensorrt_llm quant=fp8"),
         {1: "the configuration given does not run on this machine, or a crash"},
     ),
+    "prune": Command(
+        "pipelines.run.prune:prune",
+        "what each artifact costs; removes what nothing needs",
+        "Lists the artifacts of the store with their sizes and why each is kept, and the drafts of killed runs. An "
+        "artifact is kept while a running stage or server uses it, while a kept artifact was made from it, while a "
+        "link of `stage` leads to it, and for store.keep_days after its last use. It removes the others only with "
+        "prune.remove=true.",
+        ("store", "prune", "paths"),
+        ("prune", "prune store.keep_days=7", "prune store.keep_days=7 prune.remove=true"),
+    ),
     "nightly": Command(
         "pipelines.nightly.command:run",
         "measure a matrix, compare it with its history, name what got worse",
@@ -308,6 +320,6 @@ SECTIONS = {
     "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "stage", "verify"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
-    "Operate": ("doctor", "config", "nightly", "image", "shell", "manifests", "scripts"),
+    "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),
 }
 """The commands in the order of the help."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from pipelines import __version__
@@ -13,6 +14,7 @@ from pipelines.cli.commands import COMMANDS, PROGRAM
 from pipelines.cli.make_args import overrides_from
 from pipelines.cli.words import check_command, overrides_of
 from pipelines.domain.errors import Fault, UserError
+from pipelines.host.disk import disk_error
 from pipelines.host.screen import complain, outlive_readers
 
 HELP = ("help", "-h", "--help")
@@ -61,10 +63,20 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except Exception as error:
-        # pydantic wraps a Ctrl-C that arrives while it serializes settings
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            return _interrupted()
-        raise
+        if (code := _code(error, words[0])) is None:
+            raise
+        return code
+
+
+def _code(error: Exception, name: str) -> int | None:
+    """Return the exit code for an error that no command expects; None for a crash."""
+    # pydantic wraps a Ctrl-C that arrives while it serializes settings
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return _interrupted()
+    if (said := disk_error(error, f"`{name}`", Path.cwd())) is None:
+        return None
+    complain(said.faults[0].text)
+    return 2
 
 
 def _missing(package: str) -> Fault:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.typed import check_types
 
 SCHEMA = 1
 RESULT = "benchmark.json"
@@ -204,17 +205,40 @@ class BenchmarkResult:
         """Read what `to_json` wrote.
 
         Raises:
-            UserError: it has another schema, or a field other than a metric is missing or unknown.
+            UserError: it has another schema, a field other than a metric is missing or unknown, or a value is of the
+                wrong type or negative.
         """
+        if not isinstance(data, Mapping):
+            raise UserError(f"{source} is not a benchmark result: it is not a JSON object.", todo="Measure again.")
         if data.get("schema") != SCHEMA:
             raise UserError(
                 f"{source} has schema {data.get('schema')!r}; this version reads {SCHEMA}.", todo="Measure again."
             )
         try:
             levels = tuple(_level(level) for level in data["levels"])
-            return cls(**{**data, "slo": Slo(**data["slo"]), "levels": levels})
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"{source} is not a benchmark result: {error}.") from None
+            result = cls(**{**data, "slo": Slo(**data["slo"]), "levels": levels})
+            _check(result)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise UserError(f"{source} is not a benchmark result: {error}.", todo="Measure again.") from None
+        return result
+
+
+def _check(result: BenchmarkResult) -> None:
+    """Check values that only a file altered by hand can have.
+
+    Raises:
+        TypeError: a value is of the wrong type.
+        ValueError: a rate, count or time is negative.
+    """
+    check_types(result)
+    for number, level in enumerate(result.levels):
+        for item in fields(Summary):
+            value = getattr(level.summary, item.name)
+            figures = asdict(value) if isinstance(value, Distribution) else {"": value}
+            for name, each in figures.items():
+                if isinstance(each, int | float) and each < 0:
+                    place = f"levels[{number}].summary.{item.name}{name and '.'}{name}"
+                    raise ValueError(f"{place}={each} is negative")
 
 
 def _level(data: Mapping[str, Any]) -> Level:

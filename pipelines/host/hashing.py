@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypedDict
@@ -28,6 +29,24 @@ def sha256_file(path: Path, advance: Advance | None = None) -> str:
         advance: called with the number of bytes just read.
     """
     return _digest(hashlib.sha256(), path, advance)
+
+
+def sha256_on_disk(path: Path, advance: Advance | None = None) -> str:
+    """Return the SHA-256 of what the disk holds, 64 hex digits, not of what the system still has in memory.
+
+    Pages that a running process maps stay in memory, and are read from there.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes just read.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return sha256_file(path, advance)
 
 
 def git_blob_sha1(path: Path) -> str:

@@ -16,13 +16,17 @@ from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
 from pipelines.nightly.record import pack_bits
 from pipelines.settings.root import Settings
-from pipelines.store.store import MANIFEST, fingerprint
+from pipelines.store.manifest import read_manifest
+from pipelines.store.store import fingerprint
 
 LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
     "lm-eval", "numpy", "tensorrt-llm", "tensorrt", "huggingface-hub", "datasets",
 )  # fmt: skip
-NOT_DECIDING = ("paths", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan", "stage")
+NOT_DECIDING = (
+    "paths", "store", "prune", "report", "verify", "nightly", "image", "manifests", "cluster", "doctor", "plan",
+    "stage",
+)  # fmt: skip
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""
@@ -82,7 +86,7 @@ def of_artifacts(artifacts: Artifacts, since: datetime) -> dict[str, Any]:
         artifacts: node id -> folder.
         since: when the run began; artifacts made earlier came from the store and have no duration for tonight.
     """
-    manifests = {node: json.loads((path / MANIFEST).read_text()) for node, path in artifacts.items()}
+    manifests = {node: read_manifest(path) for node, path in artifacts.items()}
     made = {
         manifest["stage"]: manifest
         for node, manifest in manifests.items()

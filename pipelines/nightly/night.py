@@ -31,7 +31,7 @@ from pipelines.nightly.verdict import is_suspect, with_measurement
 from pipelines.run.runner import git_commit
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.store import fingerprint
+from pipelines.store.store import Store, fingerprint
 
 GRACE_S = 90
 """Seconds that a stopped cell may take to drain its server."""
@@ -81,19 +81,25 @@ def measure(settings: Settings, cells: Sequence[NightlyCell]) -> str:
     host = socket.gethostname()
     with history.only_run(host):
         night = _begin(settings, cells, history, host)
-        done = {record.key for record in history.read().records if record.run == night.run}
-        if done:
-            say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
-        for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
-            if cell.key in done:
-                continue
-            say(f"[{number}/{len(cells)}] {cell.name}")
-            start = time.monotonic()
-            record = _cell(night, cell, own, number, len(cells))
-            history.append(record)
-            say(f"  {summary(record)} ({show_seconds(time.monotonic() - start)})")
+        with Store(night.store).leases.hold(night.store):  # also between two cells
+            _measure_all(night, cells, configured)
         _state(history, host).unlink(missing_ok=True)
     return night.run
+
+
+def _measure_all(night: Night, cells: Sequence[NightlyCell], configured: Sequence[Settings]) -> None:
+    """Measure the cells that are not done yet."""
+    done = {record.key for record in night.history.read().records if record.run == night.run}
+    if done:
+        say(f"resuming run {night.run}: {len(done)} of {len(cells)} cells are done")
+    for number, (cell, own) in enumerate(zip(cells, configured, strict=True), 1):
+        if cell.key in done:
+            continue
+        say(f"[{number}/{len(cells)}] {cell.name}")
+        start = time.monotonic()
+        record = _cell(night, cell, own, number, len(cells))
+        night.history.append(record)
+        say(f"  {summary(record)} ({show_seconds(time.monotonic() - start)})")
 
 
 def _configured(cells: Sequence[NightlyCell]) -> list[Settings]:
@@ -150,7 +156,7 @@ def fresh_store(store: Path, root: Path) -> Path:
             if old != store:
                 shutil.rmtree(old)  # links inside are removed, not followed
     store.mkdir(parents=True, exist_ok=True)
-    for shared in ("download", ".locks", ".timing_caches"):
+    for shared in ("download", ".locks", ".leases", ".timing_caches"):
         (root / shared).mkdir(exist_ok=True)
         if not (store / shared).is_symlink():
             (store / shared).symlink_to(root / shared)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault
+from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import QFormat, formats_for, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
@@ -321,12 +321,9 @@ def _gpu_memory(
         checked.notes += ("the memory of the draft heads is not known: speculative.heads_path has no weights",)
 
 
-def check_steps(stages: Sequence[Stage], store: Path) -> list[Fault]:
-    """Check what the stages that will run need: packages, their versions, and a place to write."""
-    faults = [_missing(package, stages) for package in sorted(_absent(stages))]
-    if stages:
-        faults += _store(store)
-    return faults
+def check_steps(stages: Sequence[Stage]) -> list[Fault]:
+    """Check that the packages are installed that the stages that will run need."""
+    return [_missing(package, stages) for package in sorted(_absent(stages))]
 
 
 def _absent(stages: Iterable[Stage]) -> set[str]:
@@ -341,11 +338,15 @@ def _missing(package: str, stages: Sequence[Stage]) -> Fault:
     )
 
 
-def _store(store: Path) -> list[Fault]:
-    """Check that the store is writable; before it exists, its nearest existing parent decides."""
+def check_store(store: Path) -> list[Fault]:
+    """Check that the store is writable; before it exists, its nearest existing parent decides.
+
+    Raises:
+        UserError: it can never be, because a file is in its place.
+    """
     parent = next(path for path in (store, *store.parents) if path.exists())
     if not parent.is_dir():
-        return [Fault(f"paths.store='{store}' cannot be created: {parent} is a file.")]
+        raise UserError(f"paths.store='{store}' cannot be created: {parent} is a file.")
     if not os.access(parent, os.W_OK | os.X_OK):
         return [Fault(f"paths.store='{store}' is not writable.", todo="Give another folder: paths.store=/some/folder")]
     return []

@@ -15,6 +15,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import EngineChoice, choose
 from pipelines.engines.registry import OPENVINO
 from pipelines.host.machine import Machine, library_versions
+from pipelines.host.paths import relative_to_cwd
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
@@ -24,6 +25,7 @@ from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
 from pipelines.predict.performance.limits import ChosenLimits, with_limits
 from pipelines.settings.root import Settings
+from pipelines.store.manifest import DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store, canonical, fingerprint
 
@@ -126,7 +128,10 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
         made = needed_for(made, only)
     steps = _resolve(made, store)
     todo = [step.node.stage for step in steps if step.state != "cached"]
-    faults = checks.check_steps(todo, store.root)
+    faults = checks.check_steps(todo)
+    unwritable: list[Fault] = []
+    with collecting(faults):
+        unwritable = checks.check_store(store.root) if todo else []
     if only is not None:
         faults += checks.host_memory(settings, shape, machine, todo)
     if faults:
@@ -141,7 +146,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
             not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
         ),
     )
-    findings = ((*checked.notes, *tuning), checked.warnings, tuple(not_here))
+    findings = ((*checked.notes, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 
 
@@ -197,7 +202,7 @@ def _resolve(nodes: list[Node], store: Store) -> tuple[PlannedStep, ...]:
 
 def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> PlannedStep:
     digests: dict[str, str] = {}
-    waits = []
+    waits, damage = [], ""
     for name, given in node.inputs.items():
         if isinstance(given, InputSource):
             digests[name] = given.digest
@@ -207,15 +212,18 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
             waits.append(f"{name} is made by {given} first")
     if not waits and not node.stage.measures:
         key, parts = node_key(node, digests)
-        if artifact := store.find(node.stage.name, key):
-            return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
+        try:
+            if artifact := store.find(node.stage.name, key):
+                return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
+        except DamagedError as error:
+            damage = f"{relative_to_cwd(error.folder)} is damaged: {error.damage}"
     history = store.history(node.stage.name)
     past = [m for m in history if m["label"] == node.label]
     if node.stage.measures:
         return PlannedStep(node, "run", None, None, "it measures, so it runs every time", _last_seconds(past))
     if waits:
         return PlannedStep(node, "waits", None, None, "; ".join(waits), _last_seconds(past))
-    return PlannedStep(node, "run", key, None, explain(parts, past or history), _last_seconds(past))
+    return PlannedStep(node, "run", key, None, damage or explain(parts, past or history), _last_seconds(past))
 
 
 def _last_seconds(past: list[dict[str, Any]]) -> float | None:

@@ -19,6 +19,8 @@ from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
 from pipelines.store.adapters import adapter_source
+from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
 from pipelines.store.sources import (
     PICKLES,
     BuiltEngine,
@@ -30,7 +32,6 @@ from pipelines.store.sources import (
     model_source,
     tokens_of,
 )
-from pipelines.store.store import HashCache
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources["engine"], built = engine_source(settings.engine.path, hashes)
     for name, (key, path) in _places(settings, target).items():
         with collecting(faults):
-            sources[name] = files_source(path, hashes, key)
+            sources[name] = _source(name, path, hashes, key)
     if settings.speculative.draft and settings.speculative.draft.folder and not elsewhere:
         with collecting(faults):
             folder = settings.speculative.draft.folder
@@ -194,6 +195,16 @@ def _heads_bytes(heads: Path | None) -> int | None:
 def _places(settings: Settings, target: Target) -> dict[str, tuple[str, Path]]:
     """Map each input name to (the setting that names it, its path)."""
     return {name: (key, path) for name, key, path in _named(settings, target) if path is not None}
+
+
+FOREIGN = ("heads", "vision")
+"""Inputs that others have made, besides models and adapters; texts and questions are the user's own."""
+
+
+def _source(name: str, path: Path, hashes: HashCache, key: str) -> InputSource:
+    if name in FOREIGN:
+        check_links(path.expanduser(), key)
+    return files_source(path, hashes, key)
 
 
 def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path | None]]:

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
+from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
-from pipelines.store.store import KEY_LENGTH, MANIFEST, Store
+from pipelines.store.manifest import MANIFEST, DamagedError, Json, read_manifest
+from pipelines.store.store import KEY_LENGTH, Store
 
 STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "repository", "benchmark")
 """Stages in order of dependency."""
@@ -27,7 +29,7 @@ class Shelf:
             UserError: a manifest is not readable, or was written by another version.
         """
         self.root = store.root
-        manifests = [manifest for stage in STAGES for manifest in store.history(stage)]
+        manifests = _manifests(store)
         places = {place: manifest for manifest in manifests if (place := _place(manifest, store.root))}
         self._files: dict[str, Mapping[str, Any]] = {place: m["files"] for place, m in places.items()}
         by_digest: dict[str, list[str]] = {}
@@ -75,6 +77,31 @@ class Shelf:
             raise UserError(f"{path} is not readable JSON: {error}.", todo=_again(piece)) from None
 
 
+def _manifests(store: Store) -> list[Json]:
+    """Return the manifests of all artifacts that a report may show, newest first within a stage.
+
+    Those that an older version wrote are named and left out.
+
+    Raises:
+        UserError: names every one that is damaged.
+    """
+    found: list[Json] = []
+    faults: list[Fault] = []
+    for folder in store.folders():
+        try:
+            if folder.parent.name in STAGES and (folder / MANIFEST).exists():
+                found.append(read_manifest(folder))
+        except DamagedError as error:
+            if error.older:
+                warn(f"{folder} is left out: its {error.damage}.")
+            else:
+                faults.extend(error.faults)
+    if faults:
+        raise UserError.of(faults)
+    found.sort(key=lambda manifest: str(manifest["created"]), reverse=True)
+    return sorted(found, key=lambda manifest: STAGES.index(manifest["stage"]))
+
+
 def _again(piece: ReportedArtifact) -> str:
     return f"Remove the folder {piece.place} of the store and make it again: {piece.repeat}"
 
@@ -115,7 +142,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
             model=_model_label(manifest),
             tuning=(manifest["settings"].get("tuning") or {}).get("name"),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{place}/{MANIFEST} is not a manifest of this version: {error}.",
             todo="Remove that folder of the store and make it again.",

@@ -15,7 +15,8 @@ from pipelines.plan.targets import Target, farthest, has_baseline
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
 from pipelines.settings.sizing import fit_files
-from pipelines.store.store import Store
+from pipelines.store.manifest import MANIFEST, read_manifest
+from pipelines.store.store import Artifact, Store
 
 if TYPE_CHECKING:
     from pipelines.plan.plan import Plan
@@ -63,16 +64,27 @@ def serve(overrides: Sequence[str]) -> int:
     from pipelines.host.screen import ScreenProgress
     from pipelines.serving.foreground import EXAMPLE_PROMPT
     from pipelines.serving.foreground import serve as serve_until_stopped
+    from pipelines.store.leases import in_use
 
     settings = load(overrides)
     folder = settings.serving.repository
     if folder is None:
         *_, outcomes = _run("serve", overrides)
         folder = outcomes[-1].artifact.path
+    else:
+        _refuse_damaged(folder.expanduser().absolute(), Store(settings.paths.store))
     _refuse_unfit(folder)
     bundled = settings.model.bundled and not settings.model.path
     prompt = BUNDLED_PROMPT if bundled else EXAMPLE_PROMPT
-    return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
+    with in_use(folder):
+        return serve_until_stopped(folder, settings.serving, ScreenProgress(), prompt=prompt)
+
+
+def _refuse_damaged(folder: Path, store: Store) -> None:
+    """Refuse a repository, or a copy of one, whose bytes differ from its manifest; without one they are not known."""
+    if (folder / MANIFEST).is_file():
+        store.check(Artifact(folder, read_manifest(folder)))
+        store.hashes.save()
 
 
 def _refuse_unfit(folder: Path) -> None:
@@ -94,7 +106,7 @@ def _refuse_unfit(folder: Path) -> None:
 
 def benchmark(overrides: Sequence[str]) -> int:
     """Benchmark the engine, or a server that is already running."""
-    *_, outcomes = _measured("benchmark", overrides)
+    *_, outcomes = _run("benchmark", overrides)
     return _code(outcomes)
 
 
@@ -102,20 +114,13 @@ def run_all(overrides: Sequence[str]) -> int:
     """Run everything from the model to the report."""
     from pipelines.report.command import write
 
-    plan, store, outcomes = _measured("all", overrides)
+    plan, store, outcomes = _run("all", overrides)
     if (code := _code(outcomes)) != INTERRUPTED:
         variants = [plan.settings.variant]
         if has_baseline(plan.settings, plan.target):
             variants.insert(0, plan.settings.baseline().variant)
         write(plan.settings, store, plan.settings.model.label, variants)
     return code
-
-
-def _measured(target: Target, overrides: Sequence[str]) -> tuple[Plan, Store, list[StepOutcome]]:
-    from pipelines.store.measurements import recover
-
-    recover(Store(load(overrides).paths.store))
-    return _run(target, overrides)
 
 
 def _code(outcomes: Sequence[StepOutcome]) -> int:
@@ -144,6 +149,7 @@ def plan(overrides: Sequence[str]) -> int:
 def stage(overrides: Sequence[str]) -> int:
     """Run one stage of the plan with what it needs, and put a link to its result where it is asked for."""
     from pipelines.run.session import run_target
+    from pipelines.store.space import remember_link
 
     settings = load(overrides)
     name, link = settings.stage.name, settings.stage.link
@@ -159,31 +165,6 @@ def stage(overrides: Sequence[str]) -> int:
     outcomes = run_target(plan, store, overrides)
     if link is not None:
         link_to(outcomes[-1].artifact.path, link)
+        remember_link(store, link)
         say(f"{name}: {link}")
     return 0
-
-
-def verify(overrides: Sequence[str]) -> int:
-    """Read a checkpoint back and check it against the format's rules."""
-    from pipelines.checkpoint.describe import describe, render
-    from pipelines.checkpoint.verify import verify as check
-
-    folder = _checkpoint_folder(overrides)
-    if faults := check(folder):
-        raise UserError.of(faults)
-    sys.stdout.write(f"{folder}\n{render(describe(folder))}\nverified: no faults found\n")
-    return 0
-
-
-def _checkpoint_folder(overrides: Sequence[str]) -> Path:
-    settings = load(overrides)
-    if settings.verify.path is not None:
-        return settings.verify.path.expanduser().absolute()
-    made, _ = _plan_for(settings, "build")
-    step = next(step for step in made.steps if step.node.id == "quantize")
-    if step.artifact is None:
-        raise UserError(
-            f"There is no checkpoint of {step.node.label} yet ({step.why}).",
-            todo="Build it first (`make build` with the same settings), or name one: verify.path=/some/checkpoint",
-        )
-    return step.artifact.path

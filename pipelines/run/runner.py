@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pipelines import __version__
-from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
+from pipelines.host.disk import disk_errors
 from pipelines.host.git import git
-from pipelines.host.screen import say
+from pipelines.host.paths import relative_to_cwd
+from pipelines.host.screen import say, warn
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.plan import Plan, PlannedStep, node_key
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.store import measurements
+from pipelines.store.manifest import MANIFEST, DamagedError
 from pipelines.store.sources import InputSource
 from pipelines.store.store import Artifact, Store
 
 log = logging.getLogger("pipelines")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,25 @@ def run(plan: Plan, store: Store, overrides: Sequence[str], progress: Progress) 
     """Run every step that is not cached, in order.
 
     Raises:
-        UserError: a stage found a fault in its input, or the disk is full or read-only.
+        UserError: a stage found a fault in its input, an input of the user changed, or the disk is full, read-only,
+            failing or gone.
     """
     outcomes: list[StepOutcome] = []
     artifacts: dict[str, Artifact] = {}
-    for step in plan.steps:
-        outcome = _cached(step) or _make(step, artifacts, plan, store, overrides, progress)
-        artifacts[step.node.id] = outcome.artifact
-        outcomes.append(outcome)
+    with store.leases.hold(*(step.artifact.path for step in plan.steps if step.artifact)) as use:
+        for step in plan.steps:
+            outcome = _cached(step) or _make(step, artifacts, plan, store, overrides, progress)
+            use(outcome.artifact.path)
+            artifacts[step.node.id] = outcome.artifact
+            outcomes.append(outcome)
     return outcomes
 
 
 def _cached(step: PlannedStep) -> StepOutcome | None:
-    return StepOutcome(step.node, step.artifact, "cached", 0.0) if step.artifact else None
+    """Take the artifact that the plan found, unless it was removed since: then the stage runs."""
+    if step.artifact is None or not (step.artifact.path / MANIFEST).is_file():
+        return None
+    return StepOutcome(step.node, step.artifact, "cached", 0.0)
 
 
 def _make(
@@ -73,11 +78,16 @@ def _make(
     node = step.node
     paths, digests = {}, {}
     for name, given in node.inputs.items():
-        found = given if isinstance(given, InputSource) else artifacts[given]
+        found: InputSource | Artifact
+        if isinstance(given, InputSource):
+            given.check(store.hashes)
+            found = given
+        else:
+            found = artifacts[given] = _whole(given, artifacts, plan, store, overrides, progress)
         paths[name], digests[name] = found.path, found.digest
     key, parts = node_key(node, digests)
-    with _disk_errors(node, store), store.lock(key, _waiting(node)):
-        if artifact := store.find(node.stage.name, key):  # equal bytes from an earlier stage, or another run made it
+    with disk_errors(f"Stage {node.id}", store.root), store.lock(key, _waiting(node)):
+        if artifact := _find(node, key, store):  # equal bytes from an earlier stage, or another run made it
             return StepOutcome(node, artifact, "cached", 0.0)
         say(f"{node.id}: {node.label}")
         with store.draft(key) as draft:
@@ -101,6 +111,33 @@ def _make(
     return StepOutcome(node, artifact, "made", seconds)
 
 
+def _whole(
+    node_id: str,
+    artifacts: dict[str, Artifact],
+    plan: Plan,
+    store: Store,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> Artifact:
+    """Return an artifact for a stage to read; if it was damaged since the plan was made, it is made again."""
+    try:
+        store.check(artifacts[node_id])
+    except DamagedError:
+        step = next(step for step in plan.steps if step.node.id == node_id)
+        return _make(step, artifacts, plan, store, overrides, progress).artifact
+    return artifacts[node_id]
+
+
+def _find(node: Node, key: str, store: Store) -> Artifact | None:
+    """Look an artifact up while holding its lock; a damaged one is set aside."""
+    try:
+        return store.find(node.stage.name, key)
+    except DamagedError as error:
+        place = relative_to_cwd(store.set_aside(error.folder))
+        warn(f"{relative_to_cwd(error.folder)} is damaged: {error.damage}. It is now {place} and is made again.")
+        return None
+
+
 def _waiting(node: Node) -> Callable[[], None]:
     return lambda: say(f"{node.id}: another run is making {node.label}; waiting for it")
 
@@ -119,33 +156,6 @@ def provenance(plan: Plan, overrides: Sequence[str]) -> dict[str, Any]:
 def git_commit() -> str:
     """Return the project's commit, with "+changes" if the work tree differs; "unknown" outside git."""
     return git(PROJECT_ROOT, "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*") or "unknown"
-
-
-@contextmanager
-def _disk_errors(node: Node, store: Store) -> Iterator[None]:
-    """Turn errors of a full or read-only disk into a UserError, whichever library raised them."""
-    try:
-        yield
-    except Exception as error:
-        place = getattr(error, "filename", None) or store.root
-        if _is(error, DISK_FULL, ("No space left on device", "Disk quota exceeded")):
-            raise UserError(
-                f"Stage {node.id} stopped: the disk of {place} is full.",
-                todo="Free some space and run the same command again; finished stages are kept.",
-            ) from error
-        if _is(error, NO_PERMISSION, ("Read-only file system",)):
-            raise UserError(
-                f"Stage {node.id} stopped: no permission to write {place}.",
-                todo="Give another folder: paths.store=/some/folder",
-            ) from error
-        raise
-
-
-def _is(error: Exception, codes: Sequence[int], texts: Sequence[str]) -> bool:
-    """Return whether the error is this one: by number, or by the text of a native library's own exception."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in codes
-    return any(text in str(error) for text in texts)
 
 
 def _reset_peak_memory() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.domain.errors import UserError
+from pipelines.host.disk import disk_errors
 from pipelines.host.files import write_json
 from pipelines.host.screen import ScreenProgress, say, warn
 from pipelines.plan.plan import Plan
 from pipelines.run import console, runner
+from pipelines.store.measurements import recover
 from pipelines.store.run_folder import run_folder
 from pipelines.store.store import Store
 
@@ -24,21 +27,30 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
     """
     if plan.not_here:
         raise UserError.of(plan.not_here)
-    with run_folder(plan.command, plan.settings, overrides) as folder:
+    with run_folder(plan.command, plan.settings, overrides) as folder, disk_errors("The run", store.root):
         say(f"engine: {plan.choice.engine.name} ({plan.choice.reason})")
         for note in plan.notes:
             say(note)
         for warning in plan.warnings:
             warn(str(warning))
+        recover(store)
         write_json(folder / "plan.json", console.plan_json(plan))
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
         say(console.outcome_table(outcomes))
         if any(outcome.node.id == "evaluate" for outcome in outcomes):
             table = console.accuracy_table(outcomes)
-            write_json(folder / "accuracy.json", table.rows)
             say("\n" + table.text)
+            _save(folder / "accuracy.json", table)
         if (measured := outcomes[-1]).node.stage.measures:
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return outcomes
+
+
+def _save(path: Path, table: console.ResultTable) -> None:
+    """Write a table for programs; it has been shown, and can be had again, so that a full disk is only a warning."""
+    try:
+        write_json(path, table.rows)
+    except OSError as error:
+        warn(f"{path} cannot be written: {error.strerror}. The results themselves are in the store.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -210,6 +211,7 @@ class TritonServer:
             return file.read().decode(errors="replace").splitlines()
 
     def _start(self) -> None:
+        remove_bytecode(self.repository.path)
         located = locate(self.settings)
         refuse_elsewhere(self.repository, from_wheel=located.wheel is not None)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -249,6 +251,7 @@ class TritonServer:
                 if self._answers(lines):
                     self._ready_at = self.log_file.stat().st_size
                     self._running.watch_stubs()
+                    remove_bytecode(self.repository.path)
                     return
                 code = self._running.wait(POLL_S)
                 if code is not None:
@@ -283,6 +286,17 @@ class TritonServer:
         if self._process is not None:
             self._process.kill()
             remove_own(self._shm_prefix)
+            remove_bytecode(self.repository.path)
+
+
+def remove_bytecode(repository: Path) -> None:
+    """Remove what Python wrote beside the models while it loaded them; the repository may be an artifact.
+
+    The interpreter inside Triton's python backend is isolated and ignores PYTHONDONTWRITEBYTECODE. Bytecode that was
+    there before would be run in place of model.py, whatever bytes it has.
+    """
+    for folder in repository.glob("*/*/__pycache__"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _temporary_log() -> Path:

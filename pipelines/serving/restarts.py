@@ -30,7 +30,7 @@ class RestartBudget:
         if self.used >= self.allowed:
             return None
         self.used += 1
-        return min(FIRST_PAUSE_S * 2 ** (self.used - 1), LONGEST_PAUSE_S)
+        return min(FIRST_PAUSE_S * 2.0 ** (self.used - 1), LONGEST_PAUSE_S)
 
     def ready(self) -> None:
         """Note that the server is ready again."""

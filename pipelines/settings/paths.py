@@ -1,9 +1,11 @@
-"""The groups `paths`, `plan`, `stage` and `verify`, and where the project itself is."""
+"""The groups `paths`, `store`, `prune`, `plan`, `stage` and `verify`, and where the project itself is."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from pipelines.settings.base import Group
 
@@ -22,6 +24,26 @@ class PathSettings(Group):
     store: Path
     runs: Path
     trtllm_examples: Path
+
+
+class StoreSettings(Group):
+    """How long the store keeps what it holds.
+
+    Attributes:
+        keep_days: days for which `make prune` keeps an artifact after the last run that used it.
+    """
+
+    keep_days: Annotated[int, Field(ge=0, le=36500)]
+
+
+class PruneSettings(Group):
+    """Settings of the command `prune`.
+
+    Attributes:
+        remove: whether it removes what nothing needs, or only shows it.
+    """
+
+    remove: bool
 
 
 class PlanSettings(Group):
@@ -50,7 +72,8 @@ class VerifySettings(Group):
     """Settings of the command `verify`.
 
     Attributes:
-        path: folder of a TensorRT-LLM checkpoint; null is the one of this configuration.
+        path: folder of an artifact or of a TensorRT-LLM checkpoint; null is the checkpoint of this configuration, or
+            with no other setting the whole store.
     """
 
     path: Path | None

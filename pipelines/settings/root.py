@@ -18,7 +18,14 @@ from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.nightly import NightlySettings
-from pipelines.settings.paths import PathSettings, PlanSettings, StageSettings, VerifySettings
+from pipelines.settings.paths import (
+    PathSettings,
+    PlanSettings,
+    PruneSettings,
+    StageSettings,
+    StoreSettings,
+    VerifySettings,
+)
 from pipelines.settings.report import ReportSettings
 from pipelines.settings.serving import ServingSettings
 from pipelines.settings.simulator import SimulatorSettings
@@ -56,6 +63,8 @@ class Settings(Group):
     nightly: NightlySettings
     sizing: SizingSettings
     paths: PathSettings
+    store: StoreSettings
+    prune: PruneSettings
     plan: PlanSettings
     stage: StageSettings
     verify: VerifySettings

@@ -137,6 +137,8 @@ def calibration_identity(calibration: CalibrationSettings) -> dict[str, Any]:
     """Return the settings that determine which tokens are seen; the text itself is an input with its own digest."""
     chosen = calibration.model_dump(include={"size", "seq_len", "batch_size", "seed"})
     where = {"hub": {"split", "column"}, "local": {"column"}, "bundled": set()}[calibration.source]
+    if calibration.source == "local" and calibration.path is not None:
+        chosen["file_type"] = calibration.path.suffix  # decides how a file is read, and a file's digest leaves it out
     return chosen | calibration.model_dump(include=where)
 
 

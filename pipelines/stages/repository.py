@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines import __version__
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
@@ -69,6 +70,7 @@ class WriteRepository:
             **({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens}),
             **({"lora_tasks": list(self.lora_tasks)} if self.lora_tasks else {}),
             **({} if self.images is None else {"images": asdict(self.images)}),
+            "pipelines_version": __version__,
             "sources": {
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
@@ -101,7 +103,6 @@ class WriteRepository:
                 options=self._options,
             ),
             settings=self.triton,
-            made_from={"engine": str(inputs["engine"].name), "tokenizer": str(inputs["model"].name)},
             draft_dir=inputs.get("draft_engine"),
             vision_dir=inputs.get("vision_engine"),
             adapters={task: inputs[f"lora.{task}"] for task in self.lora_tasks},

@@ -10,8 +10,9 @@ from typing import Any
 from pipelines.checkpoint.tensors import TensorInfo, read_header
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import UserError
+from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
 from pipelines.store.sources import InputSource, files_source
-from pipelines.store.store import HashCache
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -29,6 +30,7 @@ def adapter_source(folder: Path, hashes: HashCache, key: str) -> tuple[InputSour
     Raises:
         UserError: the folder was not written by peft, or its weights are pickled; the message says what is missing.
     """
+    check_links(folder.expanduser(), key)
     source = files_source(folder, hashes, key)
     config = _config(source.path, key)
     if not (source.path / WEIGHTS).is_file():

@@ -1,7 +1,8 @@
-"""Keep interrupted measurements: a finished level survives a crash and `kill -9`.
+"""Keep interrupted measurements, and reclaim what killed runs left: a finished level survives a crash and `kill -9`.
 
 While a stage measures, its draft contains `.pending.json`, the manifest as far as it is known. A run that fails turns
-the draft into an artifact marked incomplete; a killed run leaves the draft behind, and the next run converts it.
+the draft into an artifact marked incomplete. A killed run leaves the draft behind; the next run, of any command, keeps
+what was measured and removes the rest, and the drafts of other stages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
-from pipelines.store.store import Artifact, Json, Store
+from pipelines.store.manifest import Json
+from pipelines.store.store import Artifact, Store
 
 PENDING = ".pending.json"
 
@@ -35,14 +37,16 @@ def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
 
 
 def recover(store: Store) -> list[Artifact]:
-    """Keep what killed runs had measured, without touching runs still in progress."""
+    """Reclaim the drafts of killed runs, and keep what they had measured; runs still in progress are left alone."""
     found = []
-    for pending in (store.root / ".drafts").glob(f"*/{PENDING}"):
-        with store.try_lock(pending.parent.name) as free:
-            if free and (artifact := _keep(pending.parent, store, "the run was killed")):
+    with suppress(OSError):  # a full or read-only disk: what was measured stays where it is until the next run
+        for draft in store.abandoned_drafts():
+            if artifact := _keep(draft, store, "the run was killed"):
                 found.append(artifact)
-            if free:
-                shutil.rmtree(pending.parent, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
+        for lease in store.leases.all():
+            if not lease.alive:
+                lease.path.unlink(missing_ok=True)
     return found
 
 

@@ -6,15 +6,16 @@ import itertools
 import json
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from pipelines.domain.errors import UserError
 from pipelines.host.paths import relative_to_cwd
-from pipelines.host.screen import say
+from pipelines.host.screen import complain, say
 from pipelines.settings.root import Settings
 
 
@@ -35,7 +36,7 @@ def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Itera
             f"paths.runs='{settings.paths.runs}' cannot be written: {error.strerror}.",
             todo="Give another folder: paths.runs=/some/folder",
         ) from None
-    handler = logging.FileHandler(folder / "run.log")
+    handler = _Log(folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -52,6 +53,27 @@ def run_folder(name: str, settings: Settings, overrides: Sequence[str]) -> Itera
     finally:
         root.removeHandler(handler)
         handler.close()
+
+
+class _Log(logging.FileHandler):
+    """A run's log. A disk that is full or gone costs lines of it, said once, and never the run."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say once that lines are lost; logging itself would print a traceback for each."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            place = relative_to_cwd(Path(self.baseFilename))
+            complain(f"{place} cannot be written ({error.strerror}); it lacks lines.", "warning")
+
+    def close(self) -> None:
+        """Close the file, and lose the lines that the disk does not take."""
+        with suppress(OSError):
+            super().close()
 
 
 def _new_folder(parent: Path, name: str) -> Path:

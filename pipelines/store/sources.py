@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO
 from pipelines.domain.model_shape import ModelShape
-from pipelines.store.store import HashCache, content_digest
+from pipelines.store.hash_cache import HashCache
+from pipelines.store.links import check_links
+from pipelines.store.store import content_digest
 
 MODEL_PATTERNS = (
     "config.json",
@@ -37,10 +40,26 @@ class InputSource:
     Attributes:
         path: path of the folder or file.
         digest: digest of its content.
+        files: the files that count.
+        key: setting that names it.
     """
 
     path: Path
     digest: str
+    files: tuple[Path, ...] = ()
+    key: str = ""
+
+    def check(self, hashes: HashCache) -> None:
+        """Check that the files are still those whose digest went into the keys.
+
+        Raises:
+            UserError: a file has changed since, or cannot be read any more.
+        """
+        if self.files and _digest(self.path, self.files, hashes, self.key) != self.digest:
+            raise UserError(
+                f"{self.key}='{self.path}' changed while this ran.",
+                todo="Run the same command again when nothing writes to it any more; finished stages are kept.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +127,15 @@ def model_source(
     Raises:
         UserError: the folder is not a model, or a file cannot be read; the message says what is missing.
     """
+    if (folder / "config.json").exists():
+        check_links(folder, key)
     config = model_config(folder, key)
     if weights:
         _check_weights(folder, key)
     shape = ModelShape.from_hf_config(config, str(folder / "config.json"))
     meant = _is_meant if weights else Path.is_file
     files = sorted({path for pattern in MODEL_PATTERNS for path in folder.glob(pattern) if meant(path)})
-    return InputSource(folder, _digest(folder, files, hashes, key)), shape
+    return _source(folder, files, hashes, key), shape
 
 
 def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
@@ -246,13 +267,13 @@ def files_source(path: Path, hashes: HashCache, key: str) -> InputSource:
     """
     path = path.expanduser().absolute()
     if path.is_file():
-        return InputSource(path, _digest(path, [path], hashes, key))
+        return _source(path, [path], hashes, key)
     if not path.is_dir():
         raise UserError(f"{key}='{path}' does not exist.", todo="Give a file or a folder.")
     files = sorted(p for p in path.rglob("*") if _is_meant(p) and not p.name.startswith("."))
     if not files:
         raise UserError(f"{key}='{path}' is an empty folder.")
-    return InputSource(path, _digest(path, files, hashes, key))
+    return _source(path, files, hashes, key)
 
 
 def _is_meant(path: Path) -> bool:
@@ -260,7 +281,12 @@ def _is_meant(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-def _digest(root: Path, files: list[Path], hashes: HashCache, key: str) -> str:
+def _source(root: Path, files: Sequence[Path], hashes: HashCache, key: str) -> InputSource:
+    hashes.prime(files)
+    return InputSource(root, _digest(root, files, hashes, key), tuple(files), key)
+
+
+def _digest(root: Path, files: Sequence[Path], hashes: HashCache, key: str) -> str:
     """Return the digest of a folder's files and their relative names, or of a single file regardless of its name.
 
     Raises:

@@ -8,25 +8,29 @@ rename, with the manifest inside, so a folder in its place is always complete, w
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from secrets import token_hex
+from typing import TYPE_CHECKING
 
-from pipelines.domain.errors import UserError
-from pipelines.host.files import HOST, sync, write_json
-from pipelines.host.hashing import sha256_file
+from pipelines.host.files import sync, write_json
+from pipelines.store.hash_cache import HashCache
+from pipelines.store.leases import LEASES, Leases
+from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, read_manifest, sealed
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
-MANIFEST = "manifest.json"
 KEY_LENGTH = 16
-Json = dict[str, Any]
+SET_ASIDE = ".set_aside"
+"""Folder of the store for damaged artifacts; nothing reads it."""
+_NAMED = re.compile(rf".-[0-9a-f]{{{KEY_LENGTH}}}$")
 
 
 def canonical(value: object) -> str:
@@ -42,36 +46,6 @@ def fingerprint(value: object) -> str:
 def content_digest(files: Mapping[str, str]) -> str:
     """Return one digest for a folder, from its files' relative names and SHA-256."""
     return fingerprint(sorted(files.items()))
-
-
-class HashCache:
-    """Cache of SHA-256 hashes of files, valid while a file's size, mtime and inode stay the same."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, list[Any]] = {}
-        self._dirty = False
-        if path.is_file():
-            try:
-                self._known = json.loads(path.read_text())
-            except ValueError:
-                self._known = {}  # losing the cache only costs time
-
-    def sha256(self, path: Path) -> str:
-        """Return the SHA-256 of a file, 64 hex digits; reads the file only if its stat is new."""
-        stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        known = self._known.get(str(path))
-        if known is None or known[:3] != stamp:
-            self._known[str(path)] = known = [*stamp, sha256_file(path)]
-            self._dirty = True
-        return str(known[3])
-
-    def save(self) -> None:
-        """Write new hashes to disk; a store that cannot be written is not an error here."""
-        if self._dirty and self._path.parent.is_dir() and os.access(self._path.parent, os.W_OK):
-            write_json(self._path, self._known)
-            self._dirty = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,39 +77,55 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.hashes = HashCache(self.root / ".hashes.json")
+        self.leases = Leases(self.root / LEASES)
 
     def find(self, stage: str, key: str) -> Artifact | None:
         """Return the finished artifact of a key, or None.
 
         Raises:
-            UserError: the artifact exists, but one of its files differs from the manifest.
+            DamagedError: the artifact exists, but differs from what was written.
         """
         for folder in _folders(self.root / stage):
             if folder.name.endswith(f"-{key[:KEY_LENGTH]}"):
-                manifest = _read_manifest(folder)
-                if manifest is not None and manifest["key"] == key:
-                    self._check(folder, manifest)
-                    return Artifact(folder, manifest)
+                manifest = read_manifest(folder)
+                if manifest["key"] == key:
+                    artifact = Artifact(folder, manifest)
+                    self.check(artifact)
+                    return artifact
         return None
 
-    def history(self, stage: str) -> list[Json]:
-        """Return the manifests of all artifacts of a stage, newest first."""
-        found = [_read_manifest(folder) for folder in _folders(self.root / stage)]
-        return sorted((m for m in found if m), key=lambda m: str(m["created"]), reverse=True)
+    def check(self, artifact: Artifact) -> None:
+        """Compare the bytes of an artifact with its manifest; files whose hash is known are not read again.
 
-    def _check(self, folder: Path, manifest: Json) -> None:
-        for name, entry in manifest["files"].items():
-            path = folder / name
-            try:
-                stat = path.stat()
-            except OSError:
-                raise _changed(folder, name, "is missing") from None
-            if stat.st_size != entry["size"]:
-                raise _changed(folder, name, f"has {stat.st_size} bytes instead of {entry['size']}")
-            if stat.st_mtime_ns != entry["mtime_ns"]:
-                found = self.hashes.sha256(path)
-                if found != entry["sha256"]:
-                    raise _changed(folder, name, f"has SHA-256 {found[:12]} instead of {entry['sha256'][:12]}")
+        Raises:
+            DamagedError: a file is missing or has other bytes.
+        """
+        self.hashes.prime([artifact.path / name for name in artifact.manifest["files"]])
+        # the second reading is for the case that only the first went wrong
+        check_files(artifact.path, artifact.manifest, self.hashes.sha256, self.hashes.from_disk)
+
+    def set_aside(self, folder: Path) -> Path:
+        """Move a damaged artifact to where nothing finds it, and return the place; call it while holding its lock."""
+        parent = self.root / SET_ASIDE / folder.parent.name
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            place = parent / (f"{folder.name}.{number}" if number else folder.name)
+            if not place.exists():
+                return folder.rename(place)
+        raise AssertionError("unreachable: the count has no end")
+
+    def folders(self) -> list[Path]:
+        """Return every folder that is named like an artifact, whatever is in it."""
+        stages = [path for path in _folders(self.root) if not path.name.startswith(".")]
+        return sorted(path for stage in stages for path in _folders(stage) if _NAMED.search(path.name))
+
+    def history(self, stage: str) -> list[Json]:
+        """Return the manifests of all artifacts of a stage, newest first, without damaged ones."""
+        found = []
+        for folder in _folders(self.root / stage):
+            with suppress(DamagedError):
+                found.append(read_manifest(folder))
+        return sorted(found, key=lambda m: str(m["created"]), reverse=True)
 
     @contextmanager
     def lock(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
@@ -185,16 +175,29 @@ class Store:
     def draft(self, key: str) -> Iterator[Path]:
         """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
 
-        Each host has its own folder: if the locks of a shared file system only work within one host, two hosts may
-        make the same artifact at once, and must not write into the same folder.
+        No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
+        make the same artifact at once. Each draft has a lease of the same name, by which others see that it is alive.
         """
-        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{HOST}"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-        folder.mkdir(parents=True)
+        folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
+        lease = self.leases.take(folder.name)
         try:
+            folder.mkdir(parents=True)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # it must not hide why the draft failed
+                lease.end()
+
+    def abandoned_drafts(self) -> Iterator[Path]:
+        """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
+        for folder in _folders(self.root / ".drafts"):
+            if (lease := self.leases.find(folder.name)) is not None:
+                if not lease.alive:
+                    yield folder
+            else:  # made by a version without leases: the key's lock says whether it still runs
+                with self.try_lock(folder.name) as free:
+                    if free:
+                        yield folder
 
     def commit(self, draft: Path, manifest: Json, label: str) -> Artifact:
         """Turn a draft into an artifact: hash its files, write the manifest last, rename once.
@@ -202,19 +205,15 @@ class Store:
         Returns:
             the artifact, or that of another host if it finished first (see `draft`).
         """
-        files: dict[str, Json] = {}
-        for path in sorted(p for p in draft.rglob("*") if p.is_file()):
-            stat = path.stat()
-            files[path.relative_to(draft).as_posix()] = {
-                "size": stat.st_size,
-                "mtime_ns": stat.st_mtime_ns,
-                "sha256": sha256_file(path),
-            }
-        digest = content_digest({name: entry["sha256"] for name, entry in files.items()})
-        manifest = {**manifest, "files": files, "digest": digest}
-        for path in draft.rglob("*"):
-            if path.is_file():
-                sync(path)
+        paths = sorted(p for p in draft.rglob("*") if p.is_file())
+        for path in paths:
+            sync(path)
+        files = {
+            path.relative_to(draft).as_posix(): {"size": path.stat().st_size, "sha256": self.hashes.sha256(path)}
+            for path in paths
+        }
+        digest = content_digest({name: str(entry["sha256"]) for name, entry in files.items()})
+        manifest = sealed({**manifest, "files": files, "digest": digest})
         write_json(draft / MANIFEST, manifest)
         target = self.root / manifest["stage"] / f"{label}-{manifest['key'][:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,22 +229,3 @@ class Store:
 
 def _folders(parent: Path) -> list[Path]:
     return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-
-
-def _read_manifest(folder: Path) -> Json | None:
-    path = folder / MANIFEST
-    if not path.is_file():
-        return None
-    try:
-        manifest: Json = json.loads(path.read_text())
-    except ValueError:
-        raise _changed(folder, MANIFEST, "is not readable JSON") from None
-    return manifest
-
-
-def _changed(folder: Path, name: str, how: str) -> UserError:
-    return UserError(
-        f"{folder} was changed after it was made: {name} {how}.",
-        todo="Put the file back, or remove the folder to make it again:",
-        command=("rm", "-r", str(folder)),
-    )

@@ -81,8 +81,11 @@ class SweepCell:
         write_json(self.file(folder), asdict(self))
 
     def fresh(self, folder: Path) -> SweepCell:
-        """Read the cell's current state."""
-        return read(self.file(folder))
+        """Read the cell's current state; it failed if its file was removed (`make clean` while it ran)."""
+        try:
+            return read(self.file(folder))
+        except FileNotFoundError:
+            return self.failed(f"{self.file(folder)} was removed while it ran; what it made is in the store")
 
 
 def cells_of(target: Target, combinations: Sequence[Sequence[str]]) -> list[SweepCell]:

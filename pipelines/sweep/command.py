@@ -28,8 +28,8 @@ def sweep(overrides: Sequence[str]) -> int:
     folder, cells = run_cells("evaluate", overrides)
     good = [cell for cell in cells if cell.state == "done"]
     table = comparison([(cell.baseline, cell.after) for cell in good])
-    write_json(folder / "accuracy.json", table.rows)
     say("\n" + table.text if good else "\nNo cell finished.")
+    write_json(folder / "accuracy.json", table.rows)
     return _close(folder, cells)
 
 

@@ -41,7 +41,11 @@ class RunCell:
         """Run the cell of this job to the end."""
         from hydra.core.hydra_config import HydraConfig
 
-        cell = read(self.files[HydraConfig.get().job.num])
+        file = self.files[HydraConfig.get().job.num]
+        if not file.is_file():
+            say(f"{file} was removed, so its cell does not run")
+            return
+        cell = read(file)
         if self.shown:
             say(f"\n[{cell.number}] {cell.words}")
         code = self._run(cell)

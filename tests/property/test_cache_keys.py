@@ -123,6 +123,8 @@ MUST_RERUN = {
     "paths.store": (Path("/store"), NOTHING),
     "paths.runs": (Path("/runs"), NOTHING),
     "paths.trtllm_examples": (Path("/examples"), NOTHING),  # scripts are run for TensorRT engines only
+    "store.keep_days": (7, NOTHING),
+    "prune.remove": (True, NOTHING),
     "verify.path": (Path("/checkpoint"), NOTHING),
     "doctor.format": ("json", NOTHING),
     "doctor.timeout_s": (0.5, NOTHING),

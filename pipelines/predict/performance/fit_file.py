@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError
+from pipelines.domain.typed import check_types
 from pipelines.host.files import write_json
 from pipelines.predict.performance.fit import GPU_KNOBS, FitResult, FittedLevel, moved
 from pipelines.predict.performance.measured import Measured
@@ -147,6 +148,9 @@ def load_fit(path: Path) -> FittedModel:
         deployment = ModelledDeployment(**{**inner, "engine": engine, "cost": cost})
         lists = {name: tuple(data[name]) for name in ("at_bound", "undecided", "levels")}
         intervals = {name: (low, high) for name, (low, high) in data["intervals"].items()}
+        check_types(engine, "deployment.engine")
+        if wrong := [name for name, value in asdict(cost).items() if not isinstance(value, int | float)]:
+            raise TypeError(f"deployment.cost.{wrong[0]}={inner['cost'][wrong[0]]!r} is not a number")
         return FittedModel(**{**data, **lists, "intervals": intervals, "deployment": deployment})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UserError(f"sizing.fit={path} is not a fit of `make calibrate`: {error}.") from None

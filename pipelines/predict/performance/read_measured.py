@@ -16,6 +16,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Le
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
+from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served
 from pipelines.predict.performance.measured_guidellm import guidellm, is_guidellm
 from pipelines.predict.performance.measured_llm_d import inference_perf, is_inference_perf, is_llm_d, llm_d
@@ -28,6 +29,7 @@ from pipelines.predict.performance.measured_tools import (
     trtllm_bench,
 )
 from pipelines.predict.performance.measured_vllm import is_sglang, is_vllm, sglang, vllm
+from pipelines.store.manifest import MANIFEST, DamagedError, check_files, read_manifest
 
 Reader = Callable[[Any, str], Measured]
 READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
@@ -87,6 +89,8 @@ def _read(path: Path) -> list[Measured]:
         text = path.read_text()
     except OSError as error:
         raise UserError(f"sizing.measured={path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise UserError(f"sizing.measured={path} is not text.", allowed=f"Supported: {KINDS}.") from None
     return [_result(data, path) for data in _parsed(text, path)]
 
 
@@ -111,6 +115,7 @@ def _parsed(text: str, path: Path) -> list[Any]:
 def _result(data: Any, path: Path) -> Measured:
     if isinstance(data, dict):
         if "schema" in data and "levels" in data:
+            _refuse_altered(path)
             return _ours(BenchmarkResult.from_json(data, str(path)), path)
         for known, reader in READERS:
             if known(data):
@@ -118,6 +123,25 @@ def _result(data: Any, path: Path) -> Measured:
     raise UserError(
         f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
     )
+
+
+def _refuse_altered(path: Path) -> None:
+    """Compare a result in its artifact, and the request files beside it, with the artifact's manifest.
+
+    Raises:
+        DamagedError: one of them was changed after it was measured.
+    """
+    folder = path.parent
+    if path.name != RESULT or not (folder / MANIFEST).is_file():
+        return  # a copy of the file alone
+    try:
+        manifest = read_manifest(folder)
+    except DamagedError as error:
+        if error.older:
+            return
+        raise
+    files = {name: entry for name, entry in manifest["files"].items() if (folder / name).is_file()}
+    check_files(folder, {**manifest, "files": files}, sha256_file)
 
 
 def joined(parts: list[Measured]) -> Measured:

@@ -82,6 +82,12 @@ def own_server(tmp_path: Path) -> Iterator[TritonServer]:
         yield found
 
 
+def test_python_models_write_no_bytecode_into_the_repository(own_server: TritonServer) -> None:
+    """It may be an artifact of the store, whose bytes must stay as they were made."""
+    assert generate(own_server, "a b", 3) == " a b a"
+    assert list(own_server.repository.path.rglob("__pycache__")) == []
+
+
 def test_all_three_services_answer_on_loopback(echo_server: TritonServer) -> None:
     """HTTP generates, gRPC listens, metrics are Prometheus'; none of the ports is reachable from outside."""
     assert generate(echo_server, "a b", 3) == " a b a"

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,3 +184,26 @@ def test_history_is_newest_first(store):
     time.sleep(1.1)  # manifests are stamped in seconds
     execute(store, Write("one", text="b"))
     assert [json.dumps(m["made_from"]["settings"]) for m in store.history("one")] == ['{"text": "b"}', '{"text": "a"}']
+
+
+def test_an_artifact_that_was_removed_after_planning_is_made_again(store):
+    """By `make prune` in another terminal, for example."""
+    execute(store, Write("one"), Write("two"))
+    made = plan_of(store, Write("one"), Write("two"))
+    shutil.rmtree(made.steps[0].artifact.path)
+    assert [o.state for o in run(made, store, [], SilentProgress())] == ["made", "cached"]
+
+
+def test_what_a_run_reads_is_in_use_until_it_ends(store):
+    seen = []
+
+    class Looks(Write):
+        def run(self, inputs, out_dir, progress):
+            seen.extend(lease.uses for lease in store.leases.all() if lease.alive and lease.uses)
+            return super().run(inputs, out_dir, progress)
+
+    execute(store, Write("one"))
+    cached = plan_of(store, Write("one")).steps[0].artifact.path
+    execute(store, Write("one"), Looks("two"))
+    assert seen == [{cached.name}]
+    assert store.leases.all() == []

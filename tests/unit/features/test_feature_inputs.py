@@ -16,8 +16,9 @@ from pipelines.run.gpu_commands import gpu_commands
 from pipelines.settings.compose import load
 from pipelines.settings.model import BUNDLED
 from pipelines.store.adapters import adapter_source
+from pipelines.store.hash_cache import HashCache
 from pipelines.store.sources import files_source, model_source
-from pipelines.store.store import HashCache, Store
+from pipelines.store.store import Store
 from tests.unit.core.test_plan import MACHINE
 
 GEMMA, LLAMA = BUNDLED / "models" / "tiny_gemma", BUNDLED / "models" / "tiny_llama"

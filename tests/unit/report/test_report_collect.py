@@ -10,6 +10,7 @@ from pipelines.document.markdown import render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
+from pipelines.store.manifest import sealed
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format, commit, evaluation, full_store
 
@@ -136,7 +137,7 @@ def test_a_manifest_of_another_version_is_refused(tmp_path):
     (path,) = tmp_path.glob("build/*/manifest.json")
     manifest = json.loads(path.read_text())
     del manifest["made_from"]
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     with pytest.raises(UserError, match=r"build/synthetic-fp8.*not a manifest of this version: 'made_from'"):
         collect(store)
 

@@ -1,5 +1,6 @@
 """What the sections of a report say: the protocol in sentences, and the commands that repeat the results."""
 
+import json
 import shlex
 
 import pytest
@@ -8,6 +9,7 @@ from pipelines.document.blocks import Code, Fold, Terms
 from pipelines.report.collect import collect
 from pipelines.report.protocol import protocol_text, workload_text
 from pipelines.report.sections import document
+from pipelines.store.manifest import sealed
 from pipelines.store.store import Store
 from tests.support.report_store import add_benchmark, add_format
 
@@ -87,7 +89,8 @@ def test_all_repeats_an_evaluation_with_the_same_questions(tmp_path, monkeypatch
         path = made.path / "manifest.json"
         words = ["evaluate", "experiment=mine", word] if stage == "evaluate" else ["all", "experiment=mine"]
         old = f"python -m pipelines {stage} quant=fp8"
-        path.write_text(path.read_text().replace(old, shlex.join(["python", "-m", "pipelines", *words])))
+        altered = path.read_text().replace(old, shlex.join(["python", "-m", "pipelines", *words]))
+        path.write_text(json.dumps(sealed(json.loads(altered))))
         return made
 
     monkeypatch.setattr(report_store, "commit", commit)

@@ -83,14 +83,29 @@ def ranks(count):
     return [f"engine/rank{rank}.engine" for rank in range(count)]
 
 
-def test_engine_and_tokenizer_are_hard_links(tmp_path):
+def test_the_engine_is_a_hard_link(tmp_path):
     repo, _ = make(tmp_path)
-    for place, source in (
-        ("tensorrt_llm/1/engine/openvino_model.bin", "engine/openvino_model.bin"),
-        ("preprocessing/1/tokenizer/tokenizer.json", "model/tokenizer.json"),
-    ):
-        assert (repo / place).samefile(tmp_path / source)
-        assert not (repo / place).is_symlink()
+    place = repo / "tensorrt_llm/1/engine/openvino_model.bin"
+    assert place.samefile(tmp_path / "engine/openvino_model.bin")
+    assert not place.is_symlink()
+
+
+def test_a_tokenizer_that_is_edited_in_place_does_not_change_the_repository(tmp_path):
+    repo, _ = make(tmp_path)
+    place, source = repo / "preprocessing/1/tokenizer/tokenizer.json", tmp_path / "model/tokenizer.json"
+    whole = source.read_text()
+    source.write_text("edited")
+    assert place.read_text() == whole
+    assert not place.is_symlink()
+
+
+def test_the_bytes_do_not_depend_on_where_things_are(tmp_path):
+    """Equal keys, equal bytes: the key holds the content of the inputs, not their places."""
+    first, _ = make(tmp_path / "here")
+    second, _ = make(tmp_path / "elsewhere" / "deeper")
+    files = [sorted(path.relative_to(repo) for path in repo.rglob("*") if path.is_file()) for repo in (first, second)]
+    assert files[0] == files[1]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files[0])
 
 
 def test_a_symbolic_link_of_a_cache_becomes_a_file(tmp_path):

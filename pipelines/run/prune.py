@@ -1,0 +1,81 @@
+"""The command `prune`: what the store costs, why each artifact is kept, and the removal of what nothing needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pipelines.document.show import count
+from pipelines.domain.units import DAY, show_bytes
+from pipelines.host.disk import disk_errors
+from pipelines.host.paths import relative_to_cwd
+from pipelines.host.screen import say
+from pipelines.host.text import table, wrapped
+from pipelines.settings.compose import load
+from pipelines.store.measurements import recover
+from pipelines.store.space import Holding, Space, freed, remove, survey
+from pipelines.store.store import Store
+
+
+def prune(overrides: Sequence[str]) -> int:
+    """Show what each artifact costs and what nothing needs; remove it if prune.remove=true."""
+    settings = load(overrides)
+    store = Store(settings.paths.store)
+    with disk_errors("`prune`", store.root):
+        space = survey(store, settings.store.keep_days)
+        say(f"store: {relative_to_cwd(store.root)}")
+        if not space.artifacts and not space.drafts:
+            say("It is empty.")
+            return 0
+        say("\n" + "\n".join(_rows(space)) + "\n")
+        if settings.prune.remove:
+            _remove(store, space)
+        else:
+            _offer(space)
+    return 0
+
+
+def _rows(space: Space) -> list[str]:
+    rows = [("artifact", "size", "last used", "kept because")]
+    rows += [(_name(each), show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
+    rows += [
+        (_name(each), show_bytes(each.bytes), _ago(each.used), "- (draft of a killed run)") for each in space.drafts
+    ]
+    return table(rows, words=(3,))
+
+
+def _name(holding: Holding) -> str:
+    return f"{holding.path.parent.name}/{holding.path.name}"
+
+
+def _ago(used: float) -> str:
+    days = int((time.time() - used) / DAY)
+    return f"{count(days, 'day')} ago" if days > 0 else "today"
+
+
+def _offer(space: Space) -> None:
+    """Say what could be removed, and how."""
+    total = freed((*space.artifacts, *space.drafts))
+    unneeded = (*space.unneeded, *space.drafts)
+    if not unneeded:
+        say(f"All {show_bytes(total)} are needed; nothing would be removed.")
+        return
+    say(
+        wrapped(
+            f"Nothing needs {len(unneeded)} of {count(len(space.artifacts) + len(space.drafts), 'folder')}. Removing "
+            f"them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others share stay). Nothing "
+            "was removed; the same command with prune.remove=true removes them.",
+            0,
+        )
+    )
+
+
+def _remove(store: Store, space: Space) -> None:
+    """Remove what nothing needs, and say what came back."""
+    recover(store)
+    gone = remove(store, space.unneeded)
+    for each in space.unneeded:
+        if each not in gone:
+            say(f"kept {_name(each)}: a run has begun to use it")
+    removed = (*gone, *space.drafts)
+    say(f"Removed {count(len(removed), 'folder')}: {show_bytes(freed(removed))} came back.")

@@ -1,0 +1,98 @@
+"""The command `verify`: read artifacts back, byte by byte, and check checkpoints against their format's rules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from pipelines.document.show import count
+from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.progress import Advance
+from pipelines.domain.units import show_bytes
+from pipelines.host.machine import gather
+from pipelines.host.screen import ScreenProgress, warn
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import load
+from pipelines.settings.root import Settings
+from pipelines.store.manifest import MANIFEST, Json, check_files, read_manifest, unlisted_files
+from pipelines.store.store import Store
+
+
+def verify(overrides: Sequence[str]) -> int:
+    """Check one folder, the checkpoint of a configuration, or without either the whole store."""
+    settings = load(overrides)
+    store = Store(settings.paths.store)
+    if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
+        folders = store.folders()
+        text = _checked(folders, store) if folders else "it holds no artifact"
+        sys.stdout.write(f"{store.root}: {text}\nverified: no faults found\n")
+        return 0
+    folder = _folder(settings, store)
+    sys.stdout.write(f"{folder}\n")
+    has_manifest = (folder / MANIFEST).is_file()
+    if has_manifest:
+        sys.stdout.write(f"{_checked([folder], store)}\n")
+    if not has_manifest or (folder / "rank0.safetensors").is_file():
+        sys.stdout.write(f"{_checkpoint(folder)}\n")
+    sys.stdout.write("verified: no faults found\n")
+    return 0
+
+
+def _checked(folders: Sequence[Path], store: Store) -> str:
+    """Read every byte of artifacts from the disk, and say how many there were.
+
+    Raises:
+        UserError: names each artifact that differs from its manifest, and the command that makes it again.
+    """
+    faults: list[Fault] = []
+    manifests: dict[Path, Json] = {}
+    for folder in folders:
+        with collecting(faults):
+            manifests[folder] = read_manifest(folder)
+    entries = [entry for manifest in manifests.values() for entry in manifest["files"].values()]
+    total = sum(int(entry["size"]) for entry in entries)
+    with ScreenProgress().task("verifying", total, "bytes") as advance:
+        for folder, manifest in manifests.items():
+            with collecting(faults):
+                _check(folder, manifest, store, advance)
+    store.hashes.save()
+    if faults:
+        raise UserError.of(faults)
+    artifacts = f"{count(len(folders), 'artifact')}, " if len(folders) > 1 else ""
+    return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
+
+
+def _check(folder: Path, manifest: Json, store: Store, advance: Advance) -> None:
+    if added := unlisted_files(folder, manifest):
+        named = f"{', '.join(added[:3])}{', ...' if len(added) > 3 else ''}"
+        warn(f"{folder} has {count(len(added), 'file')} that its manifest does not list: {named}.")
+    check_files(folder, manifest, partial(store.hashes.from_disk, advance=advance))
+
+
+def _checkpoint(folder: Path) -> str:
+    """Check a checkpoint against the rules of its format, and describe it.
+
+    Raises:
+        UserError: it breaks a rule.
+    """
+    from pipelines.checkpoint.describe import describe, render
+    from pipelines.checkpoint.verify import verify as check
+
+    if faults := check(folder):
+        raise UserError.of(faults)
+    return render(describe(folder))
+
+
+def _folder(settings: Settings, store: Store) -> Path:
+    if settings.verify.path is not None:
+        return settings.verify.path.expanduser().absolute()
+    made = make_plan(settings, "build", store, gather())
+    step = next(step for step in made.steps if step.node.id == "quantize")
+    if step.artifact is None:
+        raise UserError(
+            f"There is no checkpoint of {step.node.label} yet ({step.why}).",
+            todo="Build it first (`make build` with the same settings), or name one: verify.path=/some/checkpoint",
+        )
+    return step.artifact.path

@@ -1,0 +1,133 @@
+"""The manifest of an artifact: what it was made from, the SHA-256 of every file, and a checksum of the manifest itself.
+
+An artifact whose bytes differ from its manifest is damaged, whether somebody edited it or the disk lost it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+
+MANIFEST = "manifest.json"
+CHECKSUM = "checksum"
+Json = dict[str, Any]
+
+
+class DamagedError(UserError):
+    """An artifact differs from what was written.
+
+    Attributes:
+        folder: of the artifact.
+        damage: the first difference, e.g. "config.json is missing".
+        older: whether its manifest has no checksum because an older version wrote it.
+    """
+
+    def __init__(self, folder: Path, damage: str, manifest: object = None) -> None:
+        """Name the artifact, and the command that makes it again as far as its manifest can be read."""
+        self.folder, self.damage = folder, damage
+        self.older = isinstance(manifest, dict) and CHECKSUM not in manifest
+        todo = "Put the file back, or remove the folder to make it again:"
+        command: tuple[str, ...] = ("rm", "-r", str(folder))
+        if repeat := _repeat(manifest):
+            if _is_measured(manifest):
+                todo = f"Put the file back, or remove the folder and measure again ({shlex.join(repeat)}):"
+            else:
+                todo, command = "Put the file back, or make it again:", repeat
+        super().__init__(f"{folder} was changed after it was made: {damage}.", todo=todo, command=command)
+
+
+def sealed(value: Mapping[str, Any]) -> Json:
+    """Return a JSON object with a checksum of its other keys, as it will be read back."""
+    plain: Json = json.loads(json.dumps({key: each for key, each in value.items() if key != CHECKSUM}))
+    return {**plain, CHECKSUM: _checksum(plain)}
+
+
+def seal_is_right(value: object) -> bool:
+    """Return whether a JSON object is as `sealed` returned it."""
+    return isinstance(value, dict) and CHECKSUM in value and value[CHECKSUM] == _checksum(value)
+
+
+def read_manifest(folder: Path) -> Json:
+    """Read the manifest of an artifact.
+
+    Raises:
+        DamagedError: it is missing or unreadable, was altered, or an older version wrote it.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedError(folder, f"{MANIFEST} is missing") from None
+    except OSError as error:
+        raise DamagedError(folder, f"{MANIFEST} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise DamagedError(folder, f"{MANIFEST} is not readable JSON") from None
+    if not seal_is_right(manifest):
+        if isinstance(manifest, dict) and CHECKSUM not in manifest:
+            raise DamagedError(folder, f"{MANIFEST} has no checksum, as those of older versions", manifest)
+        raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
+    found: Json = manifest
+    return found
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:
+    """Compare every file of an artifact with its manifest.
+
+    Args:
+        folder: of the artifact.
+        manifest: as `read_manifest` returned it.
+        hashes: ways to get the SHA-256 of a file; a file is damaged if none of them gives the right one.
+
+    Raises:
+        DamagedError: a file is missing, cannot be read, or has other bytes.
+    """
+    for name, entry in manifest["files"].items():
+        try:
+            damage = _damage(folder / name, entry, hashes)
+        except FileNotFoundError:
+            damage = "is missing"
+        except OSError as error:
+            damage = f"cannot be read ({error.strerror})"
+        if damage is not None:
+            raise DamagedError(folder, f"{name} {damage}", manifest)
+
+
+def _damage(path: Path, entry: Mapping[str, Any], hashes: Sequence[Callable[[Path], str]]) -> str | None:
+    size, found = path.stat().st_size, ""
+    if size != entry["size"]:
+        return f"has {size} bytes instead of {entry['size']}"
+    for sha256 in hashes:
+        if (found := sha256(path)) == entry["sha256"]:
+            return None
+    return f"has SHA-256 {found[:12]} instead of {entry['sha256'][:12]}"
+
+
+def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the files that were added to an artifact after it was made."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != MANIFEST and name not in manifest["files"])
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    rest = {key: each for key, each in value.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _repeat(manifest: object) -> tuple[str, ...]:
+    """Return the words of the command that made an artifact; empty where its manifest does not say them."""
+    repeat = manifest.get("repeat") if isinstance(manifest, dict) else None
+    try:
+        return tuple(shlex.split(repeat)) if isinstance(repeat, str) else ()
+    except ValueError:
+        return ()
+
+
+def _is_measured(manifest: object) -> bool:
+    """Return whether repeating the command adds another artifact beside this one."""
+    made_from = manifest.get("made_from") if isinstance(manifest, dict) else None
+    return isinstance(made_from, dict) and "measured_at" in made_from

@@ -1,0 +1,238 @@
+"""What the folders of the store cost, which of them something needs, and the removal of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.document.show import count
+from pipelines.domain.units import DAY
+from pipelines.store.manifest import MANIFEST
+from pipelines.store.store import SET_ASIDE, Store
+
+LINKS = ".links"
+"""File with the links to artifacts that `make stage` has made, one path per line."""
+NIGHTLY = ".nightly"
+"""Folder with the stores of nights that make everything anew: `.nightly/HOST/RUN/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFile:
+    """One file, whatever number of names it has: weights are hard-linked where they are needed twice.
+
+    Attributes:
+        bytes: that it takes on disk.
+        links: names that it has anywhere.
+        names: of them in the folder that was looked at.
+    """
+
+    bytes: int
+    links: int
+    names: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One folder of the store: an artifact, damaged or not, the store of a night, or an abandoned draft.
+
+    Attributes:
+        path: the folder.
+        files: those in it, by device and inode.
+        used: when a run used it last, in seconds since the epoch.
+        needed: why it is kept; empty if nothing needs it.
+        names: of the artifacts in it, as leases name them.
+        digests: of their content.
+        inputs: digests of what they were made from.
+    """
+
+    path: Path
+    files: Mapping[tuple[int, int], DiskFile]
+    used: float
+    needed: str = ""
+    names: frozenset[str] = field(default_factory=frozenset)
+    digests: frozenset[str] = field(default_factory=frozenset)
+    inputs: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk, those of files included that other artifacts share."""
+        return sum(file.bytes for file in self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What takes space in a store.
+
+    Attributes:
+        artifacts: finished ones; what nothing needs first, then the largest.
+        drafts: of killed runs.
+    """
+
+    artifacts: tuple[Holding, ...]
+    drafts: tuple[Holding, ...]
+
+    @property
+    def unneeded(self) -> tuple[Holding, ...]:
+        """Artifacts that can be removed."""
+        return tuple(each for each in self.artifacts if not each.needed)
+
+
+def freed(holdings: Iterable[Holding]) -> int:
+    """Return the bytes that the disk gets back when all of these are removed: of files with no name elsewhere."""
+    together: dict[tuple[int, int], DiskFile] = {}
+    for holding in holdings:
+        for inode, file in holding.files.items():
+            before = together.get(inode)
+            together[inode] = replace(file, names=file.names + (before.names if before else 0))
+    return sum(file.bytes for file in together.values() if file.names >= file.links)
+
+
+def remember_link(store: Store, link: Path) -> None:
+    """Keep the artifact that a link of the user leads to, for as long as it leads there."""
+    if link.absolute() not in _links(store):
+        with (store.root / LINKS).open("a") as file:
+            file.write(f"{link.absolute()}\n")
+
+
+def survey(store: Store, keep_days: int) -> Space:
+    """Look at every artifact and every abandoned draft.
+
+    Args:
+        store: the store.
+        keep_days: an artifact is kept for this long after its last use.
+    """
+    found = [*_artifacts(store), *_nights(store), *_set_aside(store)]
+    reasons = _reasons(store, found, keep_days)
+    judged = [replace(each, needed=reasons.get(each.path, "")) for each in found]
+    drafts = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_drafts()]
+    return Space(tuple(sorted(judged, key=lambda each: (each.needed != "", -each.bytes))), tuple(drafts))
+
+
+def remove(store: Store, holdings: Sequence[Holding]) -> list[Holding]:
+    """Remove artifacts, except those that a process has begun to use since they were looked at.
+
+    Each is moved aside in one step, so that no run finds half of it. Whoever begins to use an artifact names it in a
+    lease before making sure that it is there, and the leases are read after the move: one of the two sees the other.
+
+    Returns:
+        those that are gone.
+    """
+    gone = []
+    with store.draft("prune") as aside:
+        for number, holding in enumerate(holdings):
+            moved = aside / str(number)
+            try:
+                holding.path.rename(moved)
+            except FileNotFoundError:
+                continue  # another prune was faster
+            if holding.names & _in_use(store).keys():
+                moved.rename(holding.path)
+            else:
+                gone.append(holding)
+    return gone
+
+
+def _artifacts(store: Store) -> Iterator[Holding]:
+    for stage in _subfolders(store.root):
+        if not stage.name.startswith("."):
+            for path in _subfolders(stage):
+                if (path / MANIFEST).is_file():
+                    yield _holding(path, [path])
+
+
+def _nights(store: Store) -> Iterator[Holding]:
+    for host in _subfolders(store.root / NIGHTLY):
+        for night in _subfolders(host):
+            stages = [stage for stage in _subfolders(night) if not stage.is_symlink()]
+            yield _holding(night, [path for stage in stages for path in _subfolders(stage)])
+
+
+def _set_aside(store: Store) -> Iterator[Holding]:
+    """Yield damaged artifacts; nothing needs them, and a whole one may have the same name."""
+    for stage in _subfolders(store.root / SET_ASIDE):
+        for path in _subfolders(stage):
+            yield Holding(path, _files(path), path.stat().st_mtime)
+
+
+def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:
+    manifests = [_manifest(each) for each in artifacts]
+    return Holding(
+        path,
+        _files(path),
+        max(each.stat().st_mtime for each in (path, *artifacts)),
+        names=frozenset(each.name for each in (path, *artifacts)),
+        digests=frozenset(str(each.get("digest")) for each in manifests),
+        inputs=frozenset(
+            digest for each in manifests for digest in each.get("made_from", {}).get("inputs", {}).values()
+        ),
+    )
+
+
+def _reasons(store: Store, found: Sequence[Holding], keep_days: int) -> dict[Path, str]:
+    """Say of each artifact that is kept why: it is used, linked, young, or a kept one was made from it."""
+    in_use, linked = _in_use(store), _linked(store)
+    since = time.time() - keep_days * DAY
+    reasons: dict[Path, str] = {}
+    for each in found:
+        if name := min(each.names & in_use.keys(), default=""):
+            reasons[each.path] = f"in use by {in_use[name]}"
+        elif link := linked.get(each.path.resolve()):
+            reasons[each.path] = f"linked from {link}"
+        elif each.used > since:
+            reasons[each.path] = f"used in the last {count(keep_days, 'day')}"
+    waiting = [each for each in found if each.path in reasons]
+    while waiting:
+        later = waiting.pop()
+        for each in found:
+            if each.path not in reasons and each.digests & later.inputs:
+                reasons[each.path] = f"{later.path.parent.name}/{later.path.name} was made from it"
+                waiting.append(each)
+    return reasons
+
+
+def _in_use(store: Store) -> dict[str, str]:
+    """Map the names of artifacts that a living process uses to that process."""
+    return {name: lease.holder for lease in store.leases.all() if lease.alive for name in lease.uses}
+
+
+def _linked(store: Store) -> dict[Path, Path]:
+    """Map artifacts to the user's link that still leads there."""
+    return {link.resolve(): link for link in _links(store) if link.is_symlink()}
+
+
+def _links(store: Store) -> list[Path]:
+    try:
+        return [Path(line) for line in (store.root / LINKS).read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _subfolders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+
+
+def _files(folder: Path) -> dict[tuple[int, int], DiskFile]:
+    """Look at every file below a folder; symbolic links are not followed."""
+    found: dict[tuple[int, int], DiskFile] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                stat = (Path(parent) / name).lstat()
+                inode = (stat.st_dev, stat.st_ino)
+                before = found[inode].names if inode in found else 0
+                found[inode] = DiskFile(stat.st_blocks * 512, stat.st_nlink, before + 1)
+    return found

@@ -1,0 +1,48 @@
+"""Stages on a disk that answers EIO, or that goes away: said as such, and nothing stays behind when it is back."""
+
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.store.measurements import recover
+from pipelines.store.store import Store
+from tests.support.failing_disk import failing_disk
+from tests.unit.core.test_runner import Write, execute
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with failing_disk(tmp_path) as found:
+        if found is None:
+            pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
+        yield found
+
+
+class AtWork(Write):
+    """A stage in which something happens to the disk."""
+
+    def run(self, inputs, out_dir, progress):
+        self.happens()
+        return super().run(inputs, out_dir, progress)
+
+
+def stage(happens):
+    made = AtWork("one")
+    object.__setattr__(made, "happens", happens)
+    return made
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync", "create", "rename", "open"])
+def test_a_failing_disk_is_said_and_the_stage_runs_again_when_it_is_healed(disk, operation):
+    store = Store(disk.path / "store")
+    with pytest.raises(UserError, match=r"Stage one stopped: the disk of /\S+ fails: input/output error \(EIO\)"):
+        execute(store, stage(lambda: disk.fail(operation)))
+    disk.fail()
+    assert execute(store, Write("one")) == ["made"]
+    recover(store)
+    assert list((store.root / ".drafts").iterdir()) == []
+
+
+def test_a_disk_that_goes_away_is_said(disk):
+    store = Store(disk.path / "store")
+    with pytest.raises(UserError, match=r"Stage one stopped: the file system of \S+ is gone \(Transport endpoint"):
+        execute(store, stage(disk.vanish))
