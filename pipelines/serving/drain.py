@@ -1,8 +1,9 @@
 """Shorten the drain of a tritonserver on which nothing runs, and of none on which something does.
 
 Given SIGTERM, tritonserver 2.51 first waits until every HTTP connection is closed, for as long as the drain may take:
-an idle connection that a client keeps open holds it up to the end. Then it waits for inferences, and then unloads its
-models, which takes seconds and is of no use to a process that ends.
+an idle connection that a client keeps open holds it up to the end. Then it waits for inferences, without those of
+decoupled python models that answer over gRPC, and then unloads its models, which takes seconds and is of no use to a
+process that ends.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 HTTP_WAITS = re.compile(r"Found [1-9]\d* HTTP service connections")
 INFERENCES_ENDED = re.compile(r"All models are stopped, unloading models")
-WRITING_S = 0.2
-"""After the last inference has ended, for the responses to reach their connections."""
 SILENT_MS = 600  # the server looks at its connections once a second
 IDLE_WINDOW_S, IDLE_SHARE = 0.3, 0.1
 """Processes are idle when they use less than this share of one core for that long."""
 
+PORTS = ("http_port", "grpc_port")
 PIDFD_GETFD = 438  # of every architecture
 SOCK_DIAG_BY_FAMILY, TCP_INFO, NLM_F_REQUEST_DUMP, NLMSG_DONE, NLMSG_ERROR = 20, 2, 0x301, 3, 2
 ESTABLISHED = 1
@@ -66,27 +66,27 @@ class Connection:
 class Drain:
     """Watches one server that was told to end."""
 
-    def __init__(self, pid: int, http_port: int, read_log: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, pid: int, ports: Mapping[str, int], read_log: Callable[[], Sequence[str]]) -> None:
         """Watch.
 
         Args:
             pid: of tritonserver.
-            http_port: of its HTTP service.
+            ports: http_port and grpc_port.
             read_log: returns the lines since it was told to end.
         """
-        self._pid, self._port, self._read_log = pid, http_port, read_log
-        self._ended_s: float | None = None
+        self._pid, self._ports, self._read_log = pid, ports, read_log
         self._idle = IdleWatch(pid)
 
     def finished(self) -> bool:
         """Return whether all requests have been answered; close HTTP connections that wait for none."""
-        idle = self._idle.look()
+        if not self._idle.look():
+            return False
         lines = self._read_log()
         if any(INFERENCES_ENDED.search(line) for line in lines):
-            self._ended_s = self._ended_s or time.monotonic()
-            return time.monotonic() - self._ended_s >= WRITING_S
-        if idle and any(HTTP_WAITS.search(line) for line in lines):
-            close(self._pid, [each.inode for each in connections(self._port) if each.waits_for_a_request])
+            return all(each.sent_ms >= SILENT_MS for port in PORTS for each in connections(self._ports[port]))
+        if any(HTTP_WAITS.search(line) for line in lines):
+            http = connections(self._ports["http_port"])
+            close(self._pid, [each.inode for each in http if each.waits_for_a_request])
         return False
 
 

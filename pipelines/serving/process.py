@@ -175,7 +175,7 @@ class TritonServer:
         """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended."""
         if self._process is not None and self._process.poll() is None:
             told = self.log_file.stat().st_size
-            drain = Drain(self._process.pid, self.ports["http_port"], lambda: self._read_log(told))
+            drain = Drain(self._process.pid, self.ports, lambda: self._read_log(told))
             self._process.stop(self.settings.drain_timeout_s + EXIT_GRACE_S, drain.finished)
         remove_own(self._shm_prefix)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -18,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpc
+from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.domain.errors import UserError
 from pipelines.serving import process as process_module
@@ -164,6 +167,24 @@ def test_an_idle_connection_ends_and_a_request_is_drained(own_server: TritonServ
     assert stream.getresponse().read().count(b"data: ") == 30
     assert idle.sock is not None
     assert idle.sock.recv(1) == b""
+
+
+def test_a_grpc_stream_is_drained_to_its_last_token(own_server: TritonServer) -> None:
+    """Its connection says nothing of whether it is in use, so only the server's word counts."""
+    found: queue.Queue[Any] = queue.Queue()
+    inputs = []
+    for name, kind, value in (("text_input", "BYTES", b"sleep"), ("max_tokens", "INT32", 20), ("stream", "BOOL", True)):
+        inputs.append(grpc.InferInput(name, [1, 1], kind))
+        inputs[-1].set_data_from_numpy(np.array([[value]], dtype=triton_to_np_dtype(kind)))
+    client = grpc.InferenceServerClient(own_server.grpc_url)
+    client.start_stream(lambda result, error: found.put(error or result))
+    client.async_stream_infer("ensemble", inputs)
+    first = found.get(timeout=5)
+    own_server.stop()
+    client.stop_stream()
+    answers = [first, *(found.get_nowait() for _ in range(found.qsize()))]
+    texts = [answer.as_numpy("text_output")[0, 0] for answer in answers if isinstance(answer, grpc.InferResult)]
+    assert texts == [b"sleep sleep", *[b" sleep"] * 19]
 
 
 PARENT = """
