@@ -77,11 +77,18 @@ class KeptProcess:
         """End everything when a stub of the python backend ends, from now on: its model never answers again."""
         self._send(signal.SIGUSR2)
 
-    def stop(self, timeout_s: float, finished: Callable[[], bool] = lambda: False) -> int:
+    def stop(
+        self,
+        timeout_s: float,
+        *,
+        first: Callable[[], bool] = lambda: False,
+        finished: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Ask the command to end, wait up to `timeout_s`, then kill it; a second Ctrl-C kills at once.
 
         Args:
             timeout_s: seconds.
+            first: whether there is something to wait for before the command is asked.
             finished: whether its work is done, so that what is left of it may be killed: an orderly end, with exit
                 code 0.
 
@@ -90,6 +97,8 @@ class KeptProcess:
         """
         until = time.monotonic() + timeout_s
         try:
+            while first() and self.wait(FINISHED_POLL_S) is None:
+                pass
             self.terminate()
             while self.wait(FINISHED_POLL_S) is None and time.monotonic() < until:
                 if finished():

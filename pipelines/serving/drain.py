@@ -77,6 +77,13 @@ class Drain:
         self._pid, self._ports, self._read_log = pid, ports, read_log
         self._idle = IdleWatch(pid)
 
+    def streams_over_grpc(self) -> bool:
+        """Return whether a gRPC connection was sent something a moment ago.
+
+        tritonserver would unload the models of such a stream at once, and it would end with an error.
+        """
+        return any(each.sent_ms < SILENT_MS for each in connections(self._ports["grpc_port"]) if each.received)
+
     def finished(self) -> bool:
         """Return whether all requests have been answered; close HTTP connections that wait for none."""
         if not self._idle.look():

@@ -174,9 +174,14 @@ class TritonServer:
     def stop(self) -> None:
         """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended."""
         if self._process is not None and self._process.poll() is None:
+            until = time.monotonic() + self.settings.drain_timeout_s
             told = self.log_file.stat().st_size
             drain = Drain(self._process.pid, self.ports, lambda: self._read_log(told))
-            self._process.stop(self.settings.drain_timeout_s + EXIT_GRACE_S, drain.finished)
+            self._process.stop(
+                self.settings.drain_timeout_s + EXIT_GRACE_S,
+                first=lambda: drain.streams_over_grpc() and time.monotonic() < until,
+                finished=drain.finished,
+            )
         remove_own(self._shm_prefix)
 
     def kill(self) -> None:
