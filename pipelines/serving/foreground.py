@@ -28,7 +28,7 @@ OPENED = {
     "http_port": "HTTP: inference, statistics, configuration of the models",
     "grpc_port": "gRPC: the same",
     "metrics_port": "metrics",
-    "openai_port": "OpenAI-compatible access",
+    "openai_port": "OpenAI-compatible access, Triton's generate endpoints, health, metrics",
 }
 
 
@@ -66,7 +66,7 @@ def serve(
                     stack.enter_context(LogFollower(server.log_file))
                 stack.enter_context(server)
                 frontend = None
-                if settings.openai and not server.nvidia_frontend:
+                if settings.front and not server.nvidia_frontend:
                     frontend = stack.enter_context(OpenAiFrontend(server))
                 if not settings.loopback:
                     _say_exposure(server)
@@ -133,14 +133,14 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
     say(f"  HTTP     {server.http_url}")
     say(f"  gRPC     {server.grpc_url}")
     say(f"  metrics  {server.metrics_url}")
-    if server.settings.openai:
+    if server.settings.front:
         say(f"  OpenAI   {server.openai_url}")
     say(f"  log      {server.log_file}")
     model = server.settings.openai_target
     if model in server.repository.models:
         say(f"\n{curl_generate(server.http_url, model, prompt)}")
         say(f"\n{python_stream(server.grpc_url, model, prompt)}")
-    if server.settings.openai:
+    if server.settings.front:
         say(f"\n{curl_openai(server.openai_url, server.openai_model, prompt)}")
     say()
 
@@ -151,9 +151,12 @@ def _say_exposure(server: TritonServer) -> None:
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")
     say("There is no authentication:")
+    exposed = server.settings.expose_triton
     for name, port in server.ports.items():
-        say(f"  {port:5}  {OPENED[name]}")
-    if not server.nvidia_frontend:
+        if exposed or name == "openai_port":
+            say(f"  {port:5}  {OPENED[name]}")
+    if exposed:
+        say("A single request to tritonserver's own ports can end it (docs/serving.md, Open it to others).")
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
     say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
 

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from pipelines.host.kept import KeptProcess
+from pipelines.serving.command import front_options
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.logs import useful_lines
 from pipelines.serving.ports import answers_200
@@ -24,7 +25,7 @@ class OpenAiFrontend:
     def __init__(self, server: TritonServer) -> None:
         self._server = server
         self._settings = server.settings
-        self._port = server.ports["openai_port"]
+        self._host, self._port = server.settings.front_host, server.ports["openai_port"]
         self.log_file = server.log_file.with_suffix(".openai.log")
         self._process: KeptProcess | None = None
         self._log_start = 0  # bytes of the log
@@ -95,18 +96,15 @@ class OpenAiFrontend:
             f"--repository={server.repository.path}",
             f"--grpc={server.grpc_url}",
             f"--metrics={server.metrics_url}",
-            f"--target={self._settings.openai_target}",
-            f"--host={self._settings.host}",
             f"--port={self._port}",
-            f"--drain-timeout-s={self._settings.drain_timeout_s}",
-            *([f"--chat-template={self._settings.chat_template}"] if self._settings.chat_template else []),
+            *front_options(self._settings),
         ]  # fmt: skip
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             self.check()
-            if answers_200(self._server.host, self._port, "/health"):
+            if answers_200(self._host, self._port, "/health"):
                 self.check()  # another service on our port does not count
                 return
             time.sleep(POLL_S)

@@ -46,7 +46,7 @@ class TritonServer:
     Attributes:
         repository: that it serves.
         host: address for clients on this machine.
-        ports: http_port, grpc_port, metrics_port (and openai_port when settings ask for it).
+        ports: http_port, grpc_port, metrics_port (and openai_port when a service runs in front).
         log_file: everything the server and its models print.
         log_is_temporary: whether the log is removed if all went well.
         nvidia_frontend: whether this is NVIDIA's OpenAI frontend, which has tritonserver inside.
@@ -73,7 +73,10 @@ class TritonServer:
         """
         self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
-        self.nvidia_frontend = settings.openai and self.repository.gpu and NVIDIA_FRONTEND.is_file()
+        here = (
+            settings.loopback
+        )  # NVIDIA's frontend also opens tritonserver's own ports, so it is for this machine only
+        self.nvidia_frontend = settings.openai and here and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host
         self.ports: dict[str, int] = {}
         self.restarts = 0
@@ -104,7 +107,7 @@ class TritonServer:
     @property
     def openai_url(self) -> str:
         """http://127.0.0.1:9000/v1, the form OpenAI's clients take as base_url."""
-        return f"http://{self.host}:{self.ports['openai_port']}/v1"
+        return f"http://{self.settings.front_host}:{self.ports['openai_port']}/v1"
 
     @property
     def openai_model(self) -> str:
