@@ -39,6 +39,7 @@ class ServingSettings(Group):
         multi_gpu: leader starts a process per GPU under mpirun; orchestrator starts one that spawns the ranks.
         startup_timeout_s: seconds until every model must be ready.
         drain_timeout_s: seconds that running requests may take to finish after Ctrl-C.
+        restarts: how often in a row `make serve` starts a server again that ended by itself; 0 is never.
         log_verbose: level of tritonserver's verbose log; 0 is off.
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
@@ -60,6 +61,7 @@ class ServingSettings(Group):
     multi_gpu: Literal["leader", "orchestrator"] = "leader"
     startup_timeout_s: Positive = 600
     drain_timeout_s: Positive = 30
+    restarts: Annotated[int, Field(ge=0)] = 5
     log_verbose: Annotated[int, Field(ge=0)] = 0
     show_log: bool = False
 

@@ -23,6 +23,8 @@ NUMPY = {
     "BOOL": np.bool_,
     "BYTES": np.object_,
 }
+# gRPC waits up to two minutes between attempts; a server that was started again is to be found at once.
+RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
 OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
 
 
@@ -42,7 +44,7 @@ class Backend:
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
-        self._client = triton.InferenceServerClient(self._url)
+        self._client = triton.InferenceServerClient(self._url, channel_args=[RECONNECT])
 
     async def close(self) -> None:
         """Close the connection."""

@@ -11,7 +11,8 @@ QUEUE_FULL = re.compile(r"exceeds maximum queue size|maximum queue size of", re.
 TOO_LONG = re.compile(
     r"max_(input_len|seq_len|num_tokens)|maximum (input|sequence) length|prompt length", re.IGNORECASE
 )
-GONE = re.compile(r"not ready|unknown model|no available|failed to connect|socket closed", re.IGNORECASE)
+ENDED = re.compile(r"socket closed|connection reset|broken pipe", re.IGNORECASE)
+GONE = re.compile(r"not ready|unknown model|no available|failed to connect", re.IGNORECASE)
 FAILED = re.compile(r"engine has failed|engine is stopping|stub process", re.IGNORECASE)
 BROKEN = re.compile(r"internal|cuda|out of memory|executor|assert", re.IGNORECASE)
 LONGEST_MESSAGE = 2_000  # a client's own words are repeated in it, so it would be as long as the client likes
@@ -74,6 +75,9 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
         return ApiError(400, message, code="context_length_exceeded")
     if grpc_code in CLIENT_CODES:
         return ApiError(400, message)
+    if ENDED.search(message):
+        message = "The inference server ended while it answered this request; send it again."
+        return ApiError(503, message, kind="server_error", code="unavailable")
     if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message) or FAILED.search(message):
         return ApiError(
             503, f"The inference server does not respond: {message}", kind="server_error", code="unavailable"
