@@ -1,6 +1,7 @@
 """Exit 0 if the server in this container is ready for requests; used by HEALTHCHECK.
 
-Queries Triton's own endpoint, /v2/health/ready, on HTTP_PORT (8000). In Kubernetes the probes query it directly.
+Queries Triton's own endpoint, /v2/health/ready, on HTTP_PORT (8000). In Kubernetes the probes query it through the
+service in front.
 """
 
 import os

@@ -5,7 +5,6 @@ Fields and defaults: TensorRT-LLM 1.2 `PretrainedConfig` and `QuantConfig` (`mod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -14,7 +13,11 @@ from typing import Any
 
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
+from pipelines.domain.hf_config import shown
+from pipelines.host.files import parse_json
 
+LARGEST_NUMBER = 1e300
+"""JSON has integers that no float holds, and NaN."""
 DTYPES = ("float16", "bfloat16", "float32")
 
 DEFAULT_EXCLUDED = ("lm_head", "router", "vocab_embedding", "position_embedding", "block_embedding")
@@ -164,7 +167,7 @@ class CheckpointConfig:
                 allowed="A checkpoint folder contains config.json and rank0.safetensors, rank1.safetensors, ...",
             )
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = parse_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{path} is not valid JSON: {error}.", todo="Export the checkpoint again.") from None
         return cls.parse(raw, str(path))
@@ -219,8 +222,8 @@ def _check(config: CheckpointConfig, source: str) -> None:
             f"{source} splits {heads} attention heads and {kv_heads} KV heads over tp_size={tp_size} ranks.",
             allowed="tp_size must divide the attention heads, and divide or be a multiple of the KV heads.",
         )
-    world = config.raw.get("mapping", {}).get("world_size", config.world_size)
-    cp_size = config.raw.get("mapping", {}).get("cp_size", 1)
+    mapping = config.raw.get("mapping") or {}
+    world, cp_size = mapping.get("world_size", config.world_size), mapping.get("cp_size", 1)
     if world != config.world_size or cp_size != 1:
         raise UserError(
             f"{source} maps world_size={world} to tp_size={config.tp_size}, pp_size={config.pp_size},"
@@ -243,7 +246,7 @@ class _Reader:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST_NUMBER:
             raise self._wrong(key, value, "a number")
         return float(value)
 
@@ -269,4 +272,4 @@ class _Reader:
         return value
 
     def _wrong(self, key: str, value: Any, wanted: str) -> UserError:
-        return UserError(f"{self._source} has {key}={value!r}.", allowed=f"It must be {wanted}.")
+        return UserError(f"{self._source} has {key}={shown(value)}.", allowed=f"It must be {wanted}.")

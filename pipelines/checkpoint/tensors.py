@@ -6,7 +6,6 @@ JSON {name: {dtype, shape, data_offsets: [begin, end)}}, then the tensors back t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.hf_config import shown
+from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+MOST_DIMENSIONS = 32  # of numpy 1, which makes the views
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -77,33 +79,54 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             raise _corrupt(path, f"it declares a header of {length} bytes, the file has {size} bytes")
         raw = file.read(length)
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
     except ValueError as error:
         raise _corrupt(path, f"the header is not valid JSON ({error})") from None
     if not isinstance(header, dict):
         raise _corrupt(path, f"the header is a {type(header).__name__}, not an object")
     header.pop("__metadata__", None)
-    return {name: _tensor_info(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    found = {name: _tensor_info(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    _check_cover(path, found, 8 + length, size)
+    return found
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorInfo:
     """Parse one header entry, checking its byte range against its shape and the size of the file."""
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        begin, end = (int(offset) for offset in entry["data_offsets"])
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        sizes = (*shape, begin, end)
     except (KeyError, TypeError, ValueError):
-        raise _corrupt(path, f"the header entry of '{name}' is {entry!r}") from None
-    if dtype not in ITEM_BYTES:
+        raise _corrupt(path, f"the header entry of {shown(name)} is {shown(entry)}") from None
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MOST_DIMENSIONS
+        or not all(type(size) is int and abs(size) < 2**63 for size in sizes)
+    ):
+        raise _corrupt(path, f"the header entry of {shown(name)} is {shown(entry)}")
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        bare = shown(dtype).strip("'")
         raise UserError(
-            f"{path} contains '{name}' with dtype {dtype}, which is not supported.",
+            f"{path} contains {shown(name)} with dtype {bare}, which is not supported.",
             allowed=f"Supported: {', '.join(ITEM_BYTES)}.",
         )
-    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    expected, what = math.prod(shape) * ITEM_BYTES[dtype], f"{shown(name)} {dtype}{shown(shape)}"
     if begin < 0 or min(shape, default=0) < 0 or end - begin != expected:
-        raise _corrupt(path, f"'{name}' {dtype}{list(shape)} needs {expected} bytes, but its entry has {end - begin}")
+        raise _corrupt(path, f"{what} needs {shown(expected)} bytes, but its entry has {end - begin}")
     if data_start + end > file_size:
-        raise _corrupt(path, f"'{name}' ends at byte {data_start + end}, but the file has {file_size} bytes")
-    return TensorInfo(dtype, shape, data_start + begin, expected)
+        raise _corrupt(path, f"{shown(name)} ends at byte {data_start + end}, but the file has {file_size} bytes")
+    return TensorInfo(dtype, tuple(shape), data_start + begin, expected)
+
+
+def _check_cover(path: Path, found: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:
+    """Check that the tensors lie back to back, up to the end of the file, as the safetensors library does."""
+    end, before = data_start, "the header"
+    for name, info in sorted(found.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+        if info.begin != end:
+            how = "overlap" if info.begin < end else "leave a gap"
+            raise _corrupt(path, f"{before} and {shown(name)} {how}: {end} and {info.begin}")
+        end, before = info.begin + info.nbytes, shown(name)
+    if end != file_size:
+        raise _corrupt(path, f"{before} ends at byte {end}, but the file has {file_size} bytes")
 
 
 def _corrupt(path: Path, found: str) -> UserError:

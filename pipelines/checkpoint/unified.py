@@ -8,7 +8,6 @@ Source for the scales that linears share because they are fused when loaded: Ten
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from pipelines.domain.formats import (
     WeightKind,
 )
 from pipelines.domain.model_shape import ModelShape
+from pipelines.host.files import parse_json
 
 QUANT_CONFIG = "hf_quant_config.json"
 _AGAIN = "Export the checkpoint again."
@@ -118,7 +118,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], ModelShape, dict[str, Any]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"'{path.parent}' has no {path.name}; it is not a Hugging Face checkpoint.") from None
     except ValueError as error:

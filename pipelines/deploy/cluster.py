@@ -119,14 +119,6 @@ def _faults(settings: Settings, target: ScriptTarget) -> list[Fault]:
                 todo="Set serving.multi_gpu=leader.",
             )
         )
-    if serving.openai:
-        faults.append(
-            Fault(
-                "serving.openai=true does not work with ranks started by srun or mpirun: NVIDIA's frontend needs "
-                "orchestrator mode.",
-                todo="Leave it out, and put an OpenAI-compatible proxy in front of the server.",
-            )
-        )
     if cluster.kind == "mpi" and len(cluster.hosts) != target.num_nodes:
         faults.append(
             Fault(

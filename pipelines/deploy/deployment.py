@@ -18,6 +18,7 @@ Object = dict[str, Any]
 """A Kubernetes object, as it will be written to YAML."""
 
 APP = "trtllm-pipelines"
+FRONT = "openai_port"
 IMAGE = "trtllm-pipelines"
 """Name of the image inside the objects; the overlay's kustomization.yaml replaces it."""
 
@@ -54,13 +55,17 @@ class ClusterDeployment:
     @property
     def ports(self) -> dict[str, int]:
         """Setting's name -> port inside the pod."""
-        names = [name for name in USUAL_PORTS if name != "openai_port" or self.serving.openai]
-        return {name: getattr(self.serving, name) or USUAL_PORTS[name] for name in names}
+        return {name: getattr(self.serving, name) or usual for name, usual in USUAL_PORTS.items()}
 
     @property
-    def metrics_port(self) -> str:
-        """Name of the port with /metrics; NVIDIA's OpenAI frontend serves them on its own port."""
-        return "openai" if self.serving.openai and self.served.gpu else "metrics"
+    def exposed(self) -> dict[str, int]:
+        """The ports that others can reach: that of the service in front of tritonserver, and only if asked for more."""
+        return {name: port for name, port in self.ports.items() if name == FRONT or self.serving.expose_triton}
+
+    @property
+    def opened(self) -> ServingSettings:
+        """How the server is started inside a pod, where others reach it from outside."""
+        return self.serving.model_copy(update={"host": "0.0.0.0", "openai": True})
 
     @property
     def ssh_secret(self) -> str:

@@ -24,6 +24,7 @@ def files(deployed: ClusterDeployment) -> dict[str, str]:
     kind = deployed.served.kind
     base = {
         "service": objects.service(deployed),
+        "network-policy": objects.network_policy(deployed),
         "disruption-budget": objects.disruption_budget(deployed),
         **({"claim": claim} if (claim := storage.claim(deployed)) else {}),
         **({"pod-monitor": objects.pod_monitor(deployed)} if deployed.settings.pod_monitor else {}),

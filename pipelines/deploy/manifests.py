@@ -73,14 +73,6 @@ def _faults(settings: Settings, served: RepositoryFacts) -> list[Fault]:
                 todo="Put the template into the tokenizer (chat_template) and write the repository again.",
             )
         )
-    if served.kind == "multinode" and serving.openai:
-        faults.append(
-            Fault(
-                "serving.openai=true does not work with a server over several nodes.",
-                "NVIDIA's frontend for TensorRT-LLM needs orchestrator mode, which works on one node.",
-                "Put an OpenAI-compatible proxy in front of it, or fit the engine into one node.",
-            )
-        )
     if served.kind == "multinode" and serving.multi_gpu != "leader":
         faults.append(
             Fault(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
-from pipelines.deploy.pods import REPOSITORY, container, pod, server_container
-from pipelines.serving.command import Ranks, server_command
+from pipelines.deploy.deployment import FRONT, IMAGE, ClusterDeployment, Object
+from pipelines.deploy.pods import REPOSITORY, container, container_ports, pod, server_container, stop_later
+from pipelines.serving.command import Ranks, front_options, server_command
 
+FRONT_MEMORY = "1Gi"  # assumed: the process takes 150 MiB and holds up to 16 of the longest bodies
 SSH_PORT = 2222
 """Above 1024, so that an unprivileged user may listen on it."""
 CONFIG, KEYS = "/etc/pipelines/mpi", "/etc/pipelines/ssh"
@@ -56,7 +57,7 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
     launch = server_command(
         Path("tritonserver"),
         Path(REPOSITORY),
-        deployed.serving.model_copy(update={"host": "0.0.0.0"}),
+        deployed.opened,
         deployed.ports,
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(served.world_size),
@@ -81,6 +82,7 @@ def mpirun_command(deployed: ClusterDeployment) -> list[str]:
 def _leader(deployed: ClusterDeployment) -> Object:
     main = server_container(deployed)
     drain = ["/bin/bash", f"{CONFIG}/drain.sh", str(deployed.settings.pre_stop_s), str(deployed.sizes.drain_s)]
+    del main["ports"]  # those of the service in front
     main |= {"command": mpirun_command(deployed), "lifecycle": {"preStop": {"exec": {"command": drain}}}}
     main["env"] = [*_identity(), *main["env"]]
     wait: Object = {
@@ -92,7 +94,28 @@ def _leader(deployed: ClusterDeployment) -> Object:
         "volumeMounts": [*_ssh_mounts(), {"name": "tmp", "mountPath": "/tmp"}],
     }
     main["volumeMounts"] = [*main["volumeMounts"], *_ssh_mounts()]
-    return _with_ssh(pod(deployed, "server", main, [wait]), deployed)
+    return _with_ssh(pod(deployed, "server", main, [wait], [_front(deployed)]), deployed)
+
+
+def _front(deployed: ClusterDeployment) -> Object:
+    """Make the container through which everyone reaches the leader's tritonserver, which is open to its pod only."""
+    ports = deployed.ports
+    command = [
+        "python3", "-m", "pipelines.serving.openai",
+        f"--repository={REPOSITORY}",
+        f"--grpc=127.0.0.1:{ports['grpc_port']}",
+        f"--metrics=http://127.0.0.1:{ports['metrics_port']}/metrics",
+        f"--port={ports[FRONT]}",
+        *front_options(deployed.opened),
+    ]  # fmt: skip
+    made = container(deployed, "front")
+    small = {"cpu": "1", "memory": FRONT_MEMORY}
+    return made | {
+        "command": command,
+        "ports": container_ports(deployed),
+        "resources": {"requests": small, "limits": {"memory": FRONT_MEMORY}},
+        "lifecycle": stop_later(deployed),
+    }
 
 
 def _worker(deployed: ClusterDeployment) -> Object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.deploy.deployment import ClusterDeployment, Object
+from pipelines.deploy.deployment import FRONT, ClusterDeployment, Object
 
 QUEUE_METRIC = "triton_queue_ms_per_request"
 WAITING_METRIC = "trtllm_waiting_requests"
@@ -27,11 +27,20 @@ def workload(deployed: ClusterDeployment, template: Object) -> Object:
 def service(deployed: ClusterDeployment) -> Object:
     """Make one address for the pods that answer, inside the cluster only, because there is no authentication."""
     ports = []
-    for key, port in deployed.ports.items():
+    for key, port in deployed.exposed.items():
         name = key.removesuffix("_port")
         ports.append({"name": name, "port": port, "targetPort": name, "protocol": "TCP"})
     spec = {"type": "ClusterIP", "selector": deployed.labels("server"), "ports": ports}
     return deployed.object("Service", "v1", spec)
+
+
+def network_policy(deployed: ClusterDeployment) -> Object:
+    """Let in only what clients need; the pods of a group reach each other."""
+    ingress: list[Object] = [{"ports": [{"port": port, "protocol": "TCP"} for port in deployed.exposed.values()]}]
+    if deployed.served.kind == "multinode":
+        ingress.append({"from": [{"podSelector": {"matchLabels": deployed.labels()}}]})
+    spec = {"podSelector": {"matchLabels": deployed.labels()}, "policyTypes": ["Ingress"], "ingress": ingress}
+    return deployed.object("NetworkPolicy", "networking.k8s.io/v1", spec)
 
 
 def disruption_budget(deployed: ClusterDeployment) -> Object:
@@ -43,7 +52,7 @@ def disruption_budget(deployed: ClusterDeployment) -> Object:
 def pod_monitor(deployed: ClusterDeployment) -> Object:
     """Tell Prometheus where to find the metrics of every server."""
     endpoint = {
-        "port": deployed.metrics_port,
+        "port": FRONT.removesuffix("_port"),
         "path": "/metrics",
         "interval": f"{deployed.settings.scrape_interval_s}s",
     }

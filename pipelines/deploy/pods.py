@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pipelines.deploy.deployment import IMAGE, ClusterDeployment, Object
+from pipelines.deploy.deployment import FRONT, IMAGE, ClusterDeployment, Object
 from pipelines.deploy.sizes import PROBE_S
 from pipelines.deploy.storage import fetch_container, repository_volume
 
 REPOSITORY = "/repository"
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
-"""Triton's own endpoints: the process responds; every model is loaded and responds."""
+"""Triton's endpoints, passed on by the service in front: the process responds; every model is loaded and responds."""
 
 
 def server_pod(deployed: ClusterDeployment) -> Object:
@@ -31,24 +32,37 @@ def serve_arguments(deployed: ClusterDeployment) -> list[str]:
         "log_verbose": serving.log_verbose,
         "show_log": "true",
         **({"multi_gpu": serving.multi_gpu} if deployed.served.gpu else {}),
-        **({"openai": "true", "openai_target": serving.openai_target} if serving.openai else {}),
+        "openai": "true",
+        "openai_target": serving.openai_target,
+        **({"expose_triton": "true"} if serving.expose_triton else {}),
+        "max_body_bytes": serving.max_body_bytes,
+        "max_prompts": serving.max_prompts,
+        "request_timeout_s": serving.request_timeout_s,
     }
     return ["serve", *(f"serving.{name}={value}" for name, value in words.items())]
 
 
 def server_container(deployed: ClusterDeployment) -> Object:
     """Make the container that answers requests, without its command."""
-    ports = [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.ports.items()]
-    sleep = ["sleep", str(deployed.settings.pre_stop_s)]
+    port = deployed.ports[FRONT]
     return {
         **container(deployed, "server"),
-        "ports": ports,
-        "startupProbe": _probe(READY, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
-        "readinessProbe": _probe(READY, 5, failures=3),
-        "livenessProbe": _probe(LIVE, PROBE_S, failures=6),
-        # Proxies stop sending while the server still accepts requests; only then SIGTERM drains it.
-        "lifecycle": {"preStop": {"exec": {"command": sleep}}},
+        "ports": container_ports(deployed),
+        "startupProbe": _probe(READY, port, PROBE_S, failures=deployed.sizes.startup_limit_s // PROBE_S),
+        "readinessProbe": _probe(READY, port, 5, failures=3),
+        "livenessProbe": _probe(LIVE, port, PROBE_S, failures=6),
+        "lifecycle": stop_later(deployed),
     }
+
+
+def container_ports(deployed: ClusterDeployment) -> list[Object]:
+    """Name the ports that others may reach."""
+    return [{"name": key.removesuffix("_port"), "containerPort": port} for key, port in deployed.exposed.items()]
+
+
+def stop_later(deployed: ClusterDeployment) -> Object:
+    """Wait until proxies have stopped sending while the server still accepts requests; only then SIGTERM drains it."""
+    return {"preStop": {"exec": {"command": ["sleep", str(deployed.settings.pre_stop_s)]}}}
 
 
 def container(deployed: ClusterDeployment, name: str) -> Object:
@@ -77,11 +91,25 @@ def container(deployed: ClusterDeployment, name: str) -> Object:
     }
 
 
-def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[Object] | None = None) -> Object:
-    """Make a pod template around one container; `before` are its init containers, after the one that fetches."""
+def pod(
+    deployed: ClusterDeployment,
+    component: str,
+    main: Object,
+    before: Sequence[Object] = (),
+    beside: Sequence[Object] = (),
+) -> Object:
+    """Make a pod template around one container.
+
+    Args:
+        deployed: what is deployed.
+        component: server or worker.
+        main: the container.
+        before: its init containers, after the one that fetches.
+        beside: further containers.
+    """
     settings, served, user = deployed.settings, deployed.served, deployed.image
     fetching = fetch_container(deployed, _no_rights())
-    init = [*([fetching] if fetching else []), *(before or [])]
+    init = [*([fetching] if fetching else []), *before]
     spec: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -98,7 +126,7 @@ def pod(deployed: ClusterDeployment, component: str, main: Object, before: list[
         **_placement(deployed),
         "terminationGracePeriodSeconds": deployed.sizes.grace_s,
         **({"initContainers": init} if init else {}),
-        "containers": [main],
+        "containers": [main, *beside],
         "volumes": [
             repository_volume(deployed),
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{deployed.sizes.shm_mib}Mi"}},
@@ -124,8 +152,8 @@ def _placement(deployed: ClusterDeployment) -> Object:
     return placed
 
 
-def _probe(path: str, period: int, *, failures: int) -> Object:
-    get = {"path": path, "port": "http"}
+def _probe(path: str, port: int, period: int, *, failures: int) -> Object:
+    get = {"path": path, "port": port}
     return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
 
 

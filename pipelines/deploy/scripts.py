@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.document.show import count
-from pipelines.serving.command import Ranks, server_command
+from pipelines.serving.command import Ranks, front_options, server_command
 from pipelines.settings.cluster import ClusterSettings
 from pipelines.settings.serving import USUAL_PORTS, ServingSettings
 
 RANK = "${rank}"
 KEY = "${key}"
+KEY_LINE = "key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')  # told to nobody"
 NOT_RUN = "Written by `make scripts`; checked by tests and by a real sbatch, but not run: that takes GPUs."
 
 
@@ -75,7 +76,7 @@ def script_files(target: ScriptTarget, cluster: ClusterSettings, serving: Servin
     """Return all files by name."""
     files = {"rank.sh": _rank(target, cluster, serving)}
     if cluster.kind == "slurm":
-        files["serve.sbatch"] = _serve_slurm(target, cluster)
+        files["serve.sbatch"] = _serve_slurm(target, cluster, serving)
         if target.repository is None:
             files["build.sbatch"] = _build_slurm(target, cluster)
         return files
@@ -131,7 +132,7 @@ def _build(target: ScriptTarget, prefix: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
+def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> str:
     options = {
         "nodes": target.num_nodes,
         "ntasks-per-node": target.ranks_per_node,
@@ -148,7 +149,7 @@ def _serve_slurm(target: ScriptTarget, cluster: ClusterSettings) -> str:
     body = [
         "set -euo pipefail",
         'echo "The server answers on $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), HTTP port '
-        f'{USUAL_PORTS["http_port"]}, when its log says so."',
+        f'{_ports(serving)["openai_port" if serving.front else "http_port"]}, when its log says so."',
         shlex.join(command),
     ]
     head = _head(_serves(target), "sbatch serve.sbatch")
@@ -196,22 +197,43 @@ def _rank(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettin
         "set -euo pipefail",
         "rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?srun or mpirun must start this}}",
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items()),
-        *([] if serving.loopback else ["key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')  # told to nobody"]),
+        *([] if serving.loopback else [KEY_LINE]),
         f"cd {target.served}  # relative paths of the engine start there",
     ]
+    start = [*(_front(target, serving) if serving.front else []), f"exec {first}"]
     if target.world_size == 1:
-        return _lines(head, body, [f"exec {first}"])
-    return _lines(head, body, ['if [ "$rank" -eq 0 ]; then', f"  exec {first}", "fi", f"exec {other}"])
+        return _lines(head, body, start)
+    return _lines(head, body, ['if [ "$rank" -eq 0 ]; then', *(f"  {line}" for line in start), "fi", f"exec {other}"])
+
+
+def _front(target: ScriptTarget, serving: ServingSettings) -> list[str]:
+    """Render the start of the service through which other machines reach the server; it ends with the server."""
+    ports = _ports(serving)
+    command = [
+        target.python, "-m", "pipelines.serving.openai", "--repository=.",
+        f"--grpc={serving.local_host}:{ports['grpc_port']}",
+        f"--metrics=http://{serving.local_host}:{ports['metrics_port']}/metrics",
+        f"--port={ports['openai_port']}",
+        *front_options(serving),
+    ]  # fmt: skip
+    root = shlex.quote(str(target.cwd))
+    return [
+        "# The kernel ends it together with this shell, which becomes the server.",
+        f"PYTHONPATH={root}${{PYTHONPATH:+:$PYTHONPATH}} setpriv --pdeathsig TERM {shlex.join(command)} &",
+    ]
+
+
+def _ports(serving: ServingSettings) -> dict[str, int]:
+    return {name: getattr(serving, name) or usual for name, usual in USUAL_PORTS.items()}
 
 
 def _commands(target: ScriptTarget, cluster: ClusterSettings, serving: ServingSettings) -> tuple[str, str]:
     """Return the command lines of rank 0 and of the others, quoted for the shell."""
-    ports = {name: getattr(serving, name) or usual for name, usual in USUAL_PORTS.items()}
     launch = server_command(
         cluster.server,
         Path(),
         serving,
-        ports,
+        _ports(serving),
         shm_prefix="trtllm_pipelines_",
         ranks=Ranks(max(2, target.world_size)),
         admin_key=KEY,

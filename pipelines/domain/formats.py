@@ -341,6 +341,16 @@ def lacks_int8_kv(kv_format: KvFormat, capability: float) -> bool:
     return kv_format is KvFormat.INT8 and 10.0 <= capability < 12.0
 
 
+def rules_out_reuse(kv_format: KvFormat, qformat: QFormat) -> bool:
+    """Return whether a later prompt cannot read the blocks of such a KV cache.
+
+    An INT8 cache rules that out always, FP8 unless attention over the prompt runs in FP8 (or FP4) as well.
+    Source: tensorrt_llm/builder.py of TensorRT-LLM, which switches paged context attention off.
+    """
+    in_fp8 = kv_format is KvFormat.FP8 and FORMATS[qformat].activation in ("fp8", "fp4")
+    return kv_format is not KvFormat.AUTO and not in_fp8
+
+
 def formats_for(capability: float) -> list[QFormat]:
     """List the weight formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8, lacks_fp4, lacks_integers)

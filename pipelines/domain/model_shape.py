@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import BUILT, FAMILIES, Family
+from pipelines.domain.hf_config import ConfigNumbers, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +68,40 @@ class ModelShape:
                 simulation take any.
 
         Raises:
-            UserError: the architecture is not one of `FAMILIES`, or a size is missing.
+            UserError: the architecture is not one of `FAMILIES`, or numbers are missing or make no sense, all at once.
         """
-        architecture = (config.get("architectures") or [None])[0]
+        read = ConfigNumbers(config, source)
+        architecture = read.architecture()
         known = architecture in FAMILIES
         if buildable and not known:
+            read.refuse()
             raise UserError(
-                f"{source} names the architecture '{architecture}', which this project does not know.",
+                f"{source} names the architecture {shown(architecture or None)}, which this project does not know.",
                 allowed=f"Known: {', '.join(BUILT)}.",
             )
-        try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-            return cls(
-                architecture=architecture if known else "",
-                num_hidden_layers=int(config["num_hidden_layers"]),
-                hidden_size=hidden,
-                num_attention_heads=heads,
-                num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or hidden // heads),
-                intermediate_size=int(config["intermediate_size"]),
-                vocab_size=int(config["vocab_size"]),
-                max_position_embeddings=int(config["max_position_embeddings"]),
-                tie_word_embeddings=bool(
-                    config.get("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding)
-                ),
-                **(implied_sizes(architecture) if known else _stated_sizes(config)),
-                name=name,
-            )
-        except KeyError as missing:
-            raise UserError(f"{source} has no {missing}; it is not a complete model configuration.") from None
+        heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
+        kv_heads = read.size("num_key_value_heads", heads)
+        if read.fine and heads % kv_heads:
+            read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
+        if read.fine and config.get("head_dim") is None and hidden % heads:
+            read.fault(f"has hidden_size={hidden}, which num_attention_heads={heads} does not divide, and no head_dim.")
+        found = cls(
+            architecture=architecture if known else "",
+            num_hidden_layers=read.size("num_hidden_layers"),
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=read.size("head_dim", max(1, hidden // heads)),
+            intermediate_size=read.size("intermediate_size"),
+            vocab_size=read.size("vocab_size"),
+            max_position_embeddings=read.size("max_position_embeddings"),
+            tie_word_embeddings=read.switch("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding),
+            **(implied_sizes(architecture) if known else _stated_sizes(read)),
+            name=name,
+        )
+        read.check_reals()
+        read.refuse()
+        return found
 
     @property
     def family(self) -> Family:
@@ -204,12 +210,12 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
-def _stated_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _stated_sizes(read: ConfigNumbers) -> dict[str, Any]:
     """Read experts and windows from a config.json."""
-    windowed = config.get("use_sliding_window", True)
+    windowed, window = read.switch("use_sliding_window", True), read.size("sliding_window", 0, least=0)
     return {
-        "num_experts": int(config.get("num_local_experts") or 1),
-        "num_experts_per_token": int(config.get("num_experts_per_tok") or 1),
-        "sliding_window": int(config.get("sliding_window") or 0) if windowed else 0,
-        "global_every": int(config.get("sliding_window_pattern") or 0),
+        "num_experts": read.size("num_local_experts", 1, least=0) or 1,
+        "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
+        "sliding_window": window if windowed else 0,
+        "global_every": read.size("sliding_window_pattern", 0, least=0),
     }

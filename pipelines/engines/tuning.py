@@ -7,8 +7,10 @@ and so speak of the same engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipelines.domain.formats import rules_out_reuse
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, load_function
 from pipelines.settings.base import ChoosingGroup
@@ -82,10 +84,63 @@ def advice(
     return tuple(each for each in found if not each.given(settings))
 
 
+@dataclass(frozen=True, slots=True)
+class Adjusted:
+    """A default that gives way to another setting.
+
+    Attributes:
+        group: of the settings, e.g. "build".
+        name: of the setting in its group.
+        value: in place of the default.
+        reason: the setting it gives way to, and why.
+    """
+
+    group: str
+    name: str
+    value: int | bool
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """The setting as it is typed, and its reason."""
+        return f"{self.group}.{self.name}={str(self.value).lower()}: {self.reason}"
+
+
+def adjusted(settings: Settings, engine: EngineDescription, shape: ModelShape | None) -> tuple[Adjusted, ...]:
+    """List the defaults that do not go with the other settings, whatever the tuning is; nothing that is given.
+
+    Args:
+        settings: the configuration, with all advice.
+        engine: that it is built for; an engine that is not built has limits and a KV cache of its own.
+        shape: of the model, where known.
+    """
+    build, kv_cache = settings.build, settings.kv_cache
+    found: list[Adjusted] = []
+    if not engine.writes_engine:
+        return ()
+    longest = build.max_seq_len or (shape.max_position_embeddings if shape else None)
+    default = type(build).model_fields["max_input_len"].default
+    if longest is not None and longest < default and not build.given("max_input_len"):
+        why = f"build.max_seq_len={longest}" if build.max_seq_len else f"the model's longest sequence of {longest}"
+        found.append(Adjusted("build", "max_input_len", longest, f"no prompt is longer than {why}"))
+    if rules_out_reuse(kv_cache.dtype, settings.quant.qformat) and not kv_cache.given("enable_block_reuse"):
+        reason = f"TensorRT-LLM does not reuse blocks with kv_cache={kv_cache.dtype} and quant={settings.quant.qformat}"
+        found.append(Adjusted("kv_cache", "enable_block_reuse", False, reason))
+    return tuple(found)
+
+
 def tuned(settings: Settings, engine: EngineDescription, shape: ModelShape | None, gpu: HardwareSettings) -> Settings:
-    """Return the settings with all advice, which does not count as given; see `advice` for the arguments."""
-    found, settings = advice(settings, engine, shape, gpu), _as_given(settings)
-    for each in found:
+    """Return the settings with all advice and what gives way to it, none of which counts as given.
+
+    See `advice` for the arguments.
+    """
+    settings = _chosen(_as_given(settings), advice(settings, engine, shape, gpu))
+    return _chosen(settings, adjusted(settings, engine, shape))
+
+
+def _chosen(settings: Settings, values: Sequence[Recommended | Adjusted]) -> Settings:
+    """Return the settings with values that do not count as given."""
+    for each in values:
         group: ChoosingGroup = getattr(settings, each.group)
         settings = settings.model_copy(update={each.group: group.choosing({each.name: each.value})})
     return settings

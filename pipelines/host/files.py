@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HOST = os.uname().nodename
 """Goes into file names that must differ between machines on a shared file system."""
@@ -57,6 +58,18 @@ def write_text(path: Path, text: str) -> Path:
 def write_json(path: Path, value: object, *, sort_keys: bool = True) -> Path:
     """Replace the content of a file with JSON, indented by one space per level, and return its path."""
     return write_text(path, json.dumps(value, indent=1, sort_keys=sort_keys) + "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON that others wrote.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def link_to(folder: Path, link: Path) -> None:

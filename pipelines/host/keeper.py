@@ -4,10 +4,17 @@ Run as `python -I -S keeper.py STARTER STATUS_FD SHM_PREFIX COMMAND...` in a ses
 Ctrl-C reaches only the starter. The keeper starts COMMAND, writes its process id to STATUS_FD and then
 
 - forwards SIGTERM, SIGINT and SIGHUP as SIGTERM (drain), under mpirun to the rank that answers, and treats SIGQUIT as
-  "kill now";
+  "kill now" and SIGUSR1 as "the work is done: kill what is left of it", which is an orderly end with exit code 0;
 - kills everything when the starter is gone, even after `kill -9`;
-- kills whatever COMMAND leaves behind (stubs of the python backend outlive a killed tritonserver by four seconds),
-  removes its regions in /dev/shm, and ends the way COMMAND ended: same exit code or same signal.
+- kills everything when a stub of the python backend has died after SIGUSR2, which means that all models are loaded:
+  tritonserver 2.51 still says that it is ready, but leaves requests to that model without an answer;
+- kills whatever COMMAND leaves behind (stubs outlive a killed tritonserver by four seconds, or for good), removes its
+  regions in /dev/shm, writes its wait status to STATUS_FD, or the model and status of the stub that died, and ends in
+  the same way: same exit code or same signal.
+
+Two things hold even when the keeper itself is killed, because the kernel does them: everything in COMMAND's process
+group is killed (see `tie_to`), and shared memory that both its users have opened has no name any more, so that it is
+freed with the last of them (see `unname_regions`).
 
 It uses only a few modules of the standard library: it starts in 15 ms and lives as long as the server.
 """
@@ -16,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -25,7 +33,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 CHECK_S = 0.2  # how often it checks that the starter is still alive
-SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+DRAIN = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+KILL, FINISHED, LOADED = signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2
+SIGNALS = {*DRAIN, KILL, FINISHED, LOADED, signal.SIGCHLD}
 SHM = Path("/dev/shm")
 STACK_BYTES = 256 << 20
 """Stack size of each thread. Only address space is reserved; memory is used when touched. tritonserver's HTTP library
@@ -36,11 +46,15 @@ prompt of 4 MB crashes the server (triton-inference-server/server issue 5840).""
 def start(command: list[str]) -> int:
     """Start the command in this session and return its process id."""
     keeper = os.getpid()
+    lifeline, held = os.pipe()  # the keeper alone holds the writing end, for as long as it lives
     pid = os.fork()
     if pid:
+        os.close(lifeline)
         return pid
     try:
+        os.close(held)
         os.setpgid(0, 0)
+        tie_to(lifeline)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         raise_stack_limit()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -52,6 +66,20 @@ def start(command: list[str]) -> int:
     os._exit(127)
 
 
+def tie_to(lifeline: int) -> None:
+    """Let the kernel kill this process group when the other end of the pipe `lifeline` is closed.
+
+    The command and its children inherit the descriptor, and the kernel sends the pipe's signal of readiness, chosen to
+    be SIGKILL, to the whole group for as long as one process has it open. No process needs to watch anything, so a
+    stub that hangs ends as well. PR_SET_PDEATHSIG would not do for the stubs: it fires when the *thread* that started
+    a process ends, and tritonserver loads models in threads that do.
+    """
+    os.set_inheritable(lifeline, True)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+
+
 def raise_stack_limit() -> None:
     """Raise the stack limit of the command's threads to `STACK_BYTES`, or as far as the system allows."""
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
@@ -59,25 +87,40 @@ def raise_stack_limit() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (allowed, hard))
 
 
-def keep(pid: int, starter: int, *, ranks: bool) -> int | None:
-    """Wait until the command ends and return its wait status, or None when it has to be killed.
+def keep(pid: int, starter: int, prefix: str, *, ranks: bool) -> tuple[int | None, str]:
+    """Wait until the command, or one of its stubs, ends.
 
     Args:
         pid: of the command.
         starter: process id; the command is killed when that process is gone.
+        prefix: of the names of its shared memory.
         ranks: the command is mpirun.
+
+    Returns:
+        the wait status, None when the command has to be killed, and the model of the stub that ended, or "".
     """
+    stubs: dict[int, str] = {}
+    watching = False
     while os.getppid() == starter:
+        stubs |= unname_regions(prefix)
         info = signal.sigtimedwait(SIGNALS, CHECK_S)
         got = info.si_signo if info else None
-        if got == signal.SIGQUIT:
-            return None
-        if got in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if got == KILL:
+            return None, ""
+        if got == FINISHED:
+            return 0, ""
+        if got == LOADED:
+            watching = True
+        if got in DRAIN:
+            watching = False  # stubs end now
             os.kill(front_rank(pid) if ranks else pid, signal.SIGTERM)
         status = reap(pid)
         if status is not None:
-            return status
-    return None
+            return status, ""
+        for stub, model in stubs.items() if watching else ():
+            if status := status_of_failed(stub):
+                return status, model
+    return None, ""
 
 
 def front_rank(pid: int) -> int:
@@ -104,14 +147,62 @@ def reap(pid: int) -> int | None:
     return found
 
 
+def regions(prefix: str) -> list[Path]:
+    """List the shared memory whose name begins with `prefix`."""
+    return list(SHM.glob(f"{prefix}*")) if prefix else []
+
+
+def unname_regions(prefix: str) -> dict[int, str]:
+    """Remove the name of each region that both its users have opened, and return the stubs that have: pid -> model.
+
+    tritonserver makes one per instance of a python model and gives its name to the stub as an argument; once the stub
+    has mapped it, nobody asks for the name again (`SharedMemoryManager` of python_backend grows it by its descriptor).
+    """
+    found = {}
+    for region in regions(prefix):
+        for pid in session_members():
+            model = model_of_stub(pid, region)
+            if model is not None:
+                found[pid] = model
+                with contextlib.suppress(OSError):
+                    region.unlink()
+    return found
+
+
+def model_of_stub(pid: int, region: Path) -> str | None:
+    """Return the model whose stub a process is, None if it has not mapped the region of which it was given the name.
+
+    Its arguments are `triton_python_backend_stub .../MODEL/VERSION/model.py REGION ...`.
+    """
+    folder = Path("/proc", str(pid))
+    with contextlib.suppress(OSError):
+        arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        if region.name in arguments and f" {region}\n" in (folder / "maps").read_text():
+            return next((Path(each).parts[-3] for each in arguments if each.endswith("/model.py")), "?")
+    return None
+
+
+def status_of_failed(pid: int) -> int:
+    """Return the wait status of a stub that has failed, or 0.
+
+    It is tritonserver's child, which waits for those that it ended itself and leaves others as zombies.
+    """
+    with contextlib.suppress(OSError):
+        after_name = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        if after_name[0] == "Z":
+            return int(after_name[49])  # field 52, exit_code
+    return 0
+
+
 def session_members() -> list[int]:
-    """List all other processes of this session."""
+    """List all other processes of this session, and children that have left it."""
     own, members = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != own:
             with contextlib.suppress(OSError):
                 after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-                if after_name[0] != "Z" and int(after_name[3]) == own:  # state, ppid, pgrp, session
+                state, parent, _, session = after_name[:4]
+                if state != "Z" and own in (int(parent), int(session)):
                     members.append(int(entry.name))
     return members
 
@@ -128,7 +219,7 @@ def clear(pid: int, prefix: str) -> int | None:
         if not members:
             break
         time.sleep(0.01)
-    for region in SHM.glob(f"{prefix}*") if prefix else ():
+    for region in regions(prefix):
         with contextlib.suppress(OSError):
             region.unlink()
     return status
@@ -139,6 +230,8 @@ def end_like(status: int | None) -> None:
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # one that is waiting must not end this process in its own way
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -154,10 +247,12 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     pid = start(sys.argv[4:])
     os.write(status_fd, f"{pid}\n".encode())
-    os.close(status_fd)
-    status = keep(pid, starter, ranks=Path(sys.argv[4]).name == "mpirun")
+    status, model = keep(pid, starter, prefix, ranks=Path(sys.argv[4]).name == "mpirun")
     late = clear(pid, prefix)
-    end_like(status if status is not None else late)
+    status = status if status is not None else late
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status_fd, f"{status} {model}\n".encode())
+    end_like(status)
 
 
 if __name__ == "__main__":

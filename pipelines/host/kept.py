@@ -7,9 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pipelines.host.memory_kills import MemoryKills
+
+FINISHED_POLL_S = 0.05
 KEEPER = Path(__file__).with_name("keeper.py")
 
 
@@ -23,6 +27,7 @@ class KeptProcess:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_file: Path, shm_prefix: str = ""
     ) -> None:
+        self._memory_kills = MemoryKills()
         read_fd, write_fd = os.pipe()
         keeper = [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(write_fd), shm_prefix, *command]
         try:
@@ -39,12 +44,16 @@ class KeptProcess:
                 )
         finally:
             os.close(write_fd)
-        with os.fdopen(read_fd) as answer:
-            self.pid = int(answer.readline() or 0)
+        self._answers = os.fdopen(read_fd)
+        self.pid = int(self._answers.readline() or 0)
+        self._report: str | None = None
 
     def poll(self) -> int | None:
         """Return the exit code (negative for a signal), or None while the command runs."""
-        return self._keeper.poll()
+        code = self._keeper.poll()
+        if code is None:
+            self._memory_kills.look()
+        return code
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
@@ -61,22 +70,70 @@ class KeptProcess:
         """Kill the command and everything it started; return when all of it is gone."""
         self._send(signal.SIGQUIT)
         if self.wait(10) is None:
-            self._keeper.kill()  # the kernel then kills the command (PR_SET_PDEATHSIG)
+            self._keeper.kill()  # the kernel then kills the command
             self._keeper.wait()
 
-    def stop(self, timeout_s: float) -> int:
+    def watch_stubs(self) -> None:
+        """End everything when a stub of the python backend ends, from now on: its model never answers again."""
+        self._send(signal.SIGUSR2)
+
+    def stop(
+        self,
+        timeout_s: float,
+        *,
+        first: Callable[[], bool] = lambda: False,
+        finished: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Ask the command to end, wait up to `timeout_s`, then kill it; a second Ctrl-C kills at once.
+
+        Args:
+            timeout_s: seconds.
+            first: whether there is something to wait for before the command is asked.
+            finished: whether its work is done, so that what is left of it may be killed: an orderly end, with exit
+                code 0.
 
         Returns:
             The exit code, negative for a signal.
         """
+        until = time.monotonic() + timeout_s
         try:
+            while first() and self.wait(FINISHED_POLL_S) is None:
+                pass
             self.terminate()
-            self.wait(timeout_s)
+            while self.wait(FINISHED_POLL_S) is None and time.monotonic() < until:
+                if finished():
+                    self._send(signal.SIGUSR1)
+                    self.wait(timeout_s)
         finally:
             if self.poll() is None:
                 self.kill()
         return int(self._keeper.returncode)
+
+    def describe_exit(self) -> str:
+        """Describe how the command ended: "exit code 1", "killed by SIGSEGV", which part of it, who sent a SIGKILL."""
+        report = self._read_report()
+        if not report:
+            return f"killed by the kernel, because its keeper (process {self._keeper.pid}) was killed by SIGKILL"
+        model = report.partition(" ")[2].strip()
+        return (f"its process for model '{model}': " if model else "") + self._describe(self._keeper.returncode)
+
+    def _read_report(self) -> str:
+        """Return what the keeper wrote about the end, which is nothing if it was killed itself."""
+        if self._report is None:
+            self._report = self._answers.readline()
+            self._answers.close()
+        return self._report
+
+    def _describe(self, code: int) -> str:
+        if code >= 0:
+            return f"exit code {code}"
+        if code != -signal.SIGKILL:
+            return f"killed by {_signal_name(-code)}"
+        return {
+            None: "killed by SIGKILL (by hand, or by the kernel when memory ran out)",
+            True: "killed by SIGKILL, by the kernel, because memory ran out",
+            False: "killed by SIGKILL (by hand or by another program; memory did not run out)",
+        }[self._memory_kills.happened()]
 
     def _send(self, number: signal.Signals) -> None:
         if self._keeper.poll() is None:
@@ -84,12 +141,8 @@ class KeptProcess:
                 self._keeper.send_signal(number)
 
 
-def describe_exit(code: int) -> str:
-    """Describe an exit code: 1 -> "exit code 1", -9 -> "killed by SIGKILL"."""
-    if code >= 0:
-        return f"exit code {code}"
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    return f"killed by {name}" + (" (by hand, or by the kernel when memory ran out)" if code == -signal.SIGKILL else "")
+        return f"signal {number}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.progress import Progress, SilentProgress
 from pipelines.domain.units import show_bytes
+from pipelines.host.files import parse_json
 from pipelines.host.hashing import FileRecord, sha256_file
 from pipelines.hub import choice
 from pipelines.hub.faults import explained
@@ -76,7 +76,7 @@ def download_dataset(
 def _read_json(listing: HubListing, name: str) -> Mapping[str, Any]:
     path = fetch(listing, [listing.files[name]], SilentProgress())[name]
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except ValueError as error:
         raise UserError(f"{name} of {listing.place} is not valid JSON: {error}.") from None
     if not isinstance(content, dict):

@@ -82,9 +82,8 @@ def check(
     checked.warnings = (*warned(findings), *_few_texts(settings, found))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
-    if not engine.builder or machine.gpus:  # else nothing is quantized here
-        checked.faults += _host_memory(settings, shape, machine)
-        checked.faults += _reference(settings, shape, machine, target)
+    if not is_for_a_named_gpu(settings, engine):
+        checked.faults += check_memory(settings, shape, engine, machine, target)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}
 
     def allowed(change: str) -> bool:
@@ -103,7 +102,6 @@ def check(
             fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
             checked.faults += fit.faults
             checked.warnings += fit.warnings
-    checked.faults += _pinned(settings, engine, machine)
     checked.faults += served
     return checked
 
@@ -144,10 +142,8 @@ def _few_texts(settings: Settings, found: Found) -> list[Fault]:
     ]
 
 
-def _pinned(settings: Settings, engine: EngineDescription, machine: Machine) -> list[Fault]:
+def _pinned(settings: Settings, machine: Machine) -> list[Fault]:
     """Check host memory that the server reserves on this machine for KV blocks and adapters."""
-    if not engine.needs_gpu or not machine.gpus:
-        return []
     triton = settings.triton
     asked = {"kv_cache_host_memory_bytes": triton.kv_cache_host_memory_bytes}
     if settings.lora.adapters:
@@ -226,6 +222,21 @@ def _other_gpu(machine: Machine, wanted: HardwareSettings) -> list[Fault]:
             "Run the same command there, or leave out hardware=... to build for the GPU of this machine.",
         )
     ]
+
+
+def is_for_a_named_gpu(settings: Settings, engine: EngineDescription) -> bool:
+    """Return whether a GPU is planned for by name, which may be in another machine."""
+    return bool(engine.builder) and settings.hardware.name != "auto"
+
+
+def check_memory(
+    settings: Settings, shape: ModelShape | None, engine: EngineDescription, machine: Machine, target: Target
+) -> list[Fault]:
+    """Check the memory of this machine, where the engine is built here: on a machine without a GPU it is not."""
+    faults = []
+    if not engine.builder or machine.gpus:
+        faults += _host_memory(settings, shape, machine) + _reference(settings, shape, machine, target)
+    return faults + (_pinned(settings, machine) if engine.needs_gpu and machine.gpus else [])
 
 
 def host_memory(settings: Settings, shape: ModelShape | None, machine: Machine, stages: Sequence[Stage]) -> list[Fault]:

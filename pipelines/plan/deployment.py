@@ -41,7 +41,7 @@ def deployment(
         adapters=found.adapters,
         images=(
             Images(images.model_type, images.visual_tokens, images.images_per_request)
-            if images.visual_tokens is not None
+            if images.visual_tokens is not None and images.model_type != "none"
             else None
         ),
         rotary=found.rotary,

@@ -19,7 +19,7 @@ from pipelines.host.paths import relative_to_cwd
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
-from pipelines.plan.targets import Target, has_baseline
+from pipelines.plan.targets import Target, has_baseline, is_elsewhere
 from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
@@ -146,6 +146,9 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
             not checks.check(tune(settings, OPENVINO, shape, machine), shape, OPENVINO, machine, target, found).faults
         ),
     )
+    starts_from_model = found.built is None and not is_elsewhere(settings, target)
+    if not not_here and starts_from_model and checks.is_for_a_named_gpu(settings, choice.engine):
+        not_here = checks.check_memory(settings, shape, choice.engine, machine, target)
     findings = ((*checked.notes, *tuning), (*checked.warnings, *unwritable), (*not_here, *unwritable))
     return Plan(settings, target, machine, choice, shape, steps, *findings, only)
 

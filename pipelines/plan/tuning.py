@@ -1,10 +1,10 @@
-"""Tune the engines of a plan, and say what that sets."""
+"""Tune the engines of a plan, and say what is set without being asked for."""
 
 from __future__ import annotations
 
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription
-from pipelines.engines.tuning import Recommended, advice, tuned
+from pipelines.engines.tuning import Recommended, adjusted, advice, tuned
 from pipelines.host.machine import Machine
 from pipelines.predict.performance.hardware import resolved
 from pipelines.settings.root import Settings
@@ -18,7 +18,9 @@ def tune(settings: Settings, engine: EngineDescription, shape: ModelShape | None
 def tuning_notes(
     settings: Settings, engine: EngineDescription, shape: ModelShape | None, machine: Machine, *, baseline: bool
 ) -> tuple[str, ...]:
-    """Return a line for each setting that the tuning chooses, for the engine and for its baseline where that differs.
+    """Return a line for each default that gives way to another setting, and for each setting that the tuning chooses.
+
+    The latter also for the baseline, where that differs.
 
     Args:
         settings: the configuration.
@@ -27,10 +29,11 @@ def tuning_notes(
         machine: facts of this machine.
         baseline: whether the 16-bit baseline is built as well.
     """
+    changed = tuple(each.line for each in adjusted(settings, engine, shape))
     if not engine.recommends:
-        return ()
+        return changed
     if settings.tuning.name == "plain":
-        return ("tuning=plain: nothing is set for speed; tuning=recommended does",)
+        return (*changed, "tuning=plain: nothing is set for speed; tuning=recommended does")
 
     def advised(wanted: Settings) -> tuple[Recommended, ...]:
         return advice(wanted, engine, shape, resolved(settings.hardware, machine))
@@ -42,4 +45,4 @@ def tuning_notes(
         lines += [f"tuning of the 16-bit baseline: {each.line}" for each in base if each not in own]
         lacks = [each.word for each in own if each not in base]
         lines += [f"tuning of the 16-bit baseline: without {', '.join(lacks)}"] if lacks else []
-    return tuple(lines)
+    return (*changed, *lines)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import rules_out_reuse
 from pipelines.rules.record import BUILT, GPU, Cases, DeploymentFacts, Rule, Severity, listed
 from pipelines.rules.sources import BUILDER, COMMAND, PLUGIN, REUSE, SCHEDULER, TEMPLATES
 
 TOPIC = "KV cache and attention"
 IN_FLIGHT = ("inflight_fused_batching", "inflight_batching")
-
-
-def fp8_context_attention(qformat: QFormat) -> bool:
-    """Return whether context attention in an engine of this format can run in FP8 (SM 8.9 and newer)."""
-    return FORMATS[qformat].activation in ("fp8", "fp4")
 
 
 def wanted(d: DeploymentFacts) -> Cases:
@@ -29,9 +24,7 @@ def wanted(d: DeploymentFacts) -> Cases:
 
 def _kv_format_takes_away(d: DeploymentFacts) -> Cases:
     """Return the words if the KV format rules out such features: INT8 always, FP8 without FP8 context attention."""
-    if d.kv_format is KvFormat.AUTO or (d.kv_format is KvFormat.FP8 and fp8_context_attention(d.qformat)):
-        return ()
-    return wanted(d)
+    return wanted(d) if rules_out_reuse(d.kv_format, d.qformat) else ()
 
 
 def _switched_off(d: DeploymentFacts, option: str) -> Cases:

@@ -71,7 +71,8 @@ def gpu_commands(plan: Plan, overrides: Sequence[str] = ()) -> Lines:
         return []
     why = "; ".join(plan.choice.engine.lacks(plan.machine))
     if plan.not_here:
-        why = plan.not_here[0].message.partition(": ")[2].rstrip(".")
+        message = plan.not_here[0].message
+        why = (message.partition(": ")[2] or message).rstrip(".")
     head = f"Commands (not run here: {why})" if why else "Commands"
     lines = ["", wrapped(f"{head}, to paste one after the other:")]
     return [*lines, *chain.from_iterable((wrapped(f"  {title}", 4), *block) for title, block in blocks)]

@@ -114,15 +114,28 @@ def nvidia_frontend_command(
     return Launch(tuple(command), {"TRTLLM_ORCHESTRATOR": "1"})
 
 
+def front_options(settings: ServingSettings) -> list[str]:
+    """Return the options of the service in front of tritonserver that do not depend on where the two run."""
+    return [
+        f"--target={settings.openai_target}",
+        f"--host={settings.host}",
+        f"--drain-timeout-s={settings.drain_timeout_s}",
+        f"--max-body-bytes={settings.max_body_bytes}",
+        f"--max-prompts={settings.max_prompts}",
+        f"--request-timeout-s={settings.request_timeout_s}",
+        *([f"--chat-template={settings.chat_template}"] if settings.chat_template else []),
+    ]
+
+
 def _common_flags(
     repository: Path, settings: ServingSettings, ports: Mapping[str, int], backends: Path | None, admin_key: str
 ) -> list[str]:
     flags = [
         f"--model-repository={repository}",
         *([f"--backend-directory={backends}"] if backends else []),
-        f"--http-address={settings.host}",
-        f"--grpc-address={settings.host}",
-        f"--metrics-address={settings.host}",
+        f"--http-address={settings.triton_host}",
+        f"--grpc-address={settings.triton_host}",
+        f"--metrics-address={settings.triton_host}",
         f"--http-port={ports['http_port']}",
         f"--grpc-port={ports['grpc_port']}",
         f"--metrics-port={ports['metrics_port']}",

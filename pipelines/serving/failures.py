@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.units import show_seconds
-from pipelines.host.kept import describe_exit
 from pipelines.serving import logs
 from pipelines.serving.loading import loading_now
 
@@ -32,25 +31,31 @@ class PortTakenError(Exception):
         )
 
 
-def why_not_started(lines: Sequence[str], code: int | None, log_file: Path) -> UserError:
+def why_not_started(lines: Sequence[str], ended: str | None, log_file: Path) -> UserError:
     """Explain a failed start: the models that did not load, or the server's last messages.
 
     Args:
         lines: of its log.
-        code: exit code; None if it is still running, which happens only when a model failed.
+        ended: how it ended; None if it is still running, which happens only when a model failed.
         log_file: the complete log.
     """
     failures = logs.load_failures(lines)
-    if code is not None and not failures:
-        return _death(lines, code, log_file, "did not start")
+    if ended is not None and not failures:
+        return _death(lines, ended, log_file, "did not start")
     faults = [Fault(f"{str(failure)[:1].upper()}{str(failure)[1:]}.") for failure in failures]
     faults[-1] = Fault(faults[-1].message, todo=f"Log: {log_file}")
     return ServerFailedError.of(faults)
 
 
-def why_ended(lines: Sequence[str], code: int, log_file: Path) -> ServerFailedError:
-    """Explain why a server that was ready ended."""
-    return _death(lines, code, log_file, "ended while it was in use")
+def why_ended(lines: Sequence[str], ended: str, log_file: Path) -> ServerFailedError:
+    """Explain why a server that was ready ended.
+
+    Args:
+        lines: of its log, since it was ready: what it wrote before did not end it.
+        ended: how it ended.
+        log_file: the complete log.
+    """
+    return _death(lines, ended, log_file, "ended while it was in use")
 
 
 def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> ServerFailedError:
@@ -62,7 +67,7 @@ def why_not_ready(lines: Sequence[str], limit_s: float, log_file: Path) -> Serve
     )
 
 
-def _death(lines: Sequence[str], code: int, log_file: Path, what: str) -> ServerFailedError:
+def _death(lines: Sequence[str], ended: str, log_file: Path, what: str) -> ServerFailedError:
     said = " | ".join(logs.useful_lines(lines))
     said = f" It said: {said}" if said else ""
-    return ServerFailedError(f"tritonserver {what}: {describe_exit(code)}.{said}", todo=f"Log: {log_file}")
+    return ServerFailedError(f"tritonserver {what}: {ended}.{said}", todo=f"Log: {log_file}")

@@ -1,4 +1,4 @@
-"""`make serve`: a server in the foreground until Ctrl-C."""
+"""`make serve`: a server in the foreground until Ctrl-C, started again when it ends by itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.domain.units import show_seconds
 from pipelines.host.screen import complain, say
@@ -18,6 +19,7 @@ from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.follow import LogFollower
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
+from pipelines.serving.restarts import RestartBudget
 from pipelines.settings.serving import ServingSettings
 
 CHECK_S = 0.2
@@ -26,7 +28,7 @@ OPENED = {
     "http_port": "HTTP: inference, statistics, configuration of the models",
     "grpc_port": "gRPC: the same",
     "metrics_port": "metrics",
-    "openai_port": "OpenAI-compatible access",
+    "openai_port": "OpenAI-compatible access, Triton's generate endpoints, health, metrics",
 }
 
 
@@ -48,8 +50,8 @@ def serve(
         prompt: for the example lines.
 
     Returns:
-        exit code: 0 if drained, 1 if the server ended by itself (the reason is printed), 130 if interrupted before it
-        was ready, or twice.
+        exit code: 0 if drained, 1 if the server ended by itself more often than `serving.restarts` allows (the
+        reasons are printed), 130 if interrupted before it was ready, or twice.
 
     Raises:
         UserError: it cannot start.
@@ -64,7 +66,7 @@ def serve(
                     stack.enter_context(LogFollower(server.log_file))
                 stack.enter_context(server)
                 frontend = None
-                if settings.openai and not server.nvidia_frontend:
+                if settings.front and not server.nvidia_frontend:
                     frontend = stack.enter_context(OpenAiFrontend(server))
                 if not settings.loopback:
                     _say_exposure(server)
@@ -76,20 +78,53 @@ def serve(
 
 def _watch(server: TritonServer, frontend: OpenAiFrontend | None, seconds: float, prompt: str) -> int:
     """Print the addresses and wait; the drain happens when the caller leaves its `with` block."""
+    budget = RestartBudget(server.settings.restarts)
     try:
         _say_where(server, seconds, prompt)
         while True:
-            server.check()
-            if frontend is not None:
-                frontend.check()
-            time.sleep(CHECK_S)
-    except ServerFailedError as error:
-        complain(str(error))
-        return 1
+            complain(str(_wait_for_failure(server, frontend)))
+            if not _start_again(server, frontend, budget):
+                return 1
     except KeyboardInterrupt:
+        if server.poll() is not None:
+            raise  # between two attempts to start it there is nothing to drain
         limit = show_seconds(server.settings.drain_timeout_s)
         say(f"\nDraining: running requests may take up to {limit}; Ctrl-C again ends them.")
         return 0
+
+
+def _wait_for_failure(server: TritonServer, frontend: OpenAiFrontend | None) -> ServerFailedError:
+    """Return why the server, or the service in front of it, ended."""
+    while True:
+        try:
+            server.check()
+            if frontend is not None:
+                frontend.check()
+        except ServerFailedError as error:
+            return error
+        time.sleep(CHECK_S)
+
+
+def _start_again(server: TritonServer, frontend: OpenAiFrontend | None, budget: RestartBudget) -> bool:
+    """Start what has ended, and return whether it serves again; False when no restart is left."""
+    while (pause := budget.take()) is not None:
+        say(f"Starting it again in {show_seconds(pause)} (restart {budget.used} of {budget.allowed} in a row).")
+        time.sleep(pause)
+        begun = time.monotonic()
+        try:
+            if server.poll() is not None:
+                server.restart()
+            if frontend is not None and frontend.poll() is not None:
+                frontend.start()
+        except UserError as error:
+            complain(str(error))
+            continue
+        budget.ready()
+        say(f"Serving again after {show_seconds(time.monotonic() - begun)}. Requests that were running have failed.")
+        return True
+    if budget.allowed:
+        complain(f"It is not started again: serving.restarts={budget.allowed} is used up.")
+    return False
 
 
 def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
@@ -98,14 +133,14 @@ def _say_where(server: TritonServer, seconds: float, prompt: str) -> None:
     say(f"  HTTP     {server.http_url}")
     say(f"  gRPC     {server.grpc_url}")
     say(f"  metrics  {server.metrics_url}")
-    if server.settings.openai:
+    if server.settings.front:
         say(f"  OpenAI   {server.openai_url}")
     say(f"  log      {server.log_file}")
     model = server.settings.openai_target
     if model in server.repository.models:
         say(f"\n{curl_generate(server.http_url, model, prompt)}")
         say(f"\n{python_stream(server.grpc_url, model, prompt)}")
-    if server.settings.openai:
+    if server.settings.front:
         say(f"\n{curl_openai(server.openai_url, server.openai_model, prompt)}")
     say()
 
@@ -116,9 +151,12 @@ def _say_exposure(server: TritonServer) -> None:
     reach = "every network of this machine" if host == "0.0.0.0" else f"whoever reaches {host}"
     say(f"serving.host={host} opens these to {reach}.")
     say("There is no authentication:")
+    exposed = server.settings.expose_triton
     for name, port in server.ports.items():
-        say(f"  {port:5}  {OPENED[name]}")
-    if not server.nvidia_frontend:
+        if exposed or name == "openai_port":
+            say(f"  {port:5}  {OPENED[name]}")
+    if exposed:
+        say("A single request to tritonserver's own ports can end it (docs/serving.md, Open it to others).")
         say(f"Closed to all: {CLOSED_TO_STRANGERS.replace(',', ', ')}.")
     say("Put a proxy with TLS and authentication in front of it, or keep 127.0.0.1.\n")
 

@@ -7,7 +7,8 @@ import sys
 import time
 from types import TracebackType
 
-from pipelines.host.kept import KeptProcess, describe_exit
+from pipelines.host.kept import KeptProcess
+from pipelines.serving.command import front_options
 from pipelines.serving.failures import ServerFailedError
 from pipelines.serving.logs import useful_lines
 from pipelines.serving.ports import answers_200
@@ -24,17 +25,24 @@ class OpenAiFrontend:
     def __init__(self, server: TritonServer) -> None:
         self._server = server
         self._settings = server.settings
-        self._port = server.ports["openai_port"]
+        self._host, self._port = server.settings.front_host, server.ports["openai_port"]
         self.log_file = server.log_file.with_suffix(".openai.log")
         self._process: KeptProcess | None = None
+        self._log_start = 0  # bytes of the log
 
     def __enter__(self) -> OpenAiFrontend:
-        """Start and wait until it responds.
+        """Start; see `start`."""
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start it, or start it again after it ended, and wait until it responds.
 
         Raises:
             ServerFailedError: it ended instead, or took too long.
         """
         search = os.pathsep.join(part for part in (str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._process = KeptProcess(
             self._command(),
             env={**os.environ, "PYTHONPATH": search},
@@ -46,7 +54,10 @@ class OpenAiFrontend:
         except BaseException:
             self._process.kill()
             raise
-        return self
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative for a signal), or None while it runs."""
+        return self._process.poll() if self._process is not None else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,15 +75,19 @@ class OpenAiFrontend:
         Raises:
             ServerFailedError: with the exit code and the last lines of its log.
         """
-        code = self._process.poll() if self._process else None
-        if code is not None:
-            lines = self.log_file.read_text(errors="replace").splitlines() if self.log_file.exists() else []
-            said = " | ".join(useful_lines(lines))
+        if self._process is not None and self._process.poll() is not None:
+            said = " | ".join(useful_lines(self._log_lines()))
             raise ServerFailedError(
-                f"The OpenAI service on port {self._port} ended: {describe_exit(code)}."
+                f"The OpenAI service on port {self._port} ended: {self._process.describe_exit()}."
                 + (f" It said: {said}" if said else ""),
                 todo=f"Log: {self.log_file}",
             )
+
+    def _log_lines(self) -> list[str]:
+        """Read the log of this start."""
+        with self.log_file.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace").splitlines()
 
     def _command(self) -> list[str]:
         server = self._server
@@ -81,18 +96,15 @@ class OpenAiFrontend:
             f"--repository={server.repository.path}",
             f"--grpc={server.grpc_url}",
             f"--metrics={server.metrics_url}",
-            f"--target={self._settings.openai_target}",
-            f"--host={self._settings.host}",
             f"--port={self._port}",
-            f"--drain-timeout-s={self._settings.drain_timeout_s}",
-            *([f"--chat-template={self._settings.chat_template}"] if self._settings.chat_template else []),
+            *front_options(self._settings),
         ]  # fmt: skip
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             self.check()
-            if answers_200(self._server.host, self._port, "/health"):
+            if answers_200(self._host, self._port, "/health"):
                 self.check()  # another service on our port does not count
                 return
             time.sleep(POLL_S)

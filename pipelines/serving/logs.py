@@ -31,6 +31,14 @@ HARMLESS = re.compile(
     r"|Timeout \d+: Found|^[+|]"
 )
 LEVEL = re.compile(r"[IWE]\d{4} ")
+# What dies without an exception writes: C++, assert(), glibc's checks of heap and stack, Python, OpenVINO.
+CRASH = re.compile(
+    r"^terminate called|[Aa]ssertion .*failed|^(?:malloc|free|realloc|corrupted|double free|munmap_chunk|mremap_chunk)"
+    r"[^.]*$|stack smashing detected|^Fatal Python error|^(?:\w+\.)*MemoryError|std::bad_alloc|Exception from src/"
+    r"|^Check '.*' failed"
+)
+# The server's own handler prints the signal, which the exit code has too, and a stack.
+STACK = re.compile(r"^\s*Signal \(\d+\) received|^\s*\d+# ")
 ERROR_LINE = re.compile(r"^(?:E\d{4} [\d:.]+\s+\d+ [\w.]+:\d+\]|error:)\s*(?P<text>.*)")
 
 
@@ -94,7 +102,27 @@ def taken_port(lines: Iterable[str]) -> int | None:
 
 
 def useful_lines(lines: Iterable[str], count: int = 3) -> list[str]:
-    """Return the last meaningful errors, or the lines without a log level if there are none."""
+    """Return what explains an end best: a crash's own words, else the last errors, else the last lines without a level.
+
+    A crash is what a process writes as it dies. The server's own errors are often older than the crash, or follow from
+    it.
+    """
     kept = [line.rstrip() for line in lines if line.strip() and not HARMLESS.search(line)]
+    crash = _last_crash(kept)
+    kept = [line for line in kept if not STACK.match(line)]
     errors = [match["text"].strip('"') for line in kept if (match := ERROR_LINE.match(line))]
-    return (errors or [line for line in kept if not LEVEL.match(line)])[-count:]
+    return crash[:count] or (errors or [line for line in kept if not LEVEL.match(line)])[-count:]
+
+
+def _last_crash(lines: list[str]) -> list[str]:
+    """Return the last crash, from the line that names it to the next line of a log or of a stack."""
+    found: list[str] = []
+    inside = False
+    for line in lines:
+        if LEVEL.match(line) or STACK.match(line):
+            inside = False
+        elif inside:
+            found.append(line.strip())
+        elif CRASH.search(line):
+            found, inside = [line.strip()], True
+    return found

@@ -47,12 +47,13 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
         usual: prefer the usual port where the choice is open and the port is free.
 
     Returns:
-        setting's name -> port, for http_port, grpc_port, metrics_port and, with `openai`, openai_port.
+        setting's name -> port, for http_port, grpc_port, metrics_port and, with a service in front, openai_port.
 
     Raises:
         UserError: a given port is in use or given twice, or the address is not one of this machine.
     """
-    names = [name for name in USUAL_PORTS if name != "openai_port" or settings.openai]
+    hosts = dict.fromkeys(USUAL_PORTS, settings.triton_host) | {"openai_port": settings.host}
+    names = [name for name in USUAL_PORTS if name != "openai_port" or settings.front]
     if not is_free(settings.host, 0):
         raise UserError(
             f"serving.host='{settings.host}' is not an address of this machine.",
@@ -62,11 +63,11 @@ def choose_ports(settings: ServingSettings, *, usual: bool = False) -> dict[str,
     for name in names:
         given = getattr(settings, name)
         if given is not None:
-            _check_given(settings.host, name, given, chosen)
+            _check_given(hosts[name], name, given, chosen)
             chosen[name] = given
     for name in names:
         if name not in chosen:
-            chosen[name] = _choose(settings.host, USUAL_PORTS[name] if usual else None, chosen)
+            chosen[name] = _choose(hosts[name], USUAL_PORTS[name] if usual else None, chosen)
     return {name: chosen[name] for name in names}
 
 

@@ -15,6 +15,7 @@ from pipelines.host.kept import KeptProcess
 from pipelines.serving import logs
 from pipelines.serving.backends import backend_directory
 from pipelines.serving.command import NVIDIA_FRONTEND, Launch, Ranks, nvidia_frontend_command, server_command
+from pipelines.serving.drain import Drain
 from pipelines.serving.failures import (
     PortTakenError,
     ServerFailedError,
@@ -26,13 +27,14 @@ from pipelines.serving.loading import LoadWatch
 from pipelines.serving.locate import Located, locate
 from pipelines.serving.ports import answers_200, choose_ports
 from pipelines.serving.repository import ModelRepository, read_repository, refuse_elsewhere
-from pipelines.serving.shared_memory import own_prefix, remove_leftovers
+from pipelines.serving.shared_memory import own_prefix, remove_leftovers, remove_own
 from pipelines.settings.serving import ServingSettings
 
 ATTEMPTS = 3  # attempts, if a free port is taken before the server binds it
 POLL_S = 0.05
 FAILED_GRACE_S = 0.5  # after one model failed, how long to wait for other failures
 EXIT_GRACE_S = 10.0  # for unloading models, on top of the drain
+RESTARTS_VARIABLE = "TRTLLM_PIPELINES_RESTARTS"  # read by triton_repo/models/preprocessing/model.py
 _number = itertools.count()
 
 __all__ = ["ServerFailedError", "TritonServer"]
@@ -44,10 +46,11 @@ class TritonServer:
     Attributes:
         repository: that it serves.
         host: address for clients on this machine.
-        ports: http_port, grpc_port, metrics_port (and openai_port when settings ask for it).
+        ports: http_port, grpc_port, metrics_port (and openai_port when a service runs in front).
         log_file: everything the server and its models print.
         log_is_temporary: whether the log is removed if all went well.
         nvidia_frontend: whether this is NVIDIA's OpenAI frontend, which has tritonserver inside.
+        restarts: how often it was started again; models show it as a metric (`RESTARTS_VARIABLE`).
     """
 
     def __init__(
@@ -70,15 +73,20 @@ class TritonServer:
         """
         self.repository: ModelRepository = read_repository(repository)
         self.settings = settings
-        self.nvidia_frontend = settings.openai and self.repository.gpu and NVIDIA_FRONTEND.is_file()
+        here = (
+            settings.loopback
+        )  # NVIDIA's frontend also opens tritonserver's own ports, so it is for this machine only
+        self.nvidia_frontend = settings.openai and here and self.repository.gpu and NVIDIA_FRONTEND.is_file()
         self.host = settings.local_host
         self.ports: dict[str, int] = {}
+        self.restarts = 0
         self._progress = progress or SilentProgress()
         self._usual_ports = usual_ports
         self.log_is_temporary = log_file is None
         self.log_file = log_file.absolute() if log_file else _temporary_log()
         self._process: KeptProcess | None = None
-        self._log_start = 0
+        self._shm_prefix = ""
+        self._log_start = self._ready_at = 0  # bytes of the log
 
     @property
     def http_url(self) -> str:
@@ -99,7 +107,7 @@ class TritonServer:
     @property
     def openai_url(self) -> str:
         """http://127.0.0.1:9000/v1, the form OpenAI's clients take as base_url."""
-        return f"http://{self.host}:{self.ports['openai_port']}/v1"
+        return f"http://{self.settings.front_host}:{self.ports['openai_port']}/v1"
 
     @property
     def openai_model(self) -> str:
@@ -126,6 +134,7 @@ class TritonServer:
         remove_leftovers()
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                self.ports = choose_ports(self.settings, usual=self._usual_ports)
                 self._start()
                 self._wait_until_ready()
                 return self
@@ -147,10 +156,36 @@ class TritonServer:
         if self.log_is_temporary and not failed:
             self.log_file.unlink(missing_ok=True)
 
+    def restart(self) -> None:
+        """Start a server that has ended again, on the same ports, and wait until it is ready.
+
+        Raises:
+            UserError: it cannot be started; nothing is left running, and this may be tried again.
+        """
+        self._abort()
+        self.restarts += 1
+        try:
+            self._start()
+            self._wait_until_ready()
+        except PortTakenError as error:
+            self._abort()
+            raise error.for_user() from None
+        except BaseException:
+            self._abort()
+            raise
+
     def stop(self) -> None:
         """Let running requests finish (drain_timeout_s), then stop the server; harmless if it has ended."""
-        if self._process is not None:
-            self._process.stop(self.settings.drain_timeout_s + EXIT_GRACE_S)
+        if self._process is not None and self._process.poll() is None:
+            until = time.monotonic() + self.settings.drain_timeout_s
+            told = self.log_file.stat().st_size
+            drain = Drain(self._process.pid, self.ports, lambda: self._read_log(told))
+            self._process.stop(
+                self.settings.drain_timeout_s + EXIT_GRACE_S,
+                first=lambda: drain.streams_over_grpc() and time.monotonic() < until,
+                finished=drain.finished,
+            )
+        remove_own(self._shm_prefix)
 
     def kill(self) -> None:
         """Kill the server, even with running requests."""
@@ -167,9 +202,8 @@ class TritonServer:
         Raises:
             ServerFailedError: it has ended; with the exit code, the last useful lines and the path of the log.
         """
-        code = self._running.poll()
-        if code is not None:
-            raise why_ended(self.log_lines(), code, self.log_file)
+        if self._running.poll() is not None:
+            raise why_ended(self._read_log(self._ready_at), self._running.describe_exit(), self.log_file)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end and return the exit code, or None after `timeout_s`."""
@@ -177,25 +211,27 @@ class TritonServer:
 
     def log_lines(self) -> list[str]:
         """Read the log of this start so far."""
+        return self._read_log(self._log_start)
+
+    def _read_log(self, start: int) -> list[str]:
         with self.log_file.open("rb") as file:
-            file.seek(self._log_start)
+            file.seek(start)
             return file.read().decode(errors="replace").splitlines()
 
     def _start(self) -> None:
         remove_bytecode(self.repository.path)
         located = locate(self.settings)
         refuse_elsewhere(self.repository, from_wheel=located.wheel is not None)
-        self.ports = choose_ports(self.settings, usual=self._usual_ports)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        prefix = own_prefix(next(_number))
-        launch = self._launch(located, prefix)
+        self._shm_prefix = own_prefix(next(_number))
+        launch = self._launch(located, self._shm_prefix)
         self._process = KeptProcess(
             launch.command,
-            env={**os.environ, **located.env, **launch.env},
+            env={**os.environ, **located.env, **launch.env, RESTARTS_VARIABLE: str(self.restarts)},
             cwd=self.repository.path,
             log_file=self.log_file,
-            shm_prefix=prefix,
+            shm_prefix=self._shm_prefix,
         )
 
     def _launch(self, located: Located, prefix: str) -> Launch:
@@ -221,6 +257,8 @@ class TritonServer:
                 lines = self.log_lines()
                 watch.update(lines, elapsed)
                 if self._answers(lines):
+                    self._ready_at = self.log_file.stat().st_size
+                    self._running.watch_stubs()
                     remove_bytecode(self.repository.path)
                     return
                 code = self._running.wait(POLL_S)
@@ -249,12 +287,13 @@ class TritonServer:
         port = logs.taken_port(lines)
         if port is not None:
             return PortTakenError(next(name for name, number in self.ports.items() if number == port), port)
-        return why_not_started(lines, code, self.log_file)
+        return why_not_started(lines, None if code is None else self._running.describe_exit(), self.log_file)
 
     def _abort(self) -> None:
         """End a failed start without draining, since no requests are running."""
         if self._process is not None:
             self._process.kill()
+            remove_own(self._shm_prefix)
             remove_bytecode(self.repository.path)
 
 

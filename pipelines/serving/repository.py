@@ -24,6 +24,7 @@ class ModelRepository:
         label: the model's name, also for OpenAI clients.
         gpu: whether it runs on TensorRT-LLM's own backend.
         world_size: number of GPUs (ranks) it needs.
+        max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
         max_seq_len: maximum of prompt and output tokens of one request; None if the repository does not state it.
         launched_by_hand: whether it spans machines or pre-started ranks, which a single command cannot start.
         adds_special_tokens: whether preprocessing lets the tokenizer add special tokens, such as BOS.
@@ -34,6 +35,7 @@ class ModelRepository:
     label: str
     gpu: bool
     world_size: int
+    max_input_len: int | None = None
     max_seq_len: int | None = None
     adds_special_tokens: bool = True
     launched_by_hand: bool = False
@@ -61,14 +63,15 @@ def read_repository(folder: Path) -> ModelRepository:
             todo="Write one: make repository",
         )
     described = _description(path)
-    settings = described.get("settings") or {}
+    settings, limits = described.get("settings") or {}, described.get("limits") or {}
     return ModelRepository(
         path=path,
         models=models,
         label=str(described.get("label") or path.name),
         gpu=_backend(path) == "tensorrtllm",
         world_size=int(described.get("world_size") or 1),
-        max_seq_len=(described.get("limits") or {}).get("max_seq_len"),
+        max_input_len=limits.get("max_input_len"),
+        max_seq_len=limits.get("max_seq_len"),
         adds_special_tokens=bool(settings.get("add_special_tokens", True)),
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )

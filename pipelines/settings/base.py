@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self, get_args
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -48,6 +50,15 @@ def _numbers(value: object) -> Iterator[float]:
             yield from _numbers(item)
 
 
+@cache
+def _kinds(annotation: Any) -> frozenset[Any]:
+    """Return the plain types that a field takes, as they are or in lists."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal or not inner:
+        return frozenset([annotation]) if not inner else frozenset()
+    return frozenset().union(*(_kinds(each) for each in inner if isinstance(each, Hashable)))
+
+
 NAME = re.compile(r"\w[\w.+-]*")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
@@ -86,6 +97,18 @@ class Group(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for numbers, which Python counts with, and read a number as text where text belongs."""
+        annotation: Any = cls.model_fields[str(info.field_name)].annotation
+        kinds = _kinds(annotation)
+        truths = [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, bool)]
+        if truths and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"is {str(truths[0]).lower()}, and a number belongs there")
+        is_text = bool(kinds & {str, Path}) and not kinds & {int, float}
+        return str(value) if is_text and type(value) is int else value
 
     @field_validator("*", mode="after")
     @classmethod

@@ -45,13 +45,14 @@ class KvCacheSettings(ChoosingGroup):
 
     Attributes:
         dtype: element type; auto is the model's 16-bit type, and null is chosen by the tuning, or else auto.
-        enable_block_reuse: keep the blocks of prompts for later requests that begin alike.
+        enable_block_reuse: keep the blocks of prompts for later requests that begin alike; null is on, except with a
+            KV cache whose format rules it out.
     """
 
-    CHOSEN: ClassVar[tuple[str, ...]] = ("dtype",)
+    CHOSEN: ClassVar[tuple[str, ...]] = ("dtype", "enable_block_reuse")
 
     dtype: KvFormat = KvFormat.AUTO
-    enable_block_reuse: bool
+    enable_block_reuse: bool = True
 
 
 class CalibrationSettings(Group):

@@ -22,23 +22,31 @@ class ServingSettings(Group):
     Attributes:
         repository: an existing Triton model repository, e.g. copied from another machine; then nothing is built.
         host: IPv4 address to listen on: 127.0.0.1 is this machine only, 0.0.0.0 every network.
+        expose_triton: whether tritonserver's own ports are opened too where `host` is not this machine only; one
+            request to them can end the server.
         http_port: null is 8000 in `make serve` when free, else any free port.
         grpc_port: null is 8001 in `make serve` when free, else any free port.
         metrics_port: null is 8002 in `make serve` when free, else any free port.
-        openai: OpenAI-compatible access in front of the same server.
+        openai: OpenAI-compatible access in front of the same server; beyond this machine it is always there, as the
+            only way in.
         openai_port: null is 9000 in `make serve` when free, else any free port.
         openai_target: the Triton model behind OpenAI-compatible access.
         chat_template: Jinja file for a tokenizer without a chat template; null is the tokenizer's own.
+        max_body_bytes: the longest body of a request to the OpenAI-compatible service.
+        max_prompts: most answers that one request may ask for: prompts times n.
+        request_timeout_s: seconds after which a request is given up, from its arrival to its last token.
         tritonserver: path of the program; null is /opt/tritonserver, PATH, or the one inside nvidia-pytriton.
         multi_gpu: leader starts a process per GPU under mpirun; orchestrator starts one that spawns the ranks.
         startup_timeout_s: seconds until every model must be ready.
         drain_timeout_s: seconds that running requests may take to finish after Ctrl-C.
+        restarts: how often in a row `make serve` starts a server again that ended by itself; 0 is never.
         log_verbose: level of tritonserver's verbose log; 0 is off.
         show_log: whether to print tritonserver's log as it is written, for systems that collect standard output.
     """
 
     repository: Path | None = None
     host: str = "127.0.0.1"
+    expose_triton: bool = False
     http_port: Port | None = None
     grpc_port: Port | None = None
     metrics_port: Port | None = None
@@ -46,10 +54,14 @@ class ServingSettings(Group):
     openai_port: Port | None = None
     openai_target: Literal["ensemble", "tensorrt_llm_bls"] = "ensemble"
     chat_template: Path | None = None
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4_000_000
+    max_prompts: Annotated[int, Field(ge=1, le=2**20)] = 128
+    request_timeout_s: Positive = 600
     tritonserver: Path | None = None
     multi_gpu: Literal["leader", "orchestrator"] = "leader"
     startup_timeout_s: Positive = 600
     drain_timeout_s: Positive = 30
+    restarts: Annotated[int, Field(ge=0)] = 5
     log_verbose: Annotated[int, Field(ge=0)] = 0
     show_log: bool = False
 
@@ -79,6 +91,21 @@ class ServingSettings(Group):
         return ipaddress.IPv4Address(self.host).is_loopback
 
     @property
+    def front(self) -> bool:
+        """Whether our own service runs in front of tritonserver: for OpenAI's clients, or as the only way in."""
+        return self.openai or not (self.loopback or self.expose_triton)
+
+    @property
+    def triton_host(self) -> str:
+        """The address that tritonserver itself listens on."""
+        return self.host if self.loopback or self.expose_triton else "127.0.0.1"
+
+    @property
     def local_host(self) -> str:
-        """The address under which this machine itself reaches the server."""
+        """The address under which this machine itself reaches tritonserver."""
+        return "127.0.0.1" if self.triton_host == "0.0.0.0" else self.triton_host
+
+    @property
+    def front_host(self) -> str:
+        """The address under which this machine itself reaches the service in front."""
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.units import rate_of_users
@@ -23,9 +23,9 @@ Usd = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _percent(value: object) -> object:
+def _percent(value: float) -> float:
     """Check a percentile: a number from 1 to 100, where 50 is the median and 0.5 is probably a typo."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and not 1 <= value < 100:
+    if not 1 <= value < 100:
         meant = f"; did you mean {100 * value:g}?" if 0 < value < 1 else ""
         raise ValueError(f"is {value:g}; percentiles go from 1 to 99.99, 50 is the median{meant}")
     return value
@@ -45,10 +45,10 @@ class SizingSloSettings(SloSettings):
 
     percentile: float
 
-    @model_validator(mode="after")
-    def _whole_percent(self) -> SizingSloSettings:
-        _percent(self.percentile)
-        return self
+    @field_validator("percentile")
+    @classmethod
+    def _whole_percent(cls, percentile: float) -> float:
+        return _percent(percentile)
 
 
 class PriceSettings(Group):
@@ -228,6 +228,11 @@ class SizingSettings(Group):
             )
         return self
 
+    @field_validator("peak_percentile")
+    @classmethod
+    def _whole_peak_percent(cls, percentile: float | None) -> float | None:
+        return None if percentile is None else _percent(percentile)
+
     def _measured_fits(self) -> None:
         if self.measured_gpus is not None and self.measured is None and self.rate is None:
             raise ValueError(
@@ -261,8 +266,6 @@ class SizingSettings(Group):
             raise ValueError(f"has {shown}, two peaks: give one of them")
         if self.mode == "offline" and peaks:
             raise ValueError(f"has mode=offline and {peaks[0]}={getattr(self, peaks[0]):g}: offline there is no peak")
-        if self.peak_percentile is not None:
-            _percent(self.peak_percentile)
         average = self.average
         if average is not None and self.peak_rate is not None and self.peak_rate < average:
             raise ValueError(f"has peak_rate={self.peak_rate:g} below the average of {average:g} requests/s")

@@ -80,7 +80,7 @@ class Script:
         return {"script": self.script, "options": list(self.options)}
 
     def _finish(self, words: list[str], out_dir: Path, progress: Progress) -> None:
-        from pipelines.host.kept import KeptProcess, describe_exit
+        from pipelines.host.kept import KeptProcess
 
         out_dir.mkdir(parents=True, exist_ok=True)
         log = out_dir / LOG
@@ -94,7 +94,7 @@ class Script:
         if code:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise UserError(
-                f"{self.script} failed ({describe_exit(code)}): {lines[-1] if lines else 'it said nothing'}.",
+                f"{self.script} failed ({process.describe_exit()}): {lines[-1] if lines else 'it said nothing'}.",
                 todo="Its last output: " + " | ".join(lines[-5:]),
             )
 

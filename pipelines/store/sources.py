@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import Any
 from pipelines.checkpoint.tensors import read_header
 from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import BY_QUANT_ALGO
+from pipelines.domain.hf_config import shown
 from pipelines.domain.model_shape import ModelShape
+from pipelines.domain.units import MIB
+from pipelines.host.files import parse_json
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.links import check_links
 from pipelines.store.store import content_digest
@@ -30,6 +32,8 @@ MODEL_PATTERNS = (
     "merges.txt",
 )
 """The files of a Hugging Face folder that determine what is made from it."""
+MOST_JSON_BYTES = 16 * MIB
+"""Largest config.json or tokenizer_config.json that is read into memory; published ones have up to 200 KiB."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -88,23 +92,30 @@ def engine_source(folder: Path, hashes: HashCache) -> tuple[InputSource, BuiltEn
     source = files_source(folder, hashes, "engine.path")
     config = source.path / "config.json"
     try:
-        raw = json.loads(config.read_text())
-        pretrained, _ = raw["pretrained_config"], raw["build_config"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return source, _built(parse_json(config.read_text(encoding="utf-8")), config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise UserError(
             f"engine.path='{folder}' is not an engine: it has no config.json with pretrained_config and build_config.",
             todo="Give a folder that trtllm-build or `make build` wrote.",
         ) from None
+
+
+def _built(raw: Any, config: Path) -> BuiltEngine:
+    """Read an engine's config.json; what has another form than an engine's raises what reading it raises."""
+    pretrained, _ = raw["pretrained_config"], raw["build_config"]
     mapping, quantization = pretrained.get("mapping") or {}, pretrained.get("quantization") or {}
     variant = _variant(quantization.get("quant_algo"), quantization.get("kv_cache_quant_algo"), config)
-    flavour = raw.get("engine", {}).get("flavour", "tensorrt_llm")
-    return source, BuiltEngine(flavour, variant, int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1)))
+    flavour = str(raw.get("engine", {}).get("flavour", "tensorrt_llm"))
+    tp_size, pp_size = int(mapping.get("tp_size", 1)), int(mapping.get("pp_size", 1))
+    if tp_size < 1 or pp_size < 1:
+        raise ValueError
+    return BuiltEngine(flavour, variant, tp_size, pp_size)
 
 
 def _variant(quant_algo: str | None, kv_algo: str | None, config: Path) -> str:
     if quant_algo not in BY_QUANT_ALGO:
         raise UserError(
-            f"{config} has quant_algo='{quant_algo}', which is not supported.",
+            f"{config} has quant_algo={shown(quant_algo)}, which is not supported.",
             allowed=f"Supported: {', '.join(str(algo) for algo in BY_QUANT_ALGO)}.",
         )
     return BY_QUANT_ALGO[quant_algo].value + (f"-kv_{kv_algo.lower()}" if kv_algo else "")
@@ -149,15 +160,28 @@ def model_config(folder: Path, key: str = "model.path") -> dict[str, Any]:
     config = folder / "config.json"
     if not config.is_file():
         raise UserError(f"{key}='{folder}' is not a Hugging Face model: it has no config.json.")
+    return json_object(config)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Read a small JSON file of a model.
+
+    Raises:
+        UserError: it is not a JSON object, or too large to be read into memory.
+    """
+    if (size := path.stat().st_size) > MOST_JSON_BYTES:
+        raise UserError(f"{path} has {size:,} bytes.", allowed=f"It may have {MOST_JSON_BYTES:,}.")
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{config} is not valid JSON: {error}.") from None
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise UserError(f"{config} is not a JSON object.")
+        raise UserError(f"{path} is not a JSON object.")
     return found
 
 
+LONGEST_NAME = 255
+"""Bytes of a file's name, at most, on Linux."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -178,21 +202,27 @@ def _check_weights(folder: Path, key: str) -> None:
     """Compare the header of every safetensors file with its size, and the index with the files.
 
     Raises:
-        UserError: every file that is truncated, damaged or missing.
+        UserError: every file that is truncated, damaged or missing, or that there is not one tensor in them.
     """
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if files:
         faults: list[Fault] = []
+        tensors = 0
         for path in files:
             with collecting(faults):
                 if is_pointer(path):
                     raise _pointer_error(key, folder, path)
-                read_header(path)
+                tensors += len(read_header(path))
         for index in sorted(folder.glob("*.safetensors.index.json")):
             with collecting(faults):
                 _check_index(folder, index, key)
         if faults:
             raise UserError.of(faults)
+        if not tensors:
+            raise UserError(
+                f"{key}='{folder}' has no tensors: the header of {files[0].name} is empty.",
+                todo="Download the model again.",
+            )
         return
     if any(folder.glob("*.safetensors")):
         return  # links that lead nowhere, which reading the files reports
@@ -208,9 +238,14 @@ def _check_weights(folder: Path, key: str) -> None:
 
 def _check_index(folder: Path, index: Path, key: str) -> None:
     try:
-        needed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        needed = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index} is not an index of safetensors: it has no weight_map.") from None
+    if elsewhere := [name for name in needed if not isinstance(name, str) or not _is_plain(name)]:
+        raise UserError(
+            f"{index} names {shown(elsewhere[0])}, which is not the name of a file in its folder.",
+            todo="Download the model again.",
+        )
     if missing := [name for name in needed if not (folder / name).exists() and not (folder / name).is_symlink()]:
         raise UserError(
             f"{key}='{folder}' lacks {len(missing)} of the {len(needed)} files that {index.name} names: "
@@ -219,12 +254,20 @@ def _check_index(folder: Path, index: Path, key: str) -> None:
         )
 
 
+def _is_plain(name: str) -> bool:
+    """Return whether a name is that of a file, without a folder, as file systems take it."""
+    return Path(name).name == name and "\0" not in name and len(name.encode(errors="replace")) <= LONGEST_NAME
+
+
 def check_tokenizer(folder: Path, key: str) -> None:
     """Check that a model folder has a tokenizer, as far as it can be seen without loading it.
 
     Raises:
-        UserError: there is none, or its file is empty, damaged or a Git LFS pointer.
+        UserError: there is none, or one of its files is empty, damaged or a Git LFS pointer.
     """
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            json_object(folder / name)
     for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
         path = folder / name
         if not path.is_file():
@@ -249,7 +292,7 @@ def tokens_of(tokenizer: Path) -> object:
         UserError: it is not a tokenizer.
     """
     try:
-        raw = json.loads(tokenizer.read_text(encoding="utf-8"))
+        raw = parse_json(tokenizer.read_text(encoding="utf-8"))
         added = [(token["id"], token["content"]) for token in raw.get("added_tokens") or ()]
         return raw["model"]["vocab"], added
     except (ValueError, KeyError, TypeError, AttributeError):

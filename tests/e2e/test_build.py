@@ -121,6 +121,7 @@ def test_a_truncated_file_is_named(cli, copy_of_llama):
 
 def test_a_changed_artifact_is_set_aside_and_made_again(cli):
     """A checkpoint that somebody edited is not used, and the bytes made again are the same."""
+    cli.run("build", "quant=int8_wo")
     folder = artifact(cli, "quantize", "tiny_gemma-int8_wo")
     path = folder / "config.json"
     whole, stat = path.read_text(), path.stat()

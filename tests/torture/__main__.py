@@ -14,7 +14,7 @@ import time
 
 from tests.torture.row import Row
 
-CAMPAIGNS = ("rot", "disks", "kills", "attacks", "configurations", "hostile_folders")
+CAMPAIGNS = ("rot", "disks", "kills", "attacks", "configurations", "hostile_folders", "fuzz_corpus")
 """Modules beside this one, each with `run(seed, seconds) -> list[Row]`."""
 
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pipelines.domain.errors import UserError
 from pipelines.engines.openvino.adapter_pipelines import AdapterPipelines
@@ -51,6 +51,7 @@ class Scheduler:
         options: ServingOptions,
         characters: PartialCharacters,
         adapters: Mapping[int, LoraAdapter] | None = None,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Load the engine and start the threads.
 
@@ -59,6 +60,7 @@ class Scheduler:
             options: run-time options.
             characters: which tokens to hold back.
             adapters: LoRA task id -> adapter; the engine is loaded once more for each.
+            failed: called when the engine has failed, which it does for good, and every client was told.
 
         Raises:
             UserError: the KV cache is too small for one request, or an adapter or the draft model does not match.
@@ -74,6 +76,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._by_id: dict[str, set[Response]] = {}
         self._responses: set[Response] = set()
+        self._failed = failed
         self._next_handle = 0
         self._failure = ""
         self._closing = False
@@ -171,6 +174,7 @@ class Scheduler:
             with self._changed:
                 self._failure = str(error) or type(error).__name__
             self._fail_all(f"The engine has failed: {self._failure}", unavailable=True)
+            self._failed()
 
     def _run(self) -> None:
         while True:

@@ -20,7 +20,7 @@ from pipelines.engines.tensorrt_llm.command import PROGRAM, BuildPaths, command
 from pipelines.engines.tensorrt_llm.folder import BuiltOn, read_back
 from pipelines.engines.tensorrt_llm.log import STEPS, BuildLog
 from pipelines.host.files import replacing
-from pipelines.host.kept import KeptProcess, describe_exit
+from pipelines.host.kept import KeptProcess
 from pipelines.settings.build import BuildSettings
 
 LOG, TIMING = "trtllm-build.log", ".timing.cache"
@@ -103,9 +103,8 @@ def _run(words: list[str], out_dir: Path, world_size: int, on_gpu: OnGpu, progre
     except BaseException:
         process.stop(STOP_S)
         raise
-    code = process.wait()
-    if code:
-        raise _failure(log, code, out_dir, on_gpu)
+    if process.wait():
+        raise _failure(log, process.describe_exit(), out_dir, on_gpu)
     return log
 
 
@@ -122,7 +121,7 @@ def _lines(file: Path, process: KeptProcess) -> Iterator[str]:
                 return
 
 
-def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exception:
+def _failure(log: BuildLog, ended: str, out_dir: Path, on_gpu: OnGpu) -> Exception:
     """Return an error that explains the failure, and keep the log."""
     reason = log.failure() or "it printed nothing"
     full = shutil.disk_usage(out_dir).free < MIB  # in that case the log may have stopped before mentioning it
@@ -131,7 +130,7 @@ def _failure(log: BuildLog, code: int, out_dir: Path, on_gpu: OnGpu) -> Exceptio
     kept = _keep_log(out_dir, on_gpu)
     hints = [hint for pattern, hint in HINTS if re.search(pattern, reason)]
     return UserError(
-        f"{PROGRAM} failed ({describe_exit(code)}): {reason.rstrip('.')}.",
+        f"{PROGRAM} failed ({ended}): {reason.rstrip('.')}.",
         allowed=f"Its log: {kept}",
         todo=" ".join(hints),
     )

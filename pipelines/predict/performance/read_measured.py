@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult, Distribution, Le
 from pipelines.domain.errors import UserError
 from pipelines.domain.summary import SECOND
 from pipelines.engines.registry import runs_on_cpu
+from pipelines.host.files import parse_json
 from pipelines.host.hashing import sha256_file
 from pipelines.predict.performance.measured import Measured, MeasuredLevel, Sent, Served
 from pipelines.predict.performance.measured_guidellm import guidellm, is_guidellm
@@ -46,6 +47,9 @@ READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Reader], ...] = (
 ELSEWHERE = "unknown"
 """Engine of a result of this project, if the server was not ours."""
 LLM_D = "benchmark_report_v0.2*,_*.yaml"
+NUMBERS = ("concurrency", "request_rate", "isl", "osl", "isl_stdev", "osl_stdev", "requests", "requests_per_s")
+"""Numbers of a level besides its latencies."""
+LARGEST = 1e12
 NAMES = (
     *(RESULT, "profile_export_aiperf.json", "profile_export_genai_perf.json", "benchmarks.json", "benchmarks.yaml"),
     *("stage_*_lifecycle_metrics.json", "*qps-*.json", "*_[0-9][0-9][0-9][0-9]_[0-9]*.jsonl", LLM_D),
@@ -86,11 +90,11 @@ def _files(path: Path) -> list[Path]:
 def _read(path: Path) -> list[Measured]:
     """Read the results of a file: one, or one per line."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"sizing.measured={path} cannot be read: {error.strerror}.") from None
-    except ValueError:
-        raise UserError(f"sizing.measured={path} is not text.", allowed=f"Supported: {KINDS}.") from None
+    except ValueError as error:
+        raise UserError(f"sizing.measured={path} is not text: {error}.", allowed=f"Supported: {KINDS}.") from None
     return [_result(data, path) for data in _parsed(text, path)]
 
 
@@ -100,29 +104,62 @@ def _parsed(text: str, path: Path) -> list[Any]:
 
         try:
             return [yaml.safe_load(text)]
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"sizing.measured={path} is not YAML: {error}.", allowed=f"Supported: {KINDS}.") from None
     try:
-        return [json.loads(text)]
+        return [parse_json(text)]
     except ValueError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         with suppress(ValueError):  # vLLM and SGLang append one line per load
             if lines:
-                return [json.loads(line) for line in lines]
+                return [parse_json(line) for line in lines]
         raise UserError(f"sizing.measured={path} is not JSON: {error}.", allowed=f"Supported: {KINDS}.") from None
 
 
 def _result(data: Any, path: Path) -> Measured:
-    if isinstance(data, dict):
-        if "schema" in data and "levels" in data:
-            _refuse_altered(path)
-            return _ours(BenchmarkResult.from_json(data, str(path)), path)
-        for known, reader in READERS:
-            if known(data):
-                return reader(data, str(path))
+    """Read one result.
+
+    Raises:
+        UserError: it is not one, or values in it are of another form than its tool writes, or make no sense.
+    """
+    try:
+        if (found := _recognised(data, path)) is not None:
+            for level in found.levels:
+                _check(level)
+            return found
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"sizing.measured={path} is not as its tool writes it: {str(error)[:200]}.",
+            todo="Give the file as the tool wrote it.",
+        ) from None
     raise UserError(
         f"sizing.measured={path} is not a benchmark result of a supported tool.", allowed=f"Supported: {KINDS}."
     )
+
+
+def _recognised(data: Any, path: Path) -> Measured | None:
+    """Read a result with the reader of its tool; None if no tool writes such files."""
+    if not isinstance(data, dict):
+        return None
+    if "schema" in data and "levels" in data:
+        _refuse_altered(path)
+        return _ours(BenchmarkResult.from_json(data, str(path)), path)
+    reader = next((reader for known, reader in READERS if known(data)), None)
+    return None if reader is None else reader(data, str(path))
+
+
+def _check(level: MeasuredLevel) -> None:
+    """Check that the numbers of a level can be measured.
+
+    Raises:
+        ValueError: names the number that cannot.
+    """
+    numbers = {name: getattr(level, name) for name in NUMBERS}
+    for name in ("ttft_s", "itl_s", "e2e_s"):
+        numbers |= {f"{name}.{key}": value for key, value in asdict(getattr(level, name)).items()}
+    for name, value in numbers.items():
+        if value is not None and not 0 <= value < LARGEST:
+            raise ValueError(f"{name} is {value:g}, which nobody can measure")
 
 
 def _refuse_altered(path: Path) -> None:
@@ -257,10 +294,10 @@ def _sent(path: Path) -> Sent | None:
     """Return the requests of a level in the order they were due; None if they were not kept with the result."""
     try:
         with gzip.open(path, "rt") as file:
-            data = json.load(file)
+            data = parse_json(file.read())
         rows = sorted(zip(data["intended_ns"], data["isl"], data["osl"], data["error"], strict=True))
         start, end = data["window_ns"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
     fine = [row for row in rows if row[3] is None]
     due, isl, osl = (np.array([row[i] for row in fine]) for i in range(3))

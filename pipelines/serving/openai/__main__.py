@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import resource
 from pathlib import Path
 
 import uvicorn
 
-from pipelines.serving.openai.app import ServedModel, make_app
+from pipelines.serving.openai.app import make_app
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.repository import ModelRepository, read_repository
+from pipelines.serving.openai.connections import GuardedProtocol
+from pipelines.serving.openai.limits import Limits
+from pipelines.serving.openai.served import served
+from pipelines.serving.repository import read_repository
+
+MOST_CONNECTIONS = 4096
+FILES = 2 * MOST_CONNECTIONS
 
 
 def main() -> None:
@@ -25,42 +30,34 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--drain-timeout-s", type=int, default=30)
     parser.add_argument("--chat-template", type=Path, help="instead of the tokenizer's own")
+    usual = Limits()
+    parser.add_argument("--max-body-bytes", type=int, default=usual.body_bytes)
+    parser.add_argument("--max-prompts", type=int, default=usual.prompts)
+    parser.add_argument("--request-timeout-s", type=float, default=usual.request_timeout_s)
     given = parser.parse_args()
+    _allow_connections()
+    limits = Limits(given.max_body_bytes, given.max_prompts, given.request_timeout_s)
+    template = [f"--chat-template={given.chat_template}"] if given.chat_template else []
+    reading = [f"--repository={given.repository}", f"--max-prompts={limits.prompts}", *template]
     known = served(read_repository(given.repository), given.metrics, given.chat_template)
-    app = make_app(known, Backend(given.grpc, given.target))
     uvicorn.run(
-        app,
+        make_app(known, Backend(given.grpc, given.target), limits, reading),
         host=given.host,
         port=given.port,
-        log_level="warning",
+        http=GuardedProtocol,
+        ws="none",
+        limit_concurrency=MOST_CONNECTIONS,
+        log_level="error",  # one line per broken request would let anyone fill the disk
         timeout_graceful_shutdown=given.drain_timeout_s,
     )
 
 
-def served(repository: ModelRepository, metrics_url: str, chat_template: Path | None = None) -> ServedModel:
-    """Collect the facts of the repository that responses depend on."""
-    return ServedModel(
-        label=repository.label,
-        created=int(repository.path.stat().st_mtime),
-        max_seq_len=repository.max_seq_len,
-        template=ChatTemplate.load(
-            repository.tokenizer, chat_template, tokenizer_adds_special=repository.adds_special_tokens
-        ),
-        count_tokens=_counter(repository),
-        metrics_url=metrics_url,
-    )
-
-
-def _counter(repository: ModelRepository) -> Callable[[str], int] | None:
-    """Return a function that counts a prompt's tokens as the preprocessing model does."""
-    file = repository.tokenizer / "tokenizer.json"
-    if not file.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    special = repository.adds_special_tokens
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=special).ids)
+def _allow_connections() -> None:
+    """Raise the limit of open files, each connection being one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.generation import Choice, TextSource, merge
+from pipelines.serving.openai.generation import Choice, TextSource, before, merge
 from pipelines.serving.openai.schema import Sampling
 
 Json = dict[str, Any]
@@ -78,28 +78,30 @@ def usage(choices: Iterable[Choice]) -> Json:
     return {"prompt_tokens": prompts, "completion_tokens": outputs, "total_tokens": prompts + outputs}
 
 
-async def events(form: Form, choices: Sequence[Choice], source: TextSource, asked: Sampling) -> AsyncIterator[str]:
-    """Yield the server-sent events of a streamed response.
+async def events(
+    form: Form, choices: Sequence[Choice], source: TextSource, asked: Sampling, deadline: float
+) -> AsyncIterator[str]:
+    """Yield the server-sent events of a streamed response, until a time of the event loop's clock.
 
     An error before the first chunk is raised, so that it can still become an HTTP status; a later one ends the stream
     with an error event and without [DONE].
     """
     begun = False
     try:
-        async with aclosing(merge(choices, source, asked)) as news:  # type: ignore[type-var]
+        async with aclosing(before(deadline, merge(choices, source, asked))) as news:  # type: ignore[type-var]
             async for choice, text in news:
                 if not begun:
                     begun = True
                     for chunk in _openings(form, choices):
-                        yield _event(chunk)
-                yield _event(form.chunk(choice, text))
+                        yield event(chunk)
+                yield event(form.chunk(choice, text))
     except ApiError as error:
         if not begun:
             raise
-        yield _event(error.body())
+        yield event(error.body())
         return
     if asked.stream_options is not None and asked.stream_options.include_usage:
-        yield _event(form.usage_chunk(choices))
+        yield event(form.usage_chunk(choices))
     yield "data: [DONE]\n\n"
 
 
@@ -110,5 +112,6 @@ def _openings(form: Form, choices: Sequence[Choice]) -> list[Json]:
     return [form.chunk(choice, choice.prompt) for choice in choices] if form.echo else []
 
 
-def _event(content: Json) -> str:
+def event(content: Json) -> str:
+    """Write one server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,108 +1,93 @@
-"""The HTTP service: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
+"""The HTTP service: OpenAI's endpoints, Triton's generate endpoints, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from pipelines.serving.openai.answers import Form, events
 from pipelines.serving.openai.backend import Backend
-from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.generation import Choice, collect_all
-from pipelines.serving.openai.prompts import ChatTemplate
-from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, Sampling
+from pipelines.serving.openai.bodies import BodyGuard
+from pipelines.serving.openai.errors import ApiError, shortened
+from pipelines.serving.openai.generate import answers, generate_events, only_answer
+from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
+from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.limits import Limits
+from pipelines.serving.openai.prepare import Prepared, read_request
+from pipelines.serving.openai.reader import Reader
+from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.served import ServedModel
 
-DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as OpenAI documents it
+READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
 CLIENT_CLOSED = 499
 Result = TypeVar("Result")
+Read = Callable[[str, Request], Awaitable[Any]]
+"""Reads and checks the request of one endpoint; see `prepare.read_request`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The served model.
+def make_app(
+    served: ServedModel, backend: Backend, limits: Limits | None = None, reader_options: Sequence[str] = ()
+) -> FastAPI:
+    """Build the service.
 
-    Attributes:
-        label: the model's name for clients.
-        created: time of the repository, seconds since 1970.
-        max_seq_len: maximum of prompt and output tokens; None if the repository does not state it.
-        template: the model's chat template.
-        count_tokens: counts the tokens of a prompt; None without a tokenizer.
-        metrics_url: tritonserver's metrics.
+    Args:
+        served: facts of the repository.
+        backend: tritonserver.
+        limits: of one request; None means the usual ones.
+        reader_options: how to start the process that reads large bodies.
     """
-
-    label: str
-    created: int
-    max_seq_len: int | None
-    template: ChatTemplate
-    count_tokens: Callable[[str], int] | None
-    metrics_url: str
-
-    def check_name(self, model: str) -> None:
-        """Refuse the name of another model.
-
-        Raises:
-            ApiError: 404, as OpenAI does.
-        """
-        if model != self.label:
-            message = f"The model '{model}' does not exist. This server has '{self.label}'."
-            raise ApiError(404, message, param="model", code="model_not_found")
-
-    def room_after(self, prompt: str) -> int:
-        """Return how many output tokens fit after a prompt.
-
-        Raises:
-            ApiError: 400, the prompt leaves no room, or the limit is unknown.
-        """
-        if self.max_seq_len is None or self.count_tokens is None:
-            raise ApiError(400, "Give max_completion_tokens: this repository does not state the model's limit.",
-                           param="max_completion_tokens")  # fmt: skip
-        room = self.max_seq_len - self.count_tokens(prompt)
-        if room < 1:
-            message = f"The messages take {self.max_seq_len - room} tokens; this model takes {self.max_seq_len} in all."
-            raise ApiError(400, message, param="messages", code="context_length_exceeded")
-        return room
-
-
-def make_app(served: ServedModel, backend: Backend) -> FastAPI:
-    """Build the service."""
+    limits = limits or Limits()
+    reader = Reader(reader_options)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         backend.open()
         yield
+        await reader.close()
         await backend.close()
 
     app = FastAPI(title="OpenAI-compatible access", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(BodyGuard, limits=limits)
+
+    async def read(way: str, request: Request) -> Any:
+        body = await request.body()
+        if len(body) <= READ_HERE_BYTES and way == "chat":  # its template is rendered by another process
+            return await served.template.in_thread(lambda: read_request(way, body, served, limits))
+        if len(body) <= READ_HERE_BYTES:
+            return read_request(way, body, served, limits)
+        return await _unless_client_leaves(request, reader.read(way, body))
+
     _add_error_handlers(app)
+    _add_openai(app, served, backend, limits, read)
+    _add_generate(app, served, backend, limits, read)
+    _add_health(app, served, backend)
+    return app
+
+
+def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
+    """Add OpenAI's endpoints."""
+
+    async def answer(way: Literal["completions", "chat"], request: Request) -> Response:
+        deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
+        _check_type(request)
+        prepared: Prepared = await read(way, request)
+        form = Form(way == "chat", prepared.asked.model, prepared.echo)
+        return await _answer(request, form, _choices(prepared, served), backend, prepared.asked, deadline)
 
     @app.post("/v1/completions")
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
-        served.check_name(asked.model)
-        asked.refuse_unsupported()
-        limit = asked.max_tokens or DEFAULT_MAX_TOKENS
-        pairs = [(prompt, number) for prompt in asked.prompts() for number in range(asked.choices)]
-        choices = [
-            Choice(index, prompt, limit, served.max_seq_len, number) for index, (prompt, number) in enumerate(pairs)
-        ]
-        return await _answer(request, Form(False, asked.model, bool(asked.echo)), choices, backend, asked)
+    async def completions(request: Request) -> Response:
+        return await answer("completions", request)
 
     @app.post("/v1/chat/completions")
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        served.check_name(asked.model)
-        asked.refuse_unsupported()
-        prompt = served.template.render([message.plain() for message in asked.messages])
-        limit = asked.limit or served.room_after(prompt)
-        choices = [Choice(number, prompt, limit, served.max_seq_len, number) for number in range(asked.choices)]
-        return await _answer(request, Form(True, asked.model), choices, backend, asked)
+    async def chat(request: Request) -> Response:
+        return await answer("chat", request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -113,9 +98,18 @@ def make_app(served: ServedModel, backend: Backend) -> FastAPI:
         served.check_name(name)
         return _model(served)
 
+
+def _add_health(app: FastAPI, served: ServedModel, backend: Backend) -> None:
+    """Add what load balancers and Prometheus ask for."""
+
     @app.get("/health")
-    async def health() -> Response:
+    @app.get("/v2/health/ready")
+    async def ready() -> Response:
         return Response(status_code=200 if await backend.ready() else 503)
+
+    @app.get("/v2/health/live")
+    async def live() -> Response:
+        return Response(status_code=200 if await backend.alive() else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -125,26 +119,77 @@ def make_app(served: ServedModel, backend: Backend) -> FastAPI:
             raise ApiError(503, f"The metrics cannot be read: {error}", kind="server_error") from None
         return PlainTextResponse(text)
 
-    return app
+
+def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
+    """Add Triton's generate endpoints of the models that clients send text to."""
+
+    async def responses_of(name: str, request: Request) -> AsyncIterator[dict[str, Any]]:
+        if name not in served.fields:
+            known = ", ".join(served.fields)
+            raise ApiError(404, f"The model '{shortened(name)}' cannot be asked here; these can: {known}.")
+        deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
+        inputs: list[InputTensor] = await read(f"generate/{name}", request)
+        return before(deadline, answers(backend, name, inputs))
+
+    @app.post("/v2/models/{name}/generate")
+    async def generate(name: str, request: Request) -> Response:
+        responses = await responses_of(name, request)
+        return JSONResponse(await _unless_client_leaves(request, only_answer(responses)))
+
+    @app.post("/v2/models/{name}/generate_stream")
+    async def generate_stream(name: str, request: Request) -> Response:
+        return await _streamed(request, generate_events(await responses_of(name, request)))
 
 
-async def _answer(request: Request, form: Form, choices: list[Choice], backend: Backend, asked: Sampling) -> Response:
+async def _answer(
+    request: Request, form: Form, choices: list[Choice], backend: Backend, asked: Sampling, deadline: float
+) -> Response:
     """Stream the response, or wait for all of it; either way, a client that disconnects cancels its requests."""
-    if not asked.stream:
-        await _unless_client_leaves(request, collect_all(choices, backend, asked))
-        return JSONResponse(form.whole(choices))
-    stream = events(form, choices, backend, asked)
-    first = await _unless_client_leaves(request, anext(stream))  # an error up to here still gets its HTTP status
+    if asked.stream:
+        return await _streamed(request, events(form, choices, backend, asked, deadline))
+    await _unless_client_leaves(request, _in_time(deadline, collect_all(choices, backend, asked)))
+    return JSONResponse(form.whole(choices))
+
+
+async def _in_time(deadline: float, work: Awaitable[Result]) -> Result:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError:
+        raise too_slow() from None
+
+
+async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
+    """Send events as they come; an error before the first one still gets its HTTP status."""
+    first = await _unless_client_leaves(request, anext(stream, ""))
 
     async def body() -> AsyncIterator[str]:
-        try:
+        async with aclosing(stream):  # type: ignore[type-var]
             yield first
             async for event in stream:
                 yield event
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
 
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _choices(prepared: Prepared, served: ServedModel) -> list[Choice]:
+    pairs = [(prompt, number) for prompt in prepared.prompts for number in range(prepared.asked.choices)]
+    return [
+        Choice(index, prompt, prepared.max_tokens, served.max_seq_len, number)
+        for index, (prompt, number) in enumerate(pairs)
+    ]
+
+
+def _check_type(request: Request) -> None:
+    """Refuse what is not declared as JSON, which a web page could send from a browser without asking anyone.
+
+    Raises:
+        ApiError: 400, naming the type.
+    """
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(400, f"Content-Type is '{shortened(given)}'; it must be application/json.")
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Result:
@@ -167,24 +212,21 @@ async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Re
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Return every error in OpenAI's format."""
+    """Return every error in OpenAI's format, and in Triton's where the endpoint is Triton's."""
+
+    def response(request: Request, error: ApiError) -> Response:
+        headers = {"Retry-After": "1"} if error.status in (429, 503) else None
+        body = {"error": error.message} if request.url.path.startswith("/v2/") else error.body()
+        return JSONResponse(body, status_code=error.status, headers=headers)
 
     @app.exception_handler(ApiError)
-    async def api_error(_request: Request, error: ApiError) -> Response:
-        headers = {"Retry-After": "1"} if error.status in (429, 503) else None
-        return JSONResponse(error.body(), status_code=error.status, headers=headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body" and not str(part)[:1].isupper()]
-        message = f"{'.'.join(place) or 'The body'}: {first['msg']}."
-        return JSONResponse(ApiError(400, message, param=place[0] if place else None).body(), status_code=400)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return response(request, error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return JSONResponse(ApiError(error.status_code, message).body(), status_code=error.status_code)
+        return response(request, ApiError(error.status_code, message))
 
 
 def _model(served: ServedModel) -> dict[str, Any]:

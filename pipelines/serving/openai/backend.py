@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -14,7 +15,16 @@ from pipelines.serving.openai.errors import from_triton
 from pipelines.serving.openai.generation import TextPart
 from pipelines.serving.openai.inputs import InputTensor
 
-NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}
+NUMPY = {
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "BOOL": np.bool_,
+    "BYTES": np.object_,
+}
+# gRPC waits up to two minutes between attempts; a server that was started again is to be found at once.
+RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
 OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
 
 
@@ -34,7 +44,7 @@ class Backend:
 
     def open(self) -> None:
         """Create the channel, which connects on first use."""
-        self._client = triton.InferenceServerClient(self._url)
+        self._client = triton.InferenceServerClient(self._url, channel_args=[RECONNECT])
 
     async def close(self) -> None:
         """Close the connection."""
@@ -47,20 +57,44 @@ class Backend:
         except InferenceServerException:
             return False
 
+    async def alive(self) -> bool:
+        """Return whether the server responds."""
+        try:
+            return bool(await self._client.is_server_live(client_timeout=5))
+        except InferenceServerException:
+            return False
+
     async def generate(self, inputs: Sequence[InputTensor]) -> AsyncIterator[TextPart]:
         """Send one request; closing the iterator cancels it on the server.
 
         Raises:
             ApiError: the server returned an error, or does not respond.
         """
+        async with aclosing(self.stream(self._model, inputs, OUTPUTS)) as results:  # type: ignore[type-var]
+            async for result in results:
+                yield _part(result)
+
+    async def stream(
+        self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = ()
+    ) -> AsyncIterator[Any]:
+        """Send one request to a model and yield its results; closing the iterator cancels it on the server.
+
+        Args:
+            model: name of the Triton model.
+            inputs: its tensors.
+            outputs: names of the outputs that are wanted; none means all.
+
+        Raises:
+            ApiError: the server returned an error, or does not respond.
+        """
         # not with the header triton_grpc_error, which would give errors a status: tritonserver 2.51 uses a stream that
         # ended that way after it has freed it, and dies of that after some hundred errors
-        call: Any = self._client.stream_infer(_once(_request(self._model, inputs)))
+        call: Any = self._client.stream_infer(_once(_request(model, inputs, outputs)))
         try:
             async for result, error in call:
                 if error is not None:
                     raise from_triton(error.message() or str(error), None)
-                yield _part(result)
+                yield result
         except grpc.aio.AioRpcError as error:
             raise from_triton(error.details() or "no reason given", error.code().name) from None
         except InferenceServerException as error:
@@ -69,10 +103,10 @@ class Backend:
             call.cancel()
 
 
-def _request(model: str, inputs: Sequence[InputTensor]) -> dict[str, Any]:
+def _request(model: str, inputs: Sequence[InputTensor], outputs: Sequence[str]) -> dict[str, Any]:
     """Build the request before the stream opens, because tritonclient swallows errors raised inside its iterator."""
-    outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
-    return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": outputs}
+    wanted = [triton.InferRequestedOutput(name) for name in outputs]
+    return {"model_name": model, "inputs": [_tensor(entry) for entry in inputs], "outputs": wanted or None}
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

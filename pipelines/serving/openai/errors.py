@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any
 
 ENSEMBLE = re.compile(r"^in ensemble '[^']+', ")
@@ -10,9 +11,13 @@ QUEUE_FULL = re.compile(r"exceeds maximum queue size|maximum queue size of", re.
 TOO_LONG = re.compile(
     r"max_(input_len|seq_len|num_tokens)|maximum (input|sequence) length|prompt length", re.IGNORECASE
 )
-GONE = re.compile(r"not ready|unknown model|no available|failed to connect|socket closed", re.IGNORECASE)
+ENDED = re.compile(r"socket closed|connection reset|broken pipe", re.IGNORECASE)
+GONE = re.compile(r"not ready|unknown model|no available|failed to connect", re.IGNORECASE)
 FAILED = re.compile(r"engine has failed|engine is stopping|stub process", re.IGNORECASE)
 BROKEN = re.compile(r"internal|cuda|out of memory|executor|assert", re.IGNORECASE)
+LONGEST_MESSAGE = 2_000  # a client's own words are repeated in it, so it would be as long as the client likes
+SHOWN_VALUE = reprlib.Repr()
+SHOWN_VALUE.maxstring = SHOWN_VALUE.maxother = 100
 CLIENT_CODES = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED")
 
 
@@ -31,16 +36,27 @@ class ApiError(Exception):
         code: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
+        message = shortened(message, LONGEST_MESSAGE)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
     def body(self) -> dict[str, Any]:
         """Return the JSON that OpenAI's clients read."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that make the same error in another process."""
+        return {"status": self.status, "message": self.message, "kind": self.kind, "param": self.param,
+                "code": self.code}  # fmt: skip
+
+
+def shortened(text: str, length: int = 100) -> str:
+    """Return the beginning of a text, with three dots if there is more."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
 
 def unsupported(param: str, given: object, instead: str) -> ApiError:
     """Make the error for a parameter that this server does not support."""
-    message = f"'{param}' = {given!r} is not supported here. {instead}"
+    message = f"'{param}' = {SHOWN_VALUE.repr(given)} is not supported here. {instead}"
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
@@ -59,6 +75,9 @@ def from_triton(message: str, grpc_code: str | None) -> ApiError:
         return ApiError(400, message, code="context_length_exceeded")
     if grpc_code in CLIENT_CODES:
         return ApiError(400, message)
+    if ENDED.search(message):
+        message = "The inference server ended while it answered this request; send it again."
+        return ApiError(503, message, kind="server_error", code="unavailable")
     if grpc_code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED") or GONE.search(message) or FAILED.search(message):
         return ApiError(
             503, f"The inference server does not respond: {message}", kind="server_error", code="unavailable"

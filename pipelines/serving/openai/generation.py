@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
+from pipelines.serving.openai.errors import ApiError
 from pipelines.serving.openai.inputs import InputTensor, triton_inputs
 from pipelines.serving.openai.schema import Sampling
 from pipelines.serving.openai.stops import StopFilter
 
 FinishReason = Literal["stop", "length"]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,30 @@ class Choice:
         """
         full = self.max_seq_len is not None and self.input_tokens + self.output_tokens >= self.max_seq_len
         return "length" if not stopped and (self.output_tokens >= self.max_tokens or full) else "stop"
+
+
+async def before(deadline: float, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    """Pass items on until a time of the event loop's clock; closing this closes the source.
+
+    Raises:
+        ApiError: 504, it has come.
+    """
+    async with aclosing(items):  # type: ignore[type-var]
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    item = await anext(items)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise too_slow() from None
+            yield item
+
+
+def too_slow() -> ApiError:
+    """Make the error for a request that has taken all the time that one may take."""
+    return ApiError(504, "The request took longer than this server allows (serving.request_timeout_s).",
+                    kind="server_error", code="timeout")  # fmt: skip
 
 
 async def collect_all(choices: Sequence[Choice], source: TextSource, asked: Sampling) -> None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
+from pipelines.domain.errors import UserError
+from pipelines.host.files import parse_json
 from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.rendering import WORKERS, Renderer
 
+Result = TypeVar("Result")
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class ChatTemplate:
     """The template of a Hugging Face tokenizer folder, run in jinja2's sandbox.
 
-    Templates come with the model, so they are untrusted code: the sandbox limits them to producing text.
+    Templates come with the model, so they are untrusted code: the sandbox limits them to producing text, and a process
+    of their own to a share of time and memory.
     """
 
     def __init__(self, source: str | None, tokens: Mapping[str, str], *, adds_bos: bool) -> None:
-        self._source = source
-        self._tokens = dict(tokens)
-        self._adds_bos = adds_bos
-        self._template = None if source is None else _compile(source)
+        self._bos = tokens.get("bos_token", "") if adds_bos else ""
+        self._renderer = None if source is None else Renderer(source, tokens)
+        self._threads = ThreadPoolExecutor(WORKERS, "chat-template")  # they start when they are needed
 
     @classmethod
     def load(cls, folder: Path, given: Path | None = None, *, tokenizer_adds_special: bool = True) -> ChatTemplate:
@@ -36,7 +40,11 @@ class ChatTemplate:
         """
         config = _read_json(folder / "tokenizer_config.json")
         file = given or folder / "chat_template.jinja"
-        source = file.read_text() if file.is_file() else _default(config.get("chat_template"))
+        source = (
+            file.read_text(encoding="utf-8", errors="replace")
+            if file.is_file()
+            else _default(config.get("chat_template"))
+        )
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL if config.get(name) is not None}
         return cls(source, tokens, adds_bos=tokenizer_adds_special and _adds_bos(folder, tokens.get("bos_token")))
 
@@ -46,9 +54,9 @@ class ChatTemplate:
         The tokenizer adds its own first token, so one written by the template is removed again.
 
         Raises:
-            ApiError: 400, there is no template, or it refuses these messages.
+            ApiError: 400, there is no template, it refuses these messages, or it was stopped.
         """
-        if self._template is None:
+        if self._renderer is None:
             raise ApiError(
                 400,
                 "This model's tokenizer has no chat template, so messages cannot be turned into a prompt. "
@@ -56,49 +64,23 @@ class ChatTemplate:
                 param="messages",
                 code="no_chat_template",
             )
-        from jinja2 import TemplateError
+        return self._renderer.render(messages).removeprefix(self._bos)
 
-        try:
-            text = str(self._template.render(messages=messages, add_generation_prompt=True, **self._tokens))
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ApiError(
-                400, f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from None
-        bos = self._tokens.get("bos_token", "")
-        return text.removeprefix(bos) if self._adds_bos else text
-
-
-def _compile(source: str) -> Any:
-    """Compile the template as Transformers does, with its functions and whitespace rules.
-
-    Source: https://huggingface.co/docs/transformers/chat_templating_writing
-    """
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do work that renders in a thread of the template's own: `render` waits for another process."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _default(given: object) -> str | None:
     """Return the default template; old configurations have several, by name."""
     if isinstance(given, list):
-        given = next((entry["template"] for entry in given if entry.get("name") == "default"), None)
+        named = [entry for entry in given if isinstance(entry, dict)]
+        given = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return given if isinstance(given, str) else None
 
 
 def _token_text(given: object) -> str:
-    return str(given["content"]) if isinstance(given, dict) else str(given)
+    return str(given.get("content", "")) if isinstance(given, dict) else str(given)
 
 
 def _adds_bos(folder: Path, bos: str | None) -> bool:
@@ -112,5 +94,13 @@ def _adds_bos(folder: Path, bos: str | None) -> bool:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text()) if file.is_file() else {}
+    """Read a JSON object; empty where there is none.
+
+    Raises:
+        UserError: the file is not JSON.
+    """
+    try:
+        found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}.", todo="Download the model's tokenizer again.") from None
     return found if isinstance(found, dict) else {}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.serving.openai.errors import ApiError, unsupported
+from pipelines.serving.openai.errors import ApiError, shortened, unsupported
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
 MAX_STOPS = 4
+MAX_STOP_LENGTH = 1000
 # Metadata that does not change the response.
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+Item = TypeVar("Item")
+List = Annotated[list[Item], Field(fail_fast=True)]
+"""A list of which only the first fault is reported: a megabyte of faults would take seconds."""
 
 
 class StreamOptions(BaseModel):
@@ -34,7 +38,7 @@ class Sampling(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -60,6 +64,8 @@ class Sampling(BaseModel):
         """
         if len(self.stops) > MAX_STOPS or "" in self.stops:
             raise ApiError(400, f"'stop' takes up to {MAX_STOPS} non-empty strings.", param="stop")
+        if any(len(stop) > MAX_STOP_LENGTH for stop in self.stops):
+            raise ApiError(400, f"A string of 'stop' is longer than {MAX_STOP_LENGTH} characters.", param="stop")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "'stream_options' requires stream=true.", param="stream_options")
         self._refuse_broken_text()
@@ -68,7 +74,9 @@ class Sampling(BaseModel):
                 continue
             instead = UNSUPPORTED.get(name)
             if instead is None:
-                raise ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+                raise ApiError(
+                    400, f"Unknown parameter: '{shortened(name)}'.", param=shortened(name), code="unknown_parameter"
+                )
             raise unsupported(name, value, instead)
 
     def _refuse_broken_text(self) -> None:
@@ -85,7 +93,7 @@ class Sampling(BaseModel):
 class CompletionRequest(Sampling):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool | None = None
 
     def prompts(self) -> list[str]:
@@ -106,7 +114,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]]
+    content: str | List[dict[str, Any]]
 
     def plain(self) -> dict[str, str]:
         """Return the message for the chat template."""
@@ -124,7 +132,7 @@ class Message(BaseModel):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
 
     @property

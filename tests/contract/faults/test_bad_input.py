@@ -204,7 +204,8 @@ def test_a_stream_cannot_be_asked_for_without_one(served: TritonServer) -> None:
         (b'{"model": "tiny_gemma", "prompt": "\\ud800"}', 400, "half of a surrogate pair"),
         (b'{"model": "tiny_gemma", "prompt": "\xff"}', 400, "parsing the body"),
         (b'{"model": "other", "prompt": "a"}', 404, "This server has 'tiny_gemma'"),
-        (json.dumps({"model": "tiny_gemma", "prompt": "a the " * MILLION}).encode(), 400, "max_input_len=256"),
+        (json.dumps({"model": "tiny_gemma", "prompt": "a the " * (MILLION // 2)}).encode(), 400, "max_input_len=256"),
+        (json.dumps({"model": "tiny_gemma", "prompt": "a the " * MILLION}).encode(), 413, "takes up to 4,000,000"),
     ],
 )
 def test_openai_clients_read_what_is_wrong(

@@ -49,9 +49,15 @@ def asked(tokens: int = 900, **values: Any) -> GenerationRequest:
 
 
 @pytest.fixture
-def scheduler(engine: Path) -> Iterator[Scheduler]:
+def failed() -> threading.Event:
+    """Set when the scheduler reports that its engine has failed."""
+    return threading.Event()
+
+
+@pytest.fixture
+def scheduler(engine: Path, failed: threading.Event) -> Iterator[Scheduler]:
     options = ServingOptions(engine, cancellation_check_period_ms=10)
-    made = Scheduler(EngineFolder.load(engine), options, PartialCharacters.none())
+    made = Scheduler(EngineFolder.load(engine), options, PartialCharacters.none(), failed=failed.set)
     yield made
     made.close()
 
@@ -69,8 +75,10 @@ class BrokenPipeline:
         return getattr(self._real, name)
 
 
-def test_a_failed_engine_reaches_every_client(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running, waiting and new requests all hear why."""
+def test_a_failed_engine_reaches_every_client(
+    scheduler: Scheduler, failed: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running, waiting and new requests all hear why, and then the process that holds it."""
     channels = [Channel() for _ in range(6)]
     for channel in channels:
         scheduler.submit([asked()], channel)
@@ -78,6 +86,7 @@ def test_a_failed_engine_reaches_every_client(scheduler: Scheduler, monkeypatch:
     monkeypatch.setattr(pipeline, "_pipeline", BrokenPipeline(pipeline._pipeline))
     assert all(channel.ended.wait(10) for channel in channels)
     assert all("out of memory" in channel.error for channel in channels)
+    assert failed.wait(5)
     with pytest.raises(UserError, match="out of memory"):
         scheduler.submit([asked()], Channel())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import TritonServer
 from pipelines.settings.serving import ServingSettings
-from tests.contract.serving.echo_repository import CONFIG, MODEL, write_echo, write_model, write_tokenizer
+from tests.contract.serving.echo_repository import write_served_echo
 
 SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
 
@@ -23,11 +22,7 @@ SETTINGS = ServingSettings(openai=True, drain_timeout_s=5, startup_timeout_s=60)
 @pytest.fixture(scope="session")
 def echo_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The echoing model with a tokenizer of its words, a chat template and a room of 64 tokens."""
-    repository = write_echo(tmp_path_factory.mktemp("echo"))
-    write_model(repository, "preprocessing", CONFIG.replace('"ensemble"', '"preprocessing"'), MODEL)
-    write_tokenizer(repository / "preprocessing" / "1" / "tokenizer")
-    (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 64}}))
-    return repository
+    return write_served_echo(tmp_path_factory.mktemp("echo"))
 
 
 @pytest.fixture(scope="session")

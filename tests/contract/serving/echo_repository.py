@@ -114,6 +114,24 @@ def write_failing(repository: Path, statement: str) -> Path:
     return write_model(repository, "broken", config, body)
 
 
+STUBBORN = """
+import threading, time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=time.sleep, args=(1000,)).start()  # the interpreter waits for it when it ends
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def write_stubborn(repository: Path) -> Path:
+    """Write a model `stubborn`, whose process hangs when it is asked to end."""
+    return write_model(repository, "stubborn", CONFIG.replace('"ensemble"', '"stubborn"'), STUBBORN)
+
+
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
     "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message is not the user\\'s') }}{% endif %}"
@@ -132,3 +150,12 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "chat_template": TEMPLATE}))
     return folder
+
+
+def write_served_echo(repository: Path) -> Path:
+    """Write `ensemble` with a tokenizer and limits, as the OpenAI service needs them."""
+    write_echo(repository)
+    write_model(repository, "preprocessing", CONFIG.replace('"ensemble"', '"preprocessing"'), MODEL)
+    write_tokenizer(repository / "preprocessing" / "1" / "tokenizer")
+    (repository / "repository.json").write_text(json.dumps({"label": "echo", "limits": {"max_seq_len": 64}}))
+    return repository

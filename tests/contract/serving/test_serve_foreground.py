@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +32,10 @@ from pipelines.serving import foreground
 from pipelines.domain.progress import SilentProgress
 from pipelines.serving.foreground import serve
 from pipelines.settings.serving import ServingSettings
-settings = ServingSettings(openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv)
+restarts = next((int(word.removeprefix("restarts=")) for word in sys.argv if word.startswith("restarts=")), 5)
+settings = ServingSettings(
+    openai=True, drain_timeout_s=int(sys.argv[2]), show_log="show_log" in sys.argv, restarts=restarts
+)
 if "impatient" in sys.argv:
     def say(text=""):
         print(text)
@@ -48,6 +56,14 @@ class Running:
     def read_until_ready(self) -> None:
         assert self.process.stdout is not None
         while not any("/v1/completions" in line for line in self.lines) or self.lines[-1].strip():
+            line = self.process.stdout.readline()
+            assert line, f"ended early: {self.lines}"
+            self.lines.append(line)
+
+    def read_until(self, text: str) -> None:
+        """Read on to the line that has the text."""
+        assert self.process.stdout is not None
+        while text not in (self.lines[-1] if self.lines else ""):
             line = self.process.stdout.readline()
             assert line, f"ended early: {self.lines}"
             self.lines.append(line)
@@ -109,7 +125,7 @@ def test_in_a_container_the_servers_log_is_shown_to_its_last_line(echo_repositor
     found.process.send_signal(signal.SIGTERM)
     said, _ = found.process.communicate(timeout=15)
     assert "Started HTTPService at 127.0.0.1" in found.text
-    assert re.search("successfully unloaded 'ensemble'", said)
+    assert re.search("All models are stopped, unloading models", said)
     assert found.process.returncode == 0
 
 
@@ -121,11 +137,78 @@ def test_a_server_is_drained_from_the_moment_it_says_that_it_serves(echo_reposit
     assert found.process.returncode == 0
 
 
-def test_a_server_that_dies_ends_it_with_the_reason(running: Running) -> None:
-    os.kill(running.server_pid(), signal.SIGSEGV)
-    said, _ = running.process.communicate(timeout=15)
+def test_a_server_that_dies_ends_it_with_the_reason(echo_repository: Path) -> None:
+    """Without restarts."""
+    found = start(echo_repository, 5, "restarts=0")
+    found.read_until_ready()
+    os.kill(found.server_pid(), signal.SIGSEGV)
+    said, _ = found.process.communicate(timeout=15)
     assert "tritonserver ended while it was in use: killed by SIGSEGV" in said
-    assert running.process.returncode == 1
+    assert "Starting it again" not in said
+    assert found.process.returncode == 1
+
+
+def complete(address: str) -> tuple[int, str]:
+    """Ask the OpenAI service for words that take 3 s; return its status and the text, or the error."""
+    body = json.dumps({"model": "echo", "prompt": "sleep", "max_tokens": 30}).encode()
+    request = urllib.request.Request(f"{address}/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())["choices"][0]["text"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"]
+
+
+def test_a_server_that_dies_is_started_again_a_bounded_number_of_times(echo_repository: Path) -> None:
+    """On the same ports; a request that ran gets a clear error, and the next one its answer."""
+    found = start(echo_repository, 5, "restarts=1")
+    found.read_until_ready()
+    openai = re.search(r"OpenAI +(\S+)", found.text)
+    assert openai is not None
+    first = found.server_pid()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, openai[1])
+        time.sleep(0.5)
+        os.kill(first, signal.SIGSEGV)
+        status, message = running.result()
+    assert (status, message) == (503, "The inference server ended while it answered this request; send it again.")
+    found.read_until("Serving again")
+    assert "killed by SIGSEGV" in found.text
+    assert "Starting it again in 1.00 s (restart 1 of 1 in a row)." in found.text
+    assert complete(openai[1]) == (200, " sleep" * 30)
+    os.kill(found.server_pid(), signal.SIGKILL)
+    said, _ = found.process.communicate(timeout=15)
+    assert "killed by SIGKILL" in said
+    assert "It is not started again: serving.restarts=1 is used up." in said
+    assert found.process.returncode == 1
+
+
+def test_an_openai_service_that_dies_is_started_again_alone(echo_repository: Path) -> None:
+    """The server goes on; Ctrl-C then drains as ever."""
+    found = start(echo_repository)
+    found.read_until_ready()
+    server = found.server_pid()
+    children = psutil.Process(found.process.pid).children(recursive=True)
+    service = next(child for child in children if child.cmdline()[1:3] == ["-m", "pipelines.serving.openai"])
+    service.kill()
+    found.read_until("Serving again")
+    assert "The OpenAI service on port" in found.text
+    assert found.server_pid() == server
+    found.process.send_signal(signal.SIGINT)
+    said, _ = found.process.communicate(timeout=15)
+    assert "Draining" in said
+    assert found.process.returncode == 0
+
+
+def test_ctrl_c_between_two_attempts_to_start_ends_it(echo_repository: Path) -> None:
+    found = start(echo_repository)
+    found.read_until_ready()
+    os.kill(found.server_pid(), signal.SIGKILL)
+    found.read_until("Starting it again")
+    found.process.send_signal(signal.SIGINT)
+    said, _ = found.process.communicate(timeout=5)
+    assert "Stopped immediately." in said
+    assert found.process.returncode == 130
 
 
 def test_a_second_ctrl_c_does_not_wait(echo_repository: Path) -> None:
@@ -148,3 +231,21 @@ def test_a_second_ctrl_c_does_not_wait(echo_repository: Path) -> None:
         assert "Stopped immediately." in said
         assert found.process.returncode == 130
         request.wait(5)
+
+
+def test_ctrl_c_with_nothing_running_takes_less_than_two_seconds(running: Running) -> None:
+    """Both services, with a connection kept open to each."""
+    kept = []
+    for name, path in (("HTTP", "/v2/health/ready"), ("OpenAI", "/health")):
+        address = re.search(rf"{name} +http://([^/\s]+)", running.text)
+        assert address is not None
+        connection = http.client.HTTPConnection(address[1], timeout=5)
+        connection.request("GET", path)
+        assert connection.getresponse().read() == b""
+        kept.append(connection)
+    time.sleep(1)
+    begun = time.monotonic()
+    running.process.send_signal(signal.SIGINT)
+    running.process.communicate(timeout=30)
+    assert time.monotonic() - begun < 2
+    assert running.process.returncode == 0

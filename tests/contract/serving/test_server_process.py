@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -13,10 +15,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import triton_to_np_dtype
 
 from pipelines.domain.errors import UserError
 from pipelines.serving import process as process_module
@@ -24,7 +31,13 @@ from pipelines.serving.locate import why_no_server
 from pipelines.serving.process import ServerFailedError, TritonServer
 from pipelines.settings.serving import ServingSettings
 from tests.contract.serving.conftest import eventually
-from tests.contract.serving.echo_repository import write_echo, write_failing
+from tests.contract.serving.echo_repository import (
+    CONFIG,
+    write_echo,
+    write_failing,
+    write_model,
+    write_stubborn,
+)
 
 pytestmark = pytest.mark.skipif(why_no_server(ServingSettings()) is not None, reason="needs a tritonserver")
 SETTINGS = ServingSettings(drain_timeout_s=5, startup_timeout_s=60)
@@ -96,7 +109,6 @@ def test_a_drain_lets_running_requests_finish_and_leaves_nothing(own_server: Tri
     thread.start()
     time.sleep(0.3)
     processes, started = family(own_server.pid), time.monotonic()
-    regions_before = len(regions(os.getpid()))
     assert len(processes) == 2  # the server and the stub of its one model
     own_server.stop()
     thread.join()
@@ -104,7 +116,7 @@ def test_a_drain_lets_running_requests_finish_and_leaves_nothing(own_server: Tri
     assert time.monotonic() - started < SETTINGS.drain_timeout_s
     assert own_server.poll() == 0
     assert gone(processes)
-    assert len(regions(os.getpid())) == regions_before - 1
+    assert regions(os.getpid()) == []
 
 
 def test_a_killed_server_is_noticed_with_its_signal_and_log(own_server: TritonServer) -> None:
@@ -116,6 +128,63 @@ def test_a_killed_server_is_noticed_with_its_signal_and_log(own_server: TritonSe
     assert gone(processes)
     with pytest.raises(ServerFailedError, match=r"killed by SIGKILL .*Log: .*logs/server\.log"):
         own_server.check()
+
+
+def idle_http(server: TritonServer) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports["http_port"], timeout=10)
+    connection.request("GET", "/v2/health/ready")
+    assert connection.getresponse().read() == b""
+    return connection
+
+
+@pytest.mark.parametrize("keep_alive", ["none", "HTTP", "gRPC"])
+def test_a_server_on_which_nothing_runs_ends_at_once(own_server: TritonServer, keep_alive: str) -> None:
+    """Clients that keep a connection open do not hold it up; without more, tritonserver waits for them to the end."""
+    kept: Any = None
+    if keep_alive == "HTTP":
+        kept = [idle_http(own_server), socket.create_connection(("127.0.0.1", own_server.ports["http_port"]))]
+    elif keep_alive == "gRPC":
+        kept = grpc.InferenceServerClient(own_server.grpc_url)
+        assert kept.is_server_ready()
+    begun = time.monotonic()
+    own_server.stop()
+    assert time.monotonic() - begun < 2
+    assert own_server.poll() == 0
+    del kept
+
+
+def test_an_idle_connection_ends_and_a_request_is_drained(own_server: TritonServer) -> None:
+    """A request that takes 3 s and sends nothing until then, beside a stream that pauses and an idle connection."""
+    idle = idle_http(own_server)
+    stream = http.client.HTTPConnection("127.0.0.1", own_server.ports["http_port"], timeout=10)
+    body = json.dumps({"text_input": "sleep", "max_tokens": 30, "stream": True})
+    stream.request("POST", "/v2/models/ensemble/generate_stream", body)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, own_server, "sleep", 30)
+        time.sleep(0.5)
+        own_server.stop()
+        assert answer.result() == " sleep" * 30
+    assert stream.getresponse().read().count(b"data: ") == 30
+    assert idle.sock is not None
+    assert idle.sock.recv(1) == b""
+
+
+def test_a_grpc_stream_is_drained_to_its_last_token(own_server: TritonServer) -> None:
+    """Its connection says nothing of whether it is in use, so only the server's word counts."""
+    found: queue.Queue[Any] = queue.Queue()
+    inputs = []
+    for name, kind, value in (("text_input", "BYTES", b"sleep"), ("max_tokens", "INT32", 20), ("stream", "BOOL", True)):
+        inputs.append(grpc.InferInput(name, [1, 1], kind))
+        inputs[-1].set_data_from_numpy(np.array([[value]], dtype=triton_to_np_dtype(kind)))
+    client = grpc.InferenceServerClient(own_server.grpc_url)
+    client.start_stream(lambda result, error: found.put(error or result))
+    client.async_stream_infer("ensemble", inputs)
+    first = found.get(timeout=5)
+    own_server.stop()
+    client.stop_stream()
+    answers = [first, *(found.get_nowait() for _ in range(found.qsize()))]
+    texts = [answer.as_numpy("text_output")[0, 0] for answer in answers if isinstance(answer, grpc.InferResult)]
+    assert texts == [b"sleep sleep", *[b" sleep"] * 19]
 
 
 PARENT = """
@@ -139,6 +208,23 @@ def test_nothing_outlives_a_parent(echo_repository: Path, number: signal.Signals
         assert len(set(processes)) == 5  # server, two stubs, keeper, parent
         parent.send_signal(number)
         assert eventually(lambda: gone(processes), 6 if number == signal.SIGINT else 2)
+        assert eventually(lambda: regions(parent.pid) == [])
+
+
+@pytest.mark.parametrize("survivors", [{"triton_python_backend_stub"}, {"tritonserver"}, set()])
+def test_nothing_outlives_a_parent_that_is_killed_with_its_keeper(tmp_path: Path, survivors: set[str]) -> None:
+    """Not even a process that hangs when it is asked to end, and no shared memory, whoever is left to remove it."""
+    repository = write_stubborn(write_echo(tmp_path / "repository"))
+    command = [sys.executable, "-c", PARENT, str(repository)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        processes = family(parent.pid)
+        assert len(processes) == 5  # parent, keeper, server, two stubs
+        for process in processes:
+            if process.name() not in survivors:
+                process.kill()
+        assert eventually(lambda: gone(processes))
         assert eventually(lambda: regions(parent.pid) == [])
 
 
@@ -216,3 +302,63 @@ def test_strangers_cannot_touch_memory_models_or_logs(echo_repository: Path) -> 
             with pytest.raises(urllib.error.HTTPError) as caught:
                 urllib.request.urlopen(f"{server.http_url}/{path}", b"{}", timeout=5)
             assert "restricted" in caught.value.read().decode()
+
+
+CRASHING = """
+import ctypes, os, signal, threading, time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=self.wait, daemon=True).start()
+
+    def wait(self):
+        while not os.path.exists({cue!r}):
+            time.sleep(0.02)
+        {crash}
+
+    def execute(self, requests):
+        return []
+"""
+BAD_ALLOC = "ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
+
+
+@pytest.mark.parametrize(
+    ("crash", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV."),
+        ("os.kill(os.getpid(), signal.SIGABRT)", "killed by SIGABRT."),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL \(by hand or by another program; memory did not"),
+        (
+            BAD_ALLOC,
+            r"killed by SIGABRT\. It said: terminate called after throwing .*'std::bad_alloc' \| what",
+        ),
+        ("os._exit(3)", "exit code 3."),
+    ],
+)
+def test_a_model_that_dies_ends_the_server_with_its_own_reason(tmp_path: Path, crash: str, said: str) -> None:
+    """Without that, tritonserver says that it is ready, and never answers for this model again."""
+    cue = tmp_path / "die"
+    repository = write_echo(tmp_path / "repository")
+    write_model(
+        repository, "fragile", CONFIG.replace('"ensemble"', '"fragile"'), CRASHING.format(cue=str(cue), crash=crash)
+    )
+    with TritonServer(repository, SETTINGS, log_file=tmp_path / "server.log") as server:
+        processes = family(server.pid)
+        cue.touch()
+        assert server.wait(2) is not None
+        assert gone(processes)
+        with pytest.raises(
+            ServerFailedError, match=rf"ended while it was in use: its process for model 'fragile': {said}"
+        ):
+            server.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_the_reason_of_a_death_is_not_what_every_start_logs(own_server: TritonServer, number: signal.Signals) -> None:
+    """On a machine without GPU every start logs that the CUDA driver is insufficient."""
+    os.kill(own_server.pid, number)
+    own_server.wait(5)
+    with pytest.raises(ServerFailedError, match=f"killed by {number.name}") as caught:
+        own_server.check()
+    assert "CUDA" not in str(caught.value).upper()

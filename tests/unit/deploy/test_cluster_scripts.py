@@ -5,9 +5,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.deploy.cluster import write_scripts
@@ -72,6 +74,30 @@ def test_every_rank_runs_what_the_launcher_gives_it(tmp_path, cluster, variable,
     assert ["-n", "1", *argv] == per_rank[rank].split()
     assert ("--model-control-mode=explicit" in argv) == ("--load-model=tensorrt_llm" in argv) == (rank > 0)
     assert folder == str(repo)
+
+
+def test_other_machines_reach_the_front_of_rank_0_which_ends_with_the_server(tmp_path):
+    """Tritonserver itself listens on its own machine only."""
+    server, front, repo = tmp_path / "tritonserver", tmp_path / "python", tmp_path / "a repository"
+    server.write_text(f"#!/bin/bash\nuntil [ -s {shlex.quote(str(tmp_path))}/front ]; do sleep 0.02; done\n")
+    front.write_text(f'#!/bin/bash\necho "$$" "$@" > {shlex.quote(str(tmp_path))}/front\nexec sleep 60\n')
+    for program in (server, front):
+        program.chmod(0o755)
+    repo.mkdir()
+    serving = ServingSettings(host="0.0.0.0", openai_port=9100)
+    place = replace(target(tmp_path / "x", repository=repo), python=str(front))
+    files = script_files(place, SLURM.model_copy(update={"server": server}), serving)
+    script = write(files, tmp_path / "out") / "rank.sh"
+    assert "HTTP port 9100" in files["serve.sbatch"]
+    assert files["rank.sh"].count("--http-address=127.0.0.1") == 2
+    subprocess.run(["bash", script], env={"PATH": "/usr/bin:/bin", "SLURM_PROCID": "0"}, check=True, timeout=20)
+    pid, *words = (tmp_path / "front").read_text().split()
+    assert words[:2] == ["-m", "pipelines.serving.openai"]
+    assert {"--grpc=127.0.0.1:8001", "--host=0.0.0.0", "--port=9100"} <= set(words)
+    until = time.monotonic() + 5
+    while (alive := psutil.pid_exists(int(pid))) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not alive
 
 
 def test_a_rank_that_nobody_numbered_is_refused(tmp_path):
@@ -168,7 +194,6 @@ def test_what_a_person_changed_is_never_overwritten(tmp_path):
         ([], r"cluster=none needs no scripts\. Choose one of slurm, mpi"),
         (["cluster=mpi", "cluster.hosts=[a]"], r"cluster\.hosts names 1 machines; the server needs 2"),
         (["cluster=slurm", "serving.multi_gpu=orchestrator"], r"multi_gpu=orchestrator spawns ranks on one node"),
-        (["cluster=slurm", "serving.openai=true"], r"serving\.openai=true does not work with ranks started by srun"),
         (["cluster=slurm", "hardware=l4", "hardware.gpus_per_server=2"], r"has 2\. Set triton\.num_nodes=4"),
         (["cluster=mpi", "cluster.hosts=[a,b]", "cluster.image=x"], r"cluster\.image is for Slurm"),
     ],

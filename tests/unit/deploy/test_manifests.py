@@ -39,7 +39,7 @@ def built(tmp_path: Path, kind: str, serving=None, **choices):
 
 def container(template, name=None):
     found = [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
-    return found[-1] if name is None else next(one for one in found if one["name"] == name)
+    return template["spec"]["containers"][0] if name is None else next(one for one in found if one["name"] == name)
 
 
 def check(thing) -> None:
@@ -60,7 +60,7 @@ def test_every_object_is_valid(kind, choices, tmp_path):
     things = built(tmp_path, kind, **choices)
     kinds = {"cpu": {"Deployment"}, "gpu": {"Deployment"}, "multinode": {"LeaderWorkerSet", "ConfigMap"}}[kind]
     assert {thing["kind"] for thing in things} - {"PersistentVolumeClaim", "HorizontalPodAutoscaler"} == {
-        "Service", "PodDisruptionBudget", "PodMonitor", *kinds,
+        "Service", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", *kinds,
     }  # fmt: skip
     for thing in things:
         check(thing)
@@ -101,14 +101,20 @@ def test_kustomize_itself_makes_the_same_of_the_files(kind, choices, tmp_path):
     assert theirs == {(thing["kind"], thing["metadata"]["name"]): thing for thing in build(overlay)}
 
 
-@pytest.mark.parametrize("serving", [None, {"openai": True, "http_port": 9100}], ids=["default", "openai"])
+@pytest.mark.parametrize("serving", [None, {"openai_port": 9100}, {"expose_triton": True}], ids=str)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_ports_and_labels_meet(kind, serving, tmp_path):
+    """One port is open, that of the service in front, unless tritonserver's own were asked for."""
     things = built(tmp_path, kind, serving)
     template = templates(things)["server"]
     ports = {port["name"]: port["containerPort"] for port in container(template)["ports"]}
-    assert ports["http"] == (9100 if serving else 8000)
-    assert ("openai" in ports) == bool(serving)
+    exposed = {"http": 8000, "grpc": 8001, "metrics": 8002} if (serving or {}).get("expose_triton") else {}
+    assert ports == exposed | {"openai": (serving or {}).get("openai_port", 9000)}
+    policy = by_kind(things, "NetworkPolicy")["spec"]
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == set(ports.values())
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    probed = {container(template)[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe")}
+    assert probed == {ports["openai"]}
     service = by_kind(things, "Service")["spec"]
     assert {port["targetPort"] for port in service["ports"]} == set(ports)
     assert by_kind(things, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"] in ports
@@ -119,7 +125,26 @@ def test_ports_and_labels_meet(kind, serving, tmp_path):
         by_kind(things, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
     ):
         assert selector.items() <= template["metadata"]["labels"].items()
-    assert f"serving.http_port={ports['http']}" in container(template)["args"]
+    assert f"serving.openai_port={ports['openai']}" in container(template)["args"]
+    assert ("serving.expose_triton=true" in container(template)["args"]) == bool(exposed)
+
+
+def test_a_group_is_reached_through_the_front_alone_and_its_pods_reach_each_other(tmp_path):
+    """The leader's tritonserver listens inside its pod only; ssh and MPI of the group must pass."""
+    things = built(tmp_path, "multinode")
+    leader = templates(things)["server"]
+    front = container(leader, "front")
+    assert [port["containerPort"] for port in front["ports"]] == [9000]
+    assert "ports" not in container(leader, "server")
+    command = container(leader, "server")["command"]
+    assert {word for word in command if "-address=" in word} == {
+        "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
+    }  # fmt: skip
+    assert {"--grpc=127.0.0.1:8001", "--host=0.0.0.0", "--port=9000"} <= set(front["command"])
+    own, group = by_kind(things, "NetworkPolicy")["spec"]["ingress"]
+    assert own == {"ports": [{"port": 9000, "protocol": "TCP"}]}
+    members = group["from"][0]["podSelector"]["matchLabels"].items()
+    assert all(members <= found["metadata"]["labels"].items() for found in templates(things).values())
 
 
 def test_only_leaders_answer_but_workers_count_as_the_group(tmp_path):
@@ -204,7 +229,7 @@ def test_the_server_may_take_as_long_to_start_as_the_probe_waits(tmp_path):
     one = container(templates(built(tmp_path, "gpu", {"startup_timeout_s": 1234}))["server"])
     probe = one["startupProbe"]
     assert probe["failureThreshold"] * probe["periodSeconds"] == 1240
-    assert probe["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert probe["httpGet"] == {"path": "/v2/health/ready", "port": 9000}
     assert one["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
     assert one["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
     assert f"serving.startup_timeout_s={probe['failureThreshold'] * probe['periodSeconds']}" in one["args"]

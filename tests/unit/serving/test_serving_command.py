@@ -76,6 +76,33 @@ def test_orchestrator_mode_starts_one_process_without_gpu_pools() -> None:
     assert launch.env == {"TRTLLM_ORCHESTRATOR": "1"}
 
 
+def test_off_loopback_tritonserver_itself_stays_on_loopback() -> None:
+    """Anyone who reaches its inference ports can end it, so only the service in front listens on other networks."""
+    listening = [part for part in command(host="0.0.0.0") if "-address=" in part]
+    assert listening == ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"]
+    asked_for = [part for part in command(host="0.0.0.0", expose_triton=True) if "-address=" in part]
+    assert asked_for == ["--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--metrics-address=0.0.0.0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "front", "triton_host", "local_host", "front_host"),
+    [
+        ({}, False, "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ({"openai": True}, True, "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ({"host": "127.0.0.2"}, False, "127.0.0.2", "127.0.0.2", "127.0.0.2"),
+        ({"host": "0.0.0.0"}, True, "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ({"host": "192.0.2.7"}, True, "127.0.0.1", "127.0.0.1", "192.0.2.7"),
+        ({"host": "192.0.2.7", "expose_triton": True}, False, "192.0.2.7", "192.0.2.7", "192.0.2.7"),
+        ({"host": "0.0.0.0", "expose_triton": True, "openai": True}, True, "0.0.0.0", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_who_listens_where(given, front, triton_host, local_host, front_host) -> None:
+    found = ServingSettings(**given)
+    assert (found.front, found.triton_host, found.local_host, found.front_host) == (
+        front, triton_host, local_host, front_host,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("flag", ["--http-restricted-api", "--grpc-restricted-protocol"])
 def test_off_loopback_the_dangerous_endpoints_need_a_key_that_nobody_has(flag: str) -> None:
     """And another one every time."""

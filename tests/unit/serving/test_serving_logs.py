@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipelines.serving.loading import LoadWatch, loading_now
 from pipelines.serving.logs import load_failures, taken_port, useful_lines
 
@@ -64,6 +66,51 @@ def test_error_lines_come_before_what_was_printed() -> None:
     error = 'E1121 09:34:54.437222 8216 main.cc:245] "something is wrong"'
     assert useful_lines([*NOISE, printed, error]) == ["something is wrong"]
     assert useful_lines([*NOISE, *LOADING, printed]) == [printed]
+
+
+SEGFAULT = [
+    "Signal (11) received.",
+    " 0# 0x000055F45733452D in /opt/tritonserver/bin/tritonserver",
+    " 1# 0x00007FC1CFE5A050 in /lib/x86_64-linux-gnu/libc.so.6",
+    " 2# __socket in /lib/x86_64-linux-gnu/libc.so.6",
+    "",
+]
+EARLIER = 'E1121 09:31:02.712404 7160 model.py:1] "tensorrt_llm: a request could not be read"'
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "said"),
+    [
+        (
+            ["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  std::bad_alloc"],
+            ["terminate called after throwing an instance of 'std::bad_alloc'", "what():  std::bad_alloc"],
+        ),
+        (["malloc(): unaligned fastbin chunk detected"], ["malloc(): unaligned fastbin chunk detected"]),
+        (
+            ["tritonserver: http_server.cc:12: void f(): Assertion `shape > 0' failed."],
+            ["tritonserver: http_server.cc:12: void f(): Assertion `shape > 0' failed."],
+        ),
+        (
+            [
+                "Traceback (most recent call last):",
+                '  File "scheduler.py", line 170, in _guarded',
+                "RuntimeError: Exception from src/inference/src/cpp/infer_request.cpp:223:",
+                "Check 'block_table.size() > 0' failed at src/cpp/src/block_manager.hpp:17:",
+            ],
+            [
+                "RuntimeError: Exception from src/inference/src/cpp/infer_request.cpp:223:",
+                "Check 'block_table.size() > 0' failed at src/cpp/src/block_manager.hpp:17:",
+            ],
+        ),
+    ],
+)
+def test_a_crash_is_told_in_its_own_words(last_lines: list[str], said: list[str]) -> None:
+    """Not with an older error of the server, and without the stack and signal that follow."""
+    assert useful_lines([*NOISE, EARLIER, *last_lines, *SEGFAULT]) == said
+
+
+def test_a_stack_alone_says_nothing() -> None:
+    assert useful_lines([*NOISE, *SEGFAULT]) == []
 
 
 def test_a_taken_port_is_found() -> None:

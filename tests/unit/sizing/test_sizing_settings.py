@@ -52,8 +52,14 @@ def test_daily_users_are_an_average():
         (["average_rate=5", "peak_rate=9", "peak_factor=2"], r"peak_rate=9 and peak_factor=2, two peaks"),
         (["average_rate=50", "peak_rate=9"], r"peak_rate=9 below the average of 50"),
         (["peak_factor=2"], r"peak_factor without an average"),
-        (["average_rate=5", "peak_percentile=0.95"], r"is 0\.95; percentiles go from 1 .* did you mean 95\?"),
-        (["slo.percentile=0.5"], r"sizing\.slo is 0\.5; percentiles .* 50 is the median; did you mean 50\?"),
+        (
+            ["average_rate=5", "peak_percentile=0.95"],
+            r"sizing\.peak_percentile is 0\.95; percentiles go from 1 .* did you mean 95\?",
+        ),
+        (
+            ["slo.percentile=0.5"],
+            r"sizing\.slo\.percentile is 0\.5; percentiles .* 50 is the median; did you mean 50\?",
+        ),
         (["slo.percentile=100"], r"is 100; percentiles go from 1 to 99\.99"),
         (["mode=sequential", "slo.ttft_ms=500"], r"mode=sequential with a limit of TTFT"),
         (["mode=offline", "slo.e2e_ms=500"], r"mode=offline with a limit of latency"),

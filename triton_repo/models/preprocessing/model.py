@@ -7,6 +7,7 @@ loads in milliseconds; `transformers` is imported only for a tokenizer that has 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ NO_OFFSET = -1
 WORD_INPUTS = {"BAD_WORDS_DICT": "BAD_WORDS_DICT (bad_words)", "STOP_WORDS_DICT": "STOP_WORDS_DICT (stop_words)"}
 IMAGE_INPUTS = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
 
+
+RESTARTS = "TRTLLM_PIPELINES_RESTARTS"
+"""Variable that `make serve` sets: how often it has started this server again (pipelines/serving/process.py)."""
 
 SHRINKING = 4
 """Margin for normalizers, which may drop or join characters before tokenization."""
@@ -43,6 +47,7 @@ class TritonPythonModel:
         self._add_special_tokens = _flag(parameters, "add_special_tokens", default=True)
         self._tokens = open_tokenizer(folder)
         self._max_input_len = _max_input_len(Path(args["model_repository"]).parent)
+        self._metrics = _count_restarts(os.environ[RESTARTS]) if RESTARTS in os.environ else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer every request; a bad one gets its own error."""
@@ -217,6 +222,18 @@ def _max_input_len(repository: Path) -> int | None:
     """Return the maximum number of prompt tokens, or None if the repository does not state it."""
     found = _read_json(repository / "repository.json").get("limits", {}).get("max_input_len")
     return None if found is None else int(found)
+
+
+def _count_restarts(count: str) -> tuple[Any, Any]:
+    """Show the count beside the server's own metrics; both objects must live as long as the metric is shown."""
+    family = pb_utils.MetricFamily(
+        name="trtllm_pipelines_server_restarts",
+        description="How often this server was started again after it ended by itself",
+        kind=pb_utils.MetricFamily.GAUGE,
+    )
+    metric = family.Metric(labels={})
+    metric.set(float(count))
+    return family, metric
 
 
 def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:

@@ -6,8 +6,10 @@ Thin: it turns Triton's requests into the scheduler's and the scheduler's respon
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +32,10 @@ from pipelines.engines.openvino.serving_stats import GAUGES, HISTOGRAMS, LENGTH_
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SWITCH_SECONDS = 0.0002
 """Switch interval of the interpreter: the engine's step holds the lock, and no thread should wait for it twice."""
+SUPERVISED = "TRTLLM_PIPELINES_RESTARTS"
+"""Variable that pipelines/serving/process.py sets."""
+ERRORS_OUT_S = 0.5
+"""How long the errors of running requests may take to reach their clients."""
 
 
 class TritonPythonModel:
@@ -44,7 +50,7 @@ class TritonPythonModel:
             folder = EngineFolder.load(options.engine_dir)
             adapters = read_adapters(options.lora_dir) if options.lora_dir is not None else {}
             self._limits = _limits(options, folder, adapters)
-            self._scheduler = Scheduler(folder, options, _characters(options), adapters)
+            self._scheduler = Scheduler(folder, options, _characters(options), adapters, _end_if_supervised)
         except UserError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._logits_type = _logits_type(config)
@@ -200,6 +206,16 @@ class Metrics:
         if (family, kind) not in self._gauges:
             self._gauges[family, kind] = self._families[family].Metric(labels={**self._labels, GAUGES[family][0]: kind})
         return self._gauges[family, kind]
+
+
+def _end_if_supervised() -> None:
+    """End this process after its engine has failed, where `make serve` then starts the server again.
+
+    Elsewhere it stays: tritonserver itself would leave further requests without an answer, here they get an error.
+    """
+    if SUPERVISED in os.environ:
+        time.sleep(ERRORS_OUT_S)
+        os._exit(1)
 
 
 def _extras(part: ResponsePart) -> list[tuple[str, np.ndarray[Any, Any]]]:

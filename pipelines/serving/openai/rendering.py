@@ -1,0 +1,221 @@
+"""Render a chat template in processes of its own, which the service can lose without harm."""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from pipelines.serving.openai import template_process
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.template_process import (
+    CPU_SECONDS,
+    LENGTH_BYTES,
+    MEMORY_BYTES,
+    REFUSED,
+    RENDERED,
+    TOO_LARGE,
+)
+
+WORKERS = 2
+"""Processes per template, so that one slow prompt does not delay the next."""
+WALL_SECONDS = 30.0
+"""Longest wait for an answer, on a machine with other work; the processor time ends a loop much sooner."""
+ENDS_BY_ITSELF_S = 1.0
+"""Time between the last byte of a process and its exit code."""
+GROWTH, LEAST_TEXT_BYTES = 4, 2**20
+"""A prompt may be so many times as long as its messages, and at least this long."""
+
+
+class StoppedTemplateError(Exception):
+    """A template that was ended, and why."""
+
+
+class InvalidTemplateError(Exception):
+    """A template that does not compile, and why."""
+
+
+class Renderer:
+    """Processes that render one template, each one prompt at a time."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        """Start the first process; the others start when several prompts are rendered at a time.
+
+        Args:
+            source: of the template.
+            tokens: the tokenizer's special tokens by their names in templates.
+        """
+        self._setup = json.dumps({"source": source, "tokens": dict(tokens)}).encode()
+        self._invalid = ""
+        self._idle: queue.LifoQueue[_TemplateProcess | None] = queue.LifoQueue()
+        self._all: list[_TemplateProcess] = []
+        weakref.finalize(self, _end, self._all)
+        for _ in range(WORKERS - 1):
+            self._idle.put(None)
+        self._idle.put(self._started())
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the prompt.
+
+        Raises:
+            ApiError: 400, the template does not compile, refuses these messages, or was stopped.
+        """
+        worker = self._idle.get() or self._started()
+        if worker.ended:  # by somebody else
+            worker = self._replaced(worker)
+        try:
+            if not self._invalid:
+                return worker.render(json.dumps(messages).encode())
+        except StoppedTemplateError as stopped:
+            raise _unusable("was stopped", str(stopped), "chat_template_stopped") from None
+        except InvalidTemplateError as invalid:
+            self._invalid = str(invalid)
+        finally:
+            self._idle.put(self._replaced(worker) if worker.ended else worker)
+        raise _unusable("is not valid", self._invalid, "invalid_chat_template")
+
+    def _replaced(self, worker: _TemplateProcess) -> _TemplateProcess:
+        self._all.remove(worker)
+        return self._started()
+
+    def _started(self) -> _TemplateProcess:
+        worker = _TemplateProcess(self._setup)
+        self._all.append(worker)
+        return worker
+
+
+def _unusable(how: str, why: str, code: str) -> ApiError:
+    return ApiError(
+        400,
+        f"The model's chat template {how}: {why}. Use /v1/completions with a prompt of your own, or give the server "
+        "another template: serving.chat_template=FILE",
+        param="messages",
+        code=code,
+    )
+
+
+def _end(workers: list[_TemplateProcess]) -> None:
+    for worker in workers:
+        worker.end()
+
+
+class _TemplateProcess:
+    """One process; its first answer says whether the template compiles."""
+
+    def __init__(self, setup: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", template_process.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._setup: bytes | None = setup
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is no longer there."""
+        return self._process.poll() is not None
+
+    def render(self, messages: bytes) -> str:
+        """Return the prompt.
+
+        Raises:
+            ApiError: 400, the template refuses these messages.
+            InvalidTemplateError: it does not compile.
+            StoppedTemplateError: it took too much time or memory with these messages, and the process was ended.
+        """
+        if self._setup is not None:
+            try:
+                kind, text = self._answer(self._setup, LEAST_TEXT_BYTES)
+            except StoppedTemplateError as stopped:
+                raise InvalidTemplateError(str(stopped)) from None
+            if kind == REFUSED:
+                raise InvalidTemplateError(text)
+            self._setup = None
+        kind, text = self._answer(messages, max(LEAST_TEXT_BYTES, GROWTH * len(messages)))
+        if kind == REFUSED:
+            raise ApiError(400, f"The model's chat template refuses these messages: {text}", param="messages")
+        return text
+
+    def _answer(self, content: bytes, most: int) -> tuple[bytes, str]:
+        """Send something and return the kind and the text of the answer.
+
+        Raises:
+            StoppedTemplateError: the process was ended, or ended by itself.
+        """
+        try:
+            self._send(content)
+            return self._received(most)
+        except (OSError, EOFError):
+            raise StoppedTemplateError(_why(self.end(ENDS_BY_ITSELF_S))) from None
+        except StoppedTemplateError:
+            self.end()
+            raise
+
+    def _send(self, content: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
+        self._process.stdin.flush()
+
+    def _received(self, most: int) -> tuple[bytes, str]:
+        """Return the kind and the text of the next answer, of at most this many bytes."""
+        deadline = time.monotonic() + WALL_SECONDS
+        size = int.from_bytes(self._read(LENGTH_BYTES, deadline), "little")
+        if size > most + 1:
+            raise StoppedTemplateError(
+                f"its prompt has {size - 1:,} bytes, and {most:,} are allowed for these messages"
+            )
+        content = self._read(size, deadline)
+        kind, text = content[:1], content[1:]
+        if kind == TOO_LARGE:
+            raise StoppedTemplateError(f"it took more than {MEMORY_BYTES // 2**20} MiB of memory")
+        if kind not in (RENDERED, REFUSED):
+            raise StoppedTemplateError("its process gave no answer")
+        return kind, text.decode(errors="replace")
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        """Read exactly so many bytes.
+
+        Raises:
+            EOFError: the process ended before.
+            StoppedTemplateError: the time is over.
+        """
+        assert self._process.stdout is not None
+        found = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while len(found) < size:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise StoppedTemplateError(f"it did not answer in {WALL_SECONDS:g} s")
+                piece = self._process.stdout.read1(size - len(found))  # type: ignore[attr-defined]
+                if not piece:
+                    raise EOFError
+                found += piece
+        return bytes(found)
+
+    def end(self, patience_s: float = 0.0) -> int:
+        """End the process, if it does not end by itself in this time, and return its exit code or -signal."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self._process.kill()
+        code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        return code
+
+
+def _why(code: int) -> str:
+    """Say why a process ended by itself."""
+    if code == -signal.SIGPROF:
+        return f"it took more than {CPU_SECONDS:g} s of processor time"
+    if code < 0:
+        return f"its process ended with {signal.Signals(-code).name}"
+    return f"its process ended with code {code}"

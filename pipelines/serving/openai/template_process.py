@@ -1,0 +1,106 @@
+"""Render one chat template, in a process of its own.
+
+A template comes with the model and is code: it may loop for ever or fill the memory, in an expression that Python
+evaluates in one step. The kernel ends this process when it has used its share of processor time, and refuses it more
+memory; the service starts another one. Messages in both directions are a length and that many bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CPU_SECONDS = 0.5
+"""Processor time for one prompt; ordinary templates take a few milliseconds for a hundred messages."""
+MEMORY_BYTES = 512 * 2**20
+"""Address space beyond what the interpreter itself takes."""
+LENGTH_BYTES = 8
+RENDERED, REFUSED, TOO_LARGE = b"+", b"-", b"!"
+"""First byte of an answer: the prompt follows, or why there is none; or memory ran out."""
+
+
+REFUSALS = (
+    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+    SyntaxError,  # of the Python that jinja2 writes: {% break %} outside of a loop
+)  # fmt: skip
+"""What a template may raise."""
+
+
+def main() -> None:
+    """Compile the template that is sent first, then render prompts until there are no more messages."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process by closing its input
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    given, taken = sys.stdin.buffer, sys.stdout.buffer
+    _bound_memory()
+    requests = _requests(given)
+    if not (first := next(requests, b"")):
+        return
+    setup = json.loads(first)
+    template: Any = None
+
+    def compile_it() -> str:
+        nonlocal template
+        template = compiled(setup["source"])
+        return ""
+
+    answer(taken, compile_it)
+    for request in requests:
+        values = {"messages": json.loads(request), "add_generation_prompt": True, **setup["tokens"]}
+        answer(taken, partial(template.render, values))
+
+
+def _requests(given: BinaryIO) -> Iterator[bytes]:
+    while len(length := given.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        yield given.read(int.from_bytes(length, "little"))
+
+
+def _bound_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def answer(taken: BinaryIO, work: Callable[[], str]) -> None:
+    """Do the work within the time that it may take, and send what came of it."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        kind, text = RENDERED, work()
+        content = text.encode()
+    except REFUSALS as error:
+        kind, content = REFUSED, str(error)[:1000].encode(errors="replace")
+    except MemoryError:
+        kind, content = TOO_LARGE, b""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    taken.write((len(kind) + len(content)).to_bytes(LENGTH_BYTES, "little") + kind + content)
+    taken.flush()
+
+
+def compiled(source: str) -> Any:
+    """Compile the template as Transformers does, with its functions and whitespace rules.
+
+    Source: https://huggingface.co/docs/transformers/chat_templating_writing
+    """
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""The service in front of tritonserver: what it lets through, what it refuses, and that nobody is kept waiting."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.serving.frontend import OpenAiFrontend
+from pipelines.serving.openai import connections
+from pipelines.serving.process import TritonServer
+from pipelines.settings.serving import ServingSettings
+from tests.conftest import ROOT
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+GENERATE = "/v2/models/ensemble/generate"
+JSON = {"Content-Type": "application/json"}
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def port(frontend: OpenAiFrontend, echo_server: TritonServer) -> int:
+    return echo_server.ports["openai_port"]
+
+
+def post(port: int, path: str, body: object, kind: str = "application/json") -> tuple[int, dict]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    connection.request("POST", path, content, {"Content-Type": kind})
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def ask(**given: object) -> dict[str, object]:
+    return {"model": "echo", "prompt": "a b", "max_tokens": 2, "temperature": 0} | given
+
+
+def message(content: str) -> dict[str, object]:
+    return {"model": "echo", "messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        (COMPLETIONS, ask(prompt="a " * 2_500_000), 413, "5,000,"),
+        (COMPLETIONS, ask(prompt=["a"] * 5000), 400, "5000 prompts with n=1 are 5000 answers"),
+        (COMPLETIONS, ask(prompt=["a", "b"], n=128), 400, "2 prompts with n=128 are 256 answers"),
+        (COMPLETIONS, ask(prompt="a " * 1000), 400, "'prompt' has 2,000 characters, which are more than 64 tokens"),
+        (CHAT, message("a " * 1_900_000), 400, "characters, which are more than 64 tokens"),
+        (CHAT, {"model": "echo", "messages": [1] * 400_000}, 400, "messages.0: "),
+        (COMPLETIONS, ask(stop="a" * 1001), 400, "longer than 1000 characters"),
+        (COMPLETIONS, b"[" * 3_000_000, 400, "nested too deeply"),
+        (GENERATE, b'{"a":' * 500_000, 400, "nested too deeply"),
+        (GENERATE, {"text_input": "a " * 1000, "max_tokens": 1}, 400, "more than 64 tokens"),
+        (GENERATE, {"text_input": "a", "max_tokens": [[1]]}, 400, "'max_tokens' = [1] is not an integer of type INT32"),
+        (GENERATE, {"text_input": "a", "max_tokens": 2**31}, 400, "'max_tokens' = 2147483648 is not an integer"),
+        (GENERATE, {"text_input": "a", "max_tokens": [1, 2]}, 400, "'max_tokens' has 2 values; it takes 1 value"),
+        (GENERATE, {"text_input": "a", "shape": [2**31, 2**31]}, 400, "'shape' is not a field that can be set here"),
+        (GENERATE, {"text_input": "\ud800", "max_tokens": 1}, 400, "half of a surrogate pair"),
+        (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a" * 15_000] * 5}, 400, "more than 65,536"),
+        (GENERATE, {"text_input": "a", "max_tokens": 1, "stop_words": ["a"] * 1025}, 400, "has 1025 values"),
+        ("/v2/models/preprocessing/generate", {"text_input": "a"}, 404, "cannot be asked here; these can: ensemble"),
+        ("/v2/models/ensemble/infer", {"inputs": []}, 404, "Not Found"),
+        ("/v2/repository/index", {}, 404, "Not Found"),
+    ],
+)
+def test_what_could_hurt_is_refused_with_the_reason(port: int, path: str, body: object, status: int, said: str) -> None:
+    found, answer = post(port, path, body)
+    text = answer["error"] if path.startswith("/v2/") else answer["error"]["message"]
+    assert (found, said in text) == (status, True), text[:300]
+    assert len(text) <= 2000
+
+
+def test_a_web_page_cannot_send_requests_unasked(port: int) -> None:
+    """A browser asks for permission before it sends JSON elsewhere, but not before it sends plain text."""
+    status, answer = post(port, COMPLETIONS, json.dumps(ask()).encode(), "text/plain")
+    assert (status, "'text/plain'; it must be application/json" in answer["error"]["message"]) == (400, True)
+
+
+def raw(port: int, request: bytes) -> bytes:
+    """Send bytes and return everything that is answered until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
+    """Its parser would be busy with a megabyte of one-byte chunks for seconds."""
+    answer = raw(port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert connections.CHUNKED.encode() in answer
+
+
+@pytest.mark.parametrize("head", [b"a: b\r\n" * 201, b"a: " + b"b" * 40_000 + b"\r\n"], ids=["lines", "bytes"])
+def test_a_long_head_is_refused_before_it_is_parsed(port: int, head: bytes) -> None:
+    """20,000 short lines, which fit into one read, would take the parser most of a second."""
+    answer = raw(port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert connections.LONG_HEAD.encode() in answer
+
+
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.5, "seed": 3}, {"stream": True}], ids=str)
+@pytest.mark.parametrize("stream", ["", "_stream"])
+def test_generate_answers_as_triton_does(port: int, echo_server: TritonServer, given: dict, stream: str) -> None:
+    """Same JSON, whether it comes through the service in front or from tritonserver itself."""
+    body = {"text_input": "a b", "max_tokens": 1 if given.get("stream") else 3, **given}
+    texts = []
+    for where in (port, echo_server.ports["http_port"]):
+        connection = http.client.HTTPConnection("127.0.0.1", where, timeout=20)
+        connection.request("POST", f"{GENERATE}{stream}", json.dumps(body), JSON)
+        answer = connection.getresponse()
+        texts.append((answer.status, [json.loads(part) for part in answer.read().decode().split("data: ") if part]))
+    assert texts[0] == texts[1]
+
+
+def test_health_is_triton_s(port: int) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", path)
+        assert connection.getresponse().status == 200
+
+
+def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
+    """With serving.host=0.0.0.0 one socket of all processes listens there, and the rest on 127.0.0.1."""
+    settings = ServingSettings(host="0.0.0.0", drain_timeout_s=5, startup_timeout_s=60)
+    with TritonServer(echo_repository, settings) as server, OpenAiFrontend(server):
+        listening = {
+            (found.laddr.ip.removeprefix("::ffff:"), found.laddr.port)
+            for child in psutil.Process().children(recursive=True)
+            for found in child.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN
+        }
+        port = server.ports["openai_port"]
+        own = {("127.0.0.1", server.ports[name]) for name in ("http_port", "grpc_port", "metrics_port")}
+        assert {place for place in listening if place[0] != "127.0.0.1"} == {("0.0.0.0", port)}
+        assert own <= listening
+        assert post(port, GENERATE, {"text_input": "a b", "max_tokens": 1})[1]["text_output"] == "a b a"
+
+
+@contextmanager
+def another_front(echo_server: TritonServer, **settings: object) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """Start a service of its own beside the shared one, before the same server."""
+    beside = copy(echo_server)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        beside.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
+    beside.settings = echo_server.settings.model_copy(update=settings)
+    beside.log_file = echo_server.log_file.with_suffix(".beside.log")
+    with OpenAiFrontend(beside) as service:
+        yield service, beside.ports["openai_port"]
+
+
+@pytest.fixture
+def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """A service that the test may attack and end."""
+    with another_front(echo_server) as found:
+        yield found
+
+
+def test_a_request_that_takes_too_long_is_given_up(echo_server: TritonServer) -> None:
+    """After a second, of 50 words of 100 ms each; a stream says so at its end."""
+    slow = ask(prompt="sleep", max_tokens=50)
+    with another_front(echo_server, request_timeout_s=1) as (_, port):
+        status, answer = post(port, COMPLETIONS, slow)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+        status, answer = post(port, GENERATE, {"text_input": "sleep", "max_tokens": 50})
+        assert (status, "longer than this server allows" in answer["error"]) == (504, True)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", COMPLETIONS, json.dumps(slow | {"stream": True}), JSON)
+        events = [part for part in connection.getresponse().read().decode().split("data: ") if part]
+        assert json.loads(events[0])["choices"]
+        assert json.loads(events[-1])["error"]["code"] == "timeout"
+
+
+def test_idle_and_half_sent_requests_do_not_delay_the_end(own_front: tuple[OpenAiFrontend, int]) -> None:
+    """Connections kept open, half a head and half a body: none of them is a running request."""
+    service, port = own_front
+    idle = http.client.HTTPConnection("127.0.0.1", port)
+    idle.request("GET", "/v1/models")
+    idle.getresponse().read()
+    half = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+    half[0].sendall(b"POST /v1/completions HTTP/1.1\r\nHo")
+    half[1].sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+    time.sleep(0.3)
+    begun = time.monotonic()
+    service.__exit__(None, None, None)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_running_request_gets_its_drain_time(own_front: tuple[OpenAiFrontend, int]) -> None:
+    """15 words of 100 ms each, of which most come after the end was asked for."""
+    service, port = own_front
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", COMPLETIONS, json.dumps(ask(prompt="sleep", max_tokens=15)), JSON)
+    time.sleep(0.5)
+    service._process.terminate()
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 15)
+
+
+ATTACKER = Path(__file__).with_name("attacker.py")
+ATTEMPTS, SAMPLES = 8, 120
+
+
+def ttft_ms(port: int) -> float:
+    """Time to the first token of a short streamed completion."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    begun = time.monotonic()
+    connection.request("POST", COMPLETIONS, json.dumps(ask(stream=True)), JSON)
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: ")
+    found = (time.monotonic() - begun) * 1000
+    answer.read()
+    connection.close()
+    return found
+
+
+def p99_beside_attackers(port: int, attacked: int) -> float:
+    """Time to the first token of a good client while attackers are at work on one port or another."""
+    with subprocess.Popen([sys.executable, ATTACKER, str(attacked)], cwd=ROOT, stdout=subprocess.PIPE) as attacker:
+        try:
+            assert attacker.stdout is not None
+            attacker.stdout.readline()  # it has been answered once
+            return statistics.quantiles([ttft_ms(port) for _ in range(SAMPLES)], n=100)[98]
+        finally:
+            attacker.kill()
+
+
+def test_others_get_their_first_token_in_time_whatever_attackers_send(
+    port: int, own_front: tuple[OpenAiFrontend, int]
+) -> None:
+    """With attackers p99 stays below twice the value without them.
+
+    What they send takes processor time wherever it is read, of which a test machine has little. So the value without
+    them is taken while the same attackers are at work on another service of this machine: what differs is that they are
+    in this one's way. Several attempts may try on a busy machine; a service that parses, renders and tokenizes on its
+    event loop fails every one, with ratios above 50.
+    """
+    _, elsewhere = own_front
+    ratios: list[float] = []
+    while not ratios or ratios[-1] >= 2:
+        assert len(ratios) < ATTEMPTS, f"p99 with attackers over p99 without: {[f'{ratio:.1f}' for ratio in ratios]}"
+        without = p99_beside_attackers(port, elsewhere)
+        ratios.append(p99_beside_attackers(port, port) / without)
+
+
+def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -> None:
+    """Bodies of 200 MB, 5,000 prompts, and many at the bound at once: within 20 % after at most a minute."""
+    service, port = own_front
+    process = psutil.Process(service._process.pid)
+
+    def memory() -> int:
+        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+
+    ttft_ms(port)
+    before = memory()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (200 * MIB))
+            try:
+                for _ in range(200):
+                    connection.sendall(bytes(MIB))
+            except OSError:
+                pass
+        assert post(port, COMPLETIONS, ask(prompt=["a b"] * 5000))[0] == 400
+        assert post(port, CHAT, message("a " * 1_900_000))[0] == 400
+    held = []
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 3900000\r\n\r\n"
+    for _ in range(40):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        connection.setblocking(False)
+        held.append(connection)
+        for part in (head, bytes(3_800_000)):
+            try:
+                connection.send(part)
+            except OSError:
+                break
+    time.sleep(0.5)
+    assert memory() < before + 300 * MIB  # the service holds 16 of the longest bodies, not 40
+    for connection in held:
+        connection.close()
+    until = time.monotonic() + 60
+    while (after := memory()) > 1.2 * before and time.monotonic() < until:
+        time.sleep(0.5)
+    assert after <= 1.2 * before, f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after"

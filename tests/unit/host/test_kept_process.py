@@ -1,0 +1,167 @@
+"""A kept process leaves nothing behind, whoever is killed, and says who killed it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.host.kept import KeptProcess
+from tests.conftest import ROOT
+
+SHM = Path("/dev/shm")
+FAMILY = "sleep 1000 & bash -c 'sleep 1000 & wait' & wait"
+"""A command, two children and a grandchild that hang; none of them looks at its parent."""
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 2.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not holds():
+        time.sleep(0.01)
+    return holds()
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+Start = Callable[..., KeptProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a command under a keeper."""
+    started = []
+
+    def keep(*command: str, prefix: str = "") -> KeptProcess:
+        process = KeptProcess(command, env=os.environ, cwd=tmp_path, log_file=tmp_path / "log", shm_prefix=prefix)
+        started.append(process)
+        return process
+
+    yield keep
+    for process in started:
+        process.kill()
+
+
+def keeper_of(kept: KeptProcess) -> psutil.Process:
+    return next(child for child in psutil.Process().children() if kept.pid in {each.pid for each in child.children()})
+
+
+@pytest.mark.parametrize("also_the_command", [False, True])
+def test_the_whole_group_dies_with_its_keeper(start: Start, also_the_command: bool) -> None:
+    """Descendants too that watch nobody, and even if the command, which the keeper would clear up, dies with it."""
+    kept = start("bash", "-c", FAMILY)
+    assert eventually(lambda: len(family(kept.pid)) == 4)
+    members, keeper = family(kept.pid), keeper_of(kept)
+    for pid in [keeper.pid, *([kept.pid] if also_the_command else [])]:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not any(lives(member) for member in members))
+    assert kept.wait(2) == -signal.SIGKILL
+    assert (
+        kept.describe_exit() == f"killed by the kernel, because its keeper (process {keeper.pid}) was killed by SIGKILL"
+    )
+
+
+def test_what_left_the_session_is_killed_too(start: Start) -> None:
+    """A daemon of the command: a session of its own and no parent but the keeper."""
+    kept = start("bash", "-c", "(setsid sleep 1000 &); sleep 1000")
+    keeper = keeper_of(kept)
+    assert eventually(lambda: len(keeper.children()) == 2)
+    daemon = next(child for child in keeper.children() if child.pid != kept.pid)
+    kept.kill()
+    assert not lives(daemon)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("exit 3", "exit code 3"),
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        ("kill -ABRT $$", "killed by SIGABRT"),
+        ("kill -KILL $$", "killed by SIGKILL (by hand or by another program; memory did not run out)"),
+    ],
+)
+def test_an_end_is_described(start: Start, ends: str, said: str) -> None:
+    kept = start("bash", "-c", ends)
+    kept.wait(5)
+    assert kept.describe_exit() == said
+
+
+IN_A_SMALL_GROUP = """
+import os, sys
+from pathlib import Path
+from pipelines.host.kept import KeptProcess
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+hungry = KeptProcess([sys.executable, "-c", "b'x' * (1 << 30)"], env=os.environ, cwd=Path.cwd(), log_file=Path("log"))
+hungry.wait()
+print(hungry.describe_exit())
+"""
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of 200 MiB."""
+    own = dict(line.split(":")[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    version_1 = "memory" in own
+    parent = Path("/sys/fs/cgroup", "memory" if version_1 else "", own["memory" if version_1 else ""].lstrip("/"))
+    group = parent / f"trtllm-pipelines-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = group / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        limit.write_text(str(200 << 20))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    assert eventually(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_memory_that_ran_out_is_named(tmp_path: Path, small_group: Path) -> None:
+    """The kernel kills with the signal a person would use; its own count tells them apart."""
+    command = [sys.executable, "-c", IN_A_SMALL_GROUP, str(small_group)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "killed by SIGKILL, by the kernel, because memory ran out\n", done.stderr
+
+
+MAPPING = """
+import mmap, sys, time
+with open(f"/dev/shm/{sys.argv[1]}", "r+b") as file:
+    region = mmap.mmap(file.fileno(), 0)
+time.sleep(1000)
+"""
+
+
+def test_shared_memory_loses_its_name_once_both_users_have_it(start: Start) -> None:
+    """So that nothing stays when everybody who could remove it is killed."""
+    prefix = f"trtllm_pipelines_test_{os.getpid()}_"
+    region, other = SHM / f"{prefix}1", SHM / f"{prefix}2"
+    region.write_bytes(bytes(4096))
+    other.write_bytes(bytes(4096))
+    kept = start(sys.executable, "-c", MAPPING, region.name, prefix=prefix)
+    try:
+        assert eventually(lambda: not region.exists())
+        assert other.exists()  # nobody has opened it yet
+        assert kept.poll() is None
+        kept.kill()
+        assert not other.exists()
+    finally:
+        region.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)

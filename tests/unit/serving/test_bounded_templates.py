@@ -1,0 +1,127 @@
+"""A chat template comes with the model: one that loops or fills the memory is stopped, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.prompts import ChatTemplate
+
+HI = [{"role": "user", "content": "hi"}]
+BAD = [{"role": "user", "content": "bad"}]
+FINE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<bos>"}, adds_bos=False)
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        (LOOPS, "more than 0.5 s of processor time"),
+        ("{% macro f() %}{{ f() ~ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+        ("{{ '%999999999d' % messages|length }}", "more than 512 MiB of memory"),
+        ("{{ 'x' * (999999999 * messages|length) }}", "more than 512 MiB of memory"),
+        ("{{ 9 ** (9 ** (9 + messages|length)) }}", "more than 0.5 s of processor time"),
+        (
+            "{% set n = namespace(x='xxxx') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+            "512 MiB of memory|0.5 s of processor time",
+        ),
+        ("{{ 'x' * (5000000 * messages|length) }}", "its prompt has 5,000,010 bytes, and 1,048,576 are allowed"),
+    ],
+)
+def test_a_hostile_template_is_stopped_and_the_next_prompt_rendered(hostile: str, why: str) -> None:
+    found = template("{% if messages[0].content == 'bad' %}" + hostile + "{% endif %}" + FINE)
+    assert found.render(HI) == "[user] hi"
+    begun = time.perf_counter()
+    with pytest.raises(ApiError, match=why) as stopped:
+        found.render(BAD)
+    assert stopped.value.status == 400
+    assert time.perf_counter() - begun < 20  # half a second of processor time, however busy the machine is
+    assert found.render(HI) == "[user] hi"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% for %}", "is not valid: expected token|is not valid: Expected"),
+        ("{{ 9 ** (9 ** 9) }}", "is not valid: it took more than 0.5 s"),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_told_apart(source: str, why: str) -> None:
+    """Jinja computes constants while it compiles. The second request is refused at once."""
+    found = template(source)
+    for _ in range(2):
+        with pytest.raises(ApiError, match=why) as refused:
+            found.render(HI)
+        assert refused.value.code == "invalid_chat_template"
+        assert "/v1/completions" in refused.value.message
+
+
+def test_others_do_not_wait_for_a_template_that_loops() -> None:
+    """With one prompt that loops, the next ones go through the other process."""
+    found = template("{% if messages[0].content == 'bad' %}" + LOOPS + "{% endif %}" + FINE)
+    found.render(HI)
+
+    async def both() -> list[str]:
+        looping = asyncio.create_task(found.in_thread(lambda: found.render(BAD)))
+        await asyncio.sleep(0)
+        fine = [await found.in_thread(lambda: found.render(HI)) for _ in range(5)]
+        assert not looping.done()
+        with pytest.raises(ApiError, match="processor time"):
+            await looping
+        return fine
+
+    assert asyncio.run(both()) == ["[user] hi"] * 5
+
+
+def test_an_ordinary_prompt_takes_no_millisecond_more() -> None:
+    """The way to the other process and back; the best of many, because the machine may be busy."""
+    found, times = template(FINE), []
+    messages = [{"role": "user", "content": "word " * 50}] * 20
+    for _ in range(200):
+        begun = time.perf_counter()
+        found.render(messages)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.001
+
+
+def test_no_process_outlives_its_template() -> None:
+    found = template(FINE)
+    found.render(HI)
+    assert found._renderer is not None
+    pids = [worker._process.pid for worker in found._renderer._all]
+    assert len(pids) == 1  # the second one starts when it is needed
+    del found
+    gc.collect()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_process_that_is_gone_is_replaced() -> None:
+    found = template(FINE)
+    assert found._renderer is not None
+    for worker in list(found._renderer._all):
+        os.kill(worker._process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker._process.pid, os.WEXITED | os.WNOWAIT)
+    assert [found.render(HI) for _ in range(3)] == ["[user] hi"] * 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    ['{"chat_template": [1, {"name": "default"}]}', '{"chat_template": {"a": 1}}', '{"bos_token": {"id": 1}}', "[]"],
+)
+def test_a_tokenizer_configuration_of_another_form_has_no_template(tmp_path: Path, config: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ApiError, match="no chat template"):
+        ChatTemplate.load(tmp_path).render(HI)
