@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_WRITE = 1 << 17
+PR_SET_PDEATHSIG, MNT_DETACH = 1, 2  # linux/prctl.h, linux/fs.h
 ATTR = struct.Struct("<6Q10I")
 SETATTR = struct.Struct("<IIQQQQQQIIIIIIII")
 ROOT_NODE = 1
@@ -207,9 +209,16 @@ class FailingDisk:
 
 def main(mount: Path, folder: Path, orders: Path) -> None:
     """Mount and serve."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def end(_number: int, _frame: object) -> None:
+        libc.umount2(os.fsencode(mount), MNT_DETACH)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))  # a killed test leaves nothing mounted
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other,default_permissions"
-    libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"failing", os.fsencode(mount), b"fuse", 2 | 4, options.encode()) != 0:
         sys.exit(f"cannot mount: {os.strerror(ctypes.get_errno())}")
     sys.stdout.write("mounted\n")
@@ -248,7 +257,7 @@ class Mounted:
 
     def unmount(self) -> None:
         """End."""
-        ctypes.CDLL(None).umount2(os.fsencode(self.path), 2)  # MNT_DETACH
+        ctypes.CDLL(None).umount2(os.fsencode(self.path), MNT_DETACH)
         self.vanish()
 
     def _serve(self) -> None:

@@ -1,10 +1,16 @@
 """Stages on a disk that answers EIO, or that goes away: said as such, and nothing stays behind when it is back."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
 from pipelines.domain.errors import UserError
 from pipelines.store.measurements import recover
 from pipelines.store.store import Store
+from tests.conftest import ROOT
 from tests.support.failing_disk import failing_disk
 from tests.unit.core.test_runner import Write, execute
 
@@ -46,3 +52,19 @@ def test_a_disk_that_goes_away_is_said(disk):
     store = Store(disk.path / "store")
     with pytest.raises(UserError, match=r"Stage one stopped: the file system of \S+ is gone \(Transport endpoint"):
         execute(store, stage(disk.vanish))
+
+
+def test_a_killed_test_leaves_nothing_mounted(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from tests.support.failing_disk import failing_disk\n"
+        "with failing_disk(Path(sys.argv[1])) as disk:\n"
+        "    print(disk is not None, flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], env=environment, capture_output=True, text=True)
+    if done.stdout != "True\n":
+        pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
+    until = time.monotonic() + 10
+    while (tmp_path / "disk").is_mount() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not (tmp_path / "disk").is_mount()
