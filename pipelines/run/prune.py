@@ -13,7 +13,7 @@ from pipelines.host.screen import say
 from pipelines.host.text import table, wrapped
 from pipelines.settings.compose import load
 from pipelines.store.measurements import recover
-from pipelines.store.space import Holding, Space, freed, remove, survey
+from pipelines.store.space import Holding, Space, freed, occupied, remove, survey
 from pipelines.store.store import Store
 
 
@@ -55,7 +55,7 @@ def _ago(used: float) -> str:
 
 def _offer(space: Space) -> None:
     """Say what could be removed, and how."""
-    total = freed((*space.artifacts, *space.drafts))
+    total = occupied((*space.artifacts, *space.drafts))
     unneeded = (*space.unneeded, *space.drafts)
     if not unneeded:
         say(f"All {show_bytes(total)} are needed; nothing would be removed.")
@@ -63,8 +63,8 @@ def _offer(space: Space) -> None:
     say(
         wrapped(
             f"Nothing needs {len(unneeded)} of {count(len(space.artifacts) + len(space.drafts), 'folder')}. Removing "
-            f"them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others share stay). Nothing "
-            "was removed; the same command with prune.remove=true removes them.",
+            f"them frees {show_bytes(freed(unneeded))} of {show_bytes(total)} (files that others link to stay). "
+            "Nothing was removed; the same command with prune.remove=true removes them.",
             0,
         )
     )

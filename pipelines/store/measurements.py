@@ -19,19 +19,22 @@ from pipelines.domain.benchmark import RESULT, BenchmarkResult
 from pipelines.host.files import write_json
 from pipelines.host.screen import say
 from pipelines.store.manifest import Json
-from pipelines.store.store import Artifact, Store
-
-PENDING = ".pending.json"
+from pipelines.store.store import PENDING, Artifact, Store
 
 
 @contextmanager
 def kept(draft: Path, manifest: Json, store: Store) -> Iterator[None]:
-    """Measure into `draft`; on failure, the finished levels become an artifact marked incomplete."""
+    """Measure into `draft`; on failure, the finished levels become an artifact marked incomplete.
+
+    If the disk does not take that artifact, the draft stays, for the next run to keep.
+    """
     write_json(draft / PENDING, manifest)
     try:
         yield
     except BaseException as error:
-        _keep(draft, store, str(error) or type(error).__name__)
+        with suppress(OSError):
+            if _keep(draft, store, str(error) or type(error).__name__) is None:
+                (draft / PENDING).unlink(missing_ok=True)
         raise
     (draft / PENDING).unlink()
 
@@ -61,10 +64,15 @@ def _keep(draft: Path, store: Store, reason: str) -> Artifact | None:
         return None
     raw = result.to_json() | {"complete": False, "reason": result.reason or reason}
     write_json(draft / RESULT, raw)
-    (draft / PENDING).unlink()
     facts = {"levels": len(result.levels), "complete": False, "reason": raw["reason"]}
     manifest |= {"seconds": None, "peak_memory_bytes": None, "facts": facts}
-    artifact = store.commit(draft, manifest, manifest["label"])
+    pending = (draft / PENDING).read_bytes()
+    (draft / PENDING).unlink()  # it is not part of the artifact
+    try:
+        artifact = store.commit(draft, manifest, manifest["label"])
+    except OSError:
+        (draft / PENDING).write_bytes(pending)
+        raise
     say(f"benchmark: kept {count(len(result.levels), 'finished level')}, marked incomplete ({raw['reason']})")
     say(f"  {artifact.path}")
     return artifact

@@ -83,6 +83,11 @@ class Space:
         return tuple(each for each in self.artifacts if not each.needed)
 
 
+def occupied(holdings: Iterable[Holding]) -> int:
+    """Return the bytes that these take on disk together."""
+    return sum({inode: file.bytes for each in holdings for inode, file in each.files.items()}.values())
+
+
 def freed(holdings: Iterable[Holding]) -> int:
     """Return the bytes that the disk gets back when all of these are removed: of files with no name elsewhere."""
     together: dict[tuple[int, int], DiskFile] = {}

@@ -27,6 +27,8 @@ from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, 
 if TYPE_CHECKING:
     from filelock import FileLock
 
+PENDING = ".pending.json"
+"""File in the draft of a measurement: the manifest as far as it is known. A draft that still has it is not removed."""
 KEY_LENGTH = 16
 SET_ASIDE = ".set_aside"
 """Folder of the store for damaged artifacts; nothing reads it."""
@@ -173,10 +175,11 @@ class Store:
 
     @contextmanager
     def draft(self, key: str) -> Iterator[Path]:
-        """Yield an empty folder to work in, removed afterwards unless committed. Call it while holding the key's lock.
+        """Yield an empty folder to work in, removed afterwards unless committed or pending.
 
-        No two drafts share a folder: if the locks of a shared file system only work within one host, two hosts may
-        make the same artifact at once. Each draft has a lease of the same name, by which others see that it is alive.
+        Call it while holding the key's lock. No two drafts share a folder: if the locks of a shared file system only
+        work within one host, two hosts may make the same artifact at once. Each draft has a lease of the same name, by
+        which others see that it is alive.
         """
         folder = self.root / ".drafts" / f"{key[:KEY_LENGTH]}.{token_hex(4)}"
         lease = self.leases.take(folder.name)
@@ -184,7 +187,8 @@ class Store:
             folder.mkdir(parents=True)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not (folder / PENDING).exists():
+                shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # it must not hide why the draft failed
                 lease.end()
 

@@ -144,6 +144,7 @@ def test_a_run_killed_in_any_stage_is_finished_by_the_next(cli, copy_of_llama, s
     process.wait()
     process.stdout.close()
     assert re.search(rf"{stage} +(made|cached)", cli.run(*words))
+    assert list((cli.store / ".drafts").iterdir()) == []
     shutil.rmtree(cli.store / "quantize" / artifact(cli, "quantize", "my_llama-int4_wo").name)
     shutil.rmtree(cli.store / "build" / artifact(cli, "build", "my_llama-int4_wo").name)
 

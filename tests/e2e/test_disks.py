@@ -63,9 +63,7 @@ def test_a_plan_on_a_read_only_store_describes_and_a_run_refuses(cli, tmp_path):
         subprocess.run(["mount", "-o", "remount,ro", small], check=True)
         text = flat(cli.run("plan", *BUILD[1:], f"paths.store={small}/store"))
         assert "run quantize tiny_llama-int8_wo" in text
-        assert f"paths.store='{small}/store' is not writable" in text.replace(" ", "").replace(
-            f"paths.store='{small}/store'isnotwritable", f"paths.store='{small}/store' is not writable"
-        )
+        assert f"warning: paths.store='{small}/store' is not writable." in text
         text = flat(cli.run(*BUILD, f"paths.store={small}/store", code=2))
         assert "is not writable" in text
 

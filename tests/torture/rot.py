@@ -64,11 +64,11 @@ def run(seed: int, seconds: float) -> list[Row]:
     rng, end = random.Random(seed), time.monotonic() + seconds
     real = seconds >= REAL_FROM_S
     trials: dict[str, Callable[[random.Random, Path], None]] = {
-        "damage before a run: named, set aside, made again with equal bytes": _before_a_run,
-        "damage between plan and stage: the stage reads what was made again": _within_a_run,
-        "damage in a result or manifest: named by the report": _in_a_result,
-        "damage in a repository: no server is started": _in_a_repository,
-        "damage that changes no time, as of a failing disk: named by `make verify`": _of_a_disk,
+        "damaged artifact: named, set aside, made again": _before_a_run,
+        "damage between plan and stage: made again before it is read": _within_a_run,
+        "damaged result or manifest: named by the report": _in_a_result,
+        "damaged repository: no server is started": _in_a_repository,
+        "damage that changes no time: named by make verify": _of_a_disk,
     }
     counts = {what: [0, 0, 0.0] for what in trials}
     notes = dict.fromkeys(trials, "")
@@ -287,7 +287,7 @@ def _real(rng: random.Random, end: float) -> Row:
             all(path.stat().st_nlink == links[path.stat().st_ino] for path in files), "a link leads out of the store"
         )
         wanted = {path.relative_to(store): path.read_bytes() for path in files}
-        while time.monotonic() < end:
+        while not tried or time.monotonic() < end:
             name = rng.choice(sorted(wanted))
             how, start = harm(store / name, rng), time.monotonic()
             shown = _command(folder, store)
@@ -297,7 +297,7 @@ def _real(rng: random.Random, end: float) -> Row:
                 survived += 1
             else:
                 note = note or f"first: {how} in {name}; then different: {differ[:3]}"
-    return Row("damage in a bundled model's artifacts: built again with equal bytes", tried, survived, worst, note)
+    return Row("damage in a real model's artifacts: equal bytes again", tried, survived, worst, note)
 
 
 def _files(store: Path) -> list[Path]:

@@ -20,6 +20,7 @@ def bodies() -> list[tuple[str, bytes]]:
     return [
         (CHAT, chat("a b " * 2_500_000)),
         (CHAT, chat("a b " * 900_000)),
+        (CHAT, json.dumps({"model": "echo", "messages": [{"role": "user", "content": "a"}] * 90_000}).encode()),
         (CHAT, json.dumps({"model": "echo", "messages": [1] * 1_000_000}).encode()),
         (COMPLETIONS, json.dumps({"model": "echo", "prompt": ["a b"] * 5000}).encode()),
         (COMPLETIONS, json.dumps({"model": "echo", "prompt": [[1]] * 500_000}).encode()),

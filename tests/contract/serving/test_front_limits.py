@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 
 import psutil
@@ -88,11 +90,16 @@ def test_a_web_page_cannot_send_requests_unasked(port: int) -> None:
     assert (status, "'text/plain'; it must be application/json" in answer["error"]["message"]) == (400, True)
 
 
+def raw(port: int, request: bytes) -> bytes:
+    """Send bytes and return everything that is answered until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
     """Its parser would be busy with a megabyte of one-byte chunks for seconds."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
-        answer = connection.recv(65536)
+    answer = raw(port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert connections.CHUNKED.encode() in answer
 
@@ -100,9 +107,7 @@ def test_a_chunked_body_is_refused_at_its_head(port: int) -> None:
 @pytest.mark.parametrize("head", [b"a: b\r\n" * 201, b"a: " + b"b" * 40_000 + b"\r\n"], ids=["lines", "bytes"])
 def test_a_long_head_is_refused_before_it_is_parsed(port: int, head: bytes) -> None:
     """20,000 short lines, which fit into one read, would take the parser most of a second."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
-        answer = connection.recv(65536)
+    answer = raw(port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert connections.LONG_HEAD.encode() in answer
 
@@ -145,21 +150,39 @@ def test_other_machines_reach_the_front_alone(echo_repository: Path) -> None:
         assert post(port, GENERATE, {"text_input": "a b", "max_tokens": 1})[1]["text_output"] == "a b a"
 
 
-@pytest.fixture
-def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]:
-    """A service of its own on another port, which the test may end."""
-
-    class Beside(TritonServer):
-        def __init__(self) -> None:
-            self.__dict__.update(echo_server.__dict__)
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
-            self.log_file = echo_server.log_file.with_suffix(".beside.log")
-
-    beside = Beside()
+@contextmanager
+def another_front(echo_server: TritonServer, **settings: object) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """Start a service of its own beside the shared one, before the same server."""
+    beside = copy(echo_server)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        beside.ports = echo_server.ports | {"openai_port": probe.getsockname()[1]}
+    beside.settings = echo_server.settings.model_copy(update=settings)
+    beside.log_file = echo_server.log_file.with_suffix(".beside.log")
     with OpenAiFrontend(beside) as service:
         yield service, beside.ports["openai_port"]
+
+
+@pytest.fixture
+def own_front(echo_server: TritonServer) -> Iterator[tuple[OpenAiFrontend, int]]:
+    """A service that the test may attack and end."""
+    with another_front(echo_server) as found:
+        yield found
+
+
+def test_a_request_that_takes_too_long_is_given_up(echo_server: TritonServer) -> None:
+    """After a second, of 50 words of 100 ms each; a stream says so at its end."""
+    slow = ask(prompt="sleep", max_tokens=50)
+    with another_front(echo_server, request_timeout_s=1) as (_, port):
+        status, answer = post(port, COMPLETIONS, slow)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+        status, answer = post(port, GENERATE, {"text_input": "sleep", "max_tokens": 50})
+        assert (status, "longer than this server allows" in answer["error"]) == (504, True)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", COMPLETIONS, json.dumps(slow | {"stream": True}), JSON)
+        events = [part for part in connection.getresponse().read().decode().split("data: ") if part]
+        assert json.loads(events[0])["choices"]
+        assert json.loads(events[-1])["error"]["code"] == "timeout"
 
 
 def test_idle_and_half_sent_requests_do_not_delay_the_end(own_front: tuple[OpenAiFrontend, int]) -> None:
@@ -189,7 +212,7 @@ def test_a_running_request_gets_its_drain_time(own_front: tuple[OpenAiFrontend, 
 
 
 ATTACKER = Path(__file__).with_name("attacker.py")
-PAIRS, SAMPLES = 6, 120
+ATTEMPTS, SAMPLES = 8, 120
 
 
 def ttft_ms(port: int) -> float:
@@ -205,31 +228,33 @@ def ttft_ms(port: int) -> float:
     return found
 
 
-def p99(port: int) -> float:
-    return statistics.quantiles([ttft_ms(port) for _ in range(SAMPLES)], n=100)[98]
-
-
-def test_others_get_their_first_token_in_time_whatever_attackers_send(port: int) -> None:
-    """With them p99 stays below twice its quiet value.
-
-    The attackers send from a process of their own and pause between their requests, so that they take the event loop's
-    time and not that of the processors. What one attempt measures on a busy machine says little, so several may try; a
-    service that tokenizes or parses on its event loop fails every one by far.
-    """
-    ratios = []
-    for _ in range(PAIRS):
-        quiet = p99(port)
-        attacker = subprocess.Popen([sys.executable, ATTACKER, str(port)], cwd=ROOT, stdout=subprocess.PIPE)
+def p99_beside_attackers(port: int, attacked: int) -> float:
+    """Time to the first token of a good client while attackers are at work on one port or another."""
+    with subprocess.Popen([sys.executable, ATTACKER, str(attacked)], cwd=ROOT, stdout=subprocess.PIPE) as attacker:
         try:
             assert attacker.stdout is not None
             attacker.stdout.readline()  # it has been answered once
-            ratios.append(p99(port) / quiet)
+            return statistics.quantiles([ttft_ms(port) for _ in range(SAMPLES)], n=100)[98]
         finally:
             attacker.kill()
-            attacker.wait()
-        if ratios[-1] < 2:
-            return
-    pytest.fail(f"p99 with attackers over p99 without, {PAIRS} times: {[f'{ratio:.1f}' for ratio in ratios]}")
+
+
+def test_others_get_their_first_token_in_time_whatever_attackers_send(
+    port: int, own_front: tuple[OpenAiFrontend, int]
+) -> None:
+    """With attackers p99 stays below twice the value without them.
+
+    What they send takes processor time wherever it is read, of which a test machine has little. So the value without
+    them is taken while the same attackers are at work on another service of this machine: what differs is that they are
+    in this one's way. Several attempts may try on a busy machine; a service that parses, renders and tokenizes on its
+    event loop fails every one, with ratios above 50.
+    """
+    _, elsewhere = own_front
+    ratios: list[float] = []
+    while not ratios or ratios[-1] >= 2:
+        assert len(ratios) < ATTEMPTS, f"p99 with attackers over p99 without: {[f'{ratio:.1f}' for ratio in ratios]}"
+        without = p99_beside_attackers(port, elsewhere)
+        ratios.append(p99_beside_attackers(port, port) / without)
 
 
 def test_memory_returns_after_an_attack(own_front: tuple[OpenAiFrontend, int]) -> None:

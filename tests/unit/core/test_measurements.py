@@ -1,13 +1,14 @@
 """Levels that were measured survive an error, and a run that was killed."""
 
+import errno
 import json
 
 import pytest
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult, ClientHealth, Distribution, Level, Slo, Summary
 from pipelines.host.files import write_json
-from pipelines.store.measurements import PENDING, kept, recover
-from pipelines.store.store import Store
+from pipelines.store.measurements import kept, recover
+from pipelines.store.store import PENDING, Store
 
 NOTHING = Distribution(0)
 SUMMARY = Summary(
@@ -82,3 +83,25 @@ def test_a_run_that_is_going_on_is_left_alone(store, draft):
     with store.lock(KEY, lambda: None):
         assert recover(store) == []
     assert draft.exists()
+
+
+@pytest.mark.parametrize("refused", ["pipelines.store.measurements.write_json", "pipelines.store.store.write_json"])
+def test_what_was_measured_before_the_disk_filled_waits_for_the_next_run(store, monkeypatch, refused):
+    """Neither the result's mark nor the manifest can be written any more."""
+
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def run_out_of_space():
+        with store.draft(KEY) as draft, kept(draft, dict(MANIFEST), store):
+            measure(draft, (LEVEL,))
+            monkeypatch.setattr(refused, full)
+            full()
+
+    with pytest.raises(OSError, match="No space left on device"):
+        run_out_of_space()
+    monkeypatch.undo()
+    (artifact,) = recover(store)
+    assert artifact.facts["levels"] == 1
+    assert sorted(path.name for path in artifact.path.iterdir()) == [RESULT, "manifest.json"]
+    assert list((store.root / ".drafts").iterdir()) == []

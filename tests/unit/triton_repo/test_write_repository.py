@@ -13,7 +13,9 @@ import yaml
 
 from pipelines import __version__
 from pipelines.domain.errors import UserError
+from pipelines.domain.progress import SilentProgress
 from pipelines.settings.triton import TritonSettings
+from pipelines.stages.repository import WriteRepository
 from tests.support.engine_folders import write_engine, write_llm_folder, write_tokenizer
 from triton_repo import write
 from triton_repo.check import check_repository
@@ -106,6 +108,22 @@ def test_the_bytes_do_not_depend_on_where_things_are(tmp_path):
     files = [sorted(path.relative_to(repo) for path in repo.rglob("*") if path.is_file()) for repo in (first, second)]
     assert files[0] == files[1]
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files[0])
+
+
+def test_equal_inputs_in_folders_of_other_names_give_equal_repositories(tmp_path):
+    """The key has the content of engine and tokenizer; repository.json once had the names of their folders too."""
+    files = []
+    for name in ("int8-0123", "int8-4567"):
+        engine, model = (
+            write_engine(tmp_path / f"engine-{name}", "openvino"),
+            write_tokenizer(tmp_path / f"model-{name}"),
+        )
+        stage = WriteRepository("openvino", TritonSettings(), None, True, False, "tiny", "fp8", 1, 1)
+        stage.run({"engine": engine, "model": model}, tmp_path / f"out-{name}", SilentProgress())
+        found = sorted(path for path in (tmp_path / f"out-{name}").rglob("*") if path.is_file())
+        files.append({path.relative_to(tmp_path / f"out-{name}"): path.read_bytes() for path in found})
+    assert len(files[0]) > 5
+    assert files[0] == files[1]
 
 
 def test_a_symbolic_link_of_a_cache_becomes_a_file(tmp_path):

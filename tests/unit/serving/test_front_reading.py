@@ -1,0 +1,171 @@
+"""Bodies, their reading process and the count of their tokens, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.serving.openai import bodies, reader
+from pipelines.serving.openai.bodies import BodyGuard
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.limits import Limits, TokenCounter
+from pipelines.serving.openai.reader import Reader
+from pipelines.settings.model import BUNDLED
+
+GEMMA = TokenCounter(BUNDLED / "models" / "tiny_gemma" / "tokenizer.json", adds_special=True)
+
+
+@given(st.text(max_size=400))
+def test_a_text_that_fits_is_never_refused(text: str) -> None:
+    """Also at the limit, where only the whole text's count decides."""
+    assert not GEMMA.exceeds(text, GEMMA.count(text))
+    assert not GEMMA.exceeds(text * 50, GEMMA.count(text * 50))
+
+
+@pytest.mark.parametrize("word", ["a the ", "x", " ", "\u4e2d", "Zz9 "])
+def test_the_time_to_refuse_depends_on_the_limit_not_on_the_text(word: str) -> None:
+    text = word * (4_000_000 // len(word))
+    begun = time.monotonic()
+    assert GEMMA.exceeds(text, 1000)
+    assert time.monotonic() - begun < 5  # all of it would take 20 s and more
+
+
+async def never() -> dict[str, Any]:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+class Exchange:
+    """One request to a BodyGuard in front of an application that answers with the body's size."""
+
+    def __init__(self, guard: BodyGuard, parts: Iterable[bytes], declared: int | None = None) -> None:
+        self._guard, self._parts = guard, iter(parts)
+        headers = [] if declared is None else [(b"content-length", str(declared).encode())]
+        self._scope = {"type": "http", "headers": headers}
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        part = next(self._parts, None)
+        if part is None:
+            return await never()
+        return {"type": "http.request", "body": part, "more_body": part != b""}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def run(self) -> tuple[int, str]:
+        await self._guard(self._scope, self.receive, self.send)
+        body = b"".join(message.get("body", b"") for message in self.sent)
+        found = json.loads(body)
+        return self.sent[0]["status"], found["error"]["message"] if isinstance(found, dict) else str(found)
+
+
+async def application(_scope: Any, receive: Any, send: Any) -> None:
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(len(message["body"])).encode()})
+
+
+def guard(app: Any = application) -> BodyGuard:
+    return BodyGuard(app, limits=Limits(body_bytes=1000, request_timeout_s=1))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(bodies, "LINGER_S", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("parts", "declared", "status", "said"),
+    [
+        ([b"a" * 400, b"b" * 600, b""], 1000, 200, "1000"),
+        ([], 1001, 413, "The body has 1,001 bytes or more; this server takes up to 1,000"),
+        ([b"a" * 600, b"b" * 600], None, 413, "The body has 1,200 bytes or more"),
+        ([b"a"], 10, 408, "The body did not arrive within 0 s"),
+    ],
+)
+def test_a_body_is_taken_whole_or_refused(parts: list[bytes], declared: int, status: int, said: str) -> None:
+    found, text = asyncio.run(Exchange(guard(), parts, declared).run())
+    assert (found, said in text) == (status, True), text
+
+
+def test_all_bodies_together_are_bounded_and_slow_clients_hold_only_what_they_sent() -> None:
+    """1,600 announced bodies take nothing; 16 whole ones take all there is, until they are answered."""
+
+    async def check() -> None:
+        released = asyncio.Event()
+
+        async def waiting(scope: Any, receive: Any, send: Any) -> None:
+            await released.wait()
+            await application(scope, receive, send)
+
+        one = guard(waiting)
+        slow = [asyncio.create_task(Exchange(one, [b"a"], 1000).run()) for _ in range(1600)]
+        full = [asyncio.create_task(Exchange(one, [b"a" * 900, b""]).run()) for _ in range(16)]
+        await asyncio.sleep(0.02)
+        status, said = await Exchange(one, [b"a" * 900, b""]).run()
+        assert (status, "holds too many large requests" in said) == (429, True)
+        released.set()
+        assert {status for status, _ in await asyncio.gather(*full)} == {200}
+        assert {status for status, _ in await asyncio.gather(*slow)} == {408}
+        assert (await Exchange(one, [b"a" * 900, b""]).run())[0] == 200
+
+    asyncio.run(check())
+
+
+def test_reading_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed, and with it what it would have answered."""
+    monkeypatch.setattr(reader, "READ_TIMEOUT_S", 0.3)
+
+    async def check() -> None:
+        stuck = Reader(())
+        stuck._command = ("sleep", "60")
+        with pytest.raises(ApiError, match="Reading this request took longer than 0 s") as caught:
+            await stuck.read("chat", b"{}")
+        assert caught.value.status == 400
+        assert stuck._running is None
+
+    asyncio.run(check())
+
+
+def test_a_reading_process_that_dies_is_said() -> None:
+    async def check() -> None:
+        dead = Reader(())
+        dead._command = ("false",)
+        with pytest.raises(ApiError, match="ended while it read this one") as caught:
+            await dead.read("chat", b"{}")
+        assert caught.value.status == 500
+
+    asyncio.run(check())
+
+
+def test_a_reading_process_that_ended_for_want_of_work_is_started_again(tmp_path: Path) -> None:
+    """It may end just when a body arrives; the client does not notice."""
+    first = tmp_path / "first"
+    program = f"""
+import pathlib, pickle, sys
+if pathlib.Path({str(first)!r}).exists():
+    answer = pickle.dumps((True, 5))
+    sys.stdout.buffer.write(len(answer).to_bytes(8, "little") + answer)
+pathlib.Path({str(first)!r}).touch()
+"""
+
+    async def check() -> None:
+        one = Reader(())
+        one._command = ("python3", "-c", program)
+        assert await one.read("chat", b"{}") == 5
+        await one.close()
+
+    asyncio.run(check())
