@@ -109,14 +109,15 @@ def judged(cases: Iterator[Case], until: float) -> list[Verdict]:
 
 def row(what: str, verdicts: list[Verdict]) -> Row:
     """Count the right verdicts, and show a wrong one."""
-    times = sorted(verdict.seconds for verdict in verdicts)
-    p95 = times[int(0.95 * (len(times) - 1))]
     wrong = [verdict for verdict in verdicts if verdict.faults]
-    note = f"p95 {p95:.2f} s of processor time" + (f", which is above {P95_S:g} s" if p95 > P95_S else "")
-    if wrong:
-        note += f"; {' '.join(wrong[0].case.words)}: {wrong[0].faults[0]}"
-    right = len(verdicts) - len(wrong) if p95 <= P95_S else 0
-    return Row(what, len(verdicts), right, times[-1], note)
+    note = f"{' '.join(wrong[0].case.words)}: {wrong[0].faults[0]}" if wrong else ""
+    return Row(what, len(verdicts), len(verdicts) - len(wrong), max(verdict.seconds for verdict in verdicts), note)
+
+
+def p95_row(verdicts: list[Verdict]) -> Row:
+    """Hold the 95th percentile of the processor time against what is promised."""
+    p95 = sorted(verdict.seconds for verdict in verdicts)[int(0.95 * (len(verdicts) - 1))]
+    return Row(f"configurations: p95 of the processor time below {P95_S:g} s", 1, int(p95 <= P95_S), p95)
 
 
 def run(seed: int, seconds: float) -> list[Row]:
@@ -124,4 +125,8 @@ def run(seed: int, seconds: float) -> list[Row]:
     begun = time.monotonic()
     refused = judged(bad(seed, BAD), begun + 2 / 3 * seconds)
     planned = judged(good(seed, GOOD), begun + seconds)
-    return [row("bad configurations refused by name", refused), row("good configurations planned", planned)]
+    return [
+        row("bad configurations refused by name", refused),
+        row("good configurations planned", planned),
+        p95_row([*refused, *planned]),
+    ]
