@@ -147,6 +147,15 @@ def reap(pid: int) -> int | None:
     return found
 
 
+def has_children() -> bool:
+    """Return whether a child is left, running or not yet reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def regions(prefix: str) -> list[Path]:
     """List the shared memory whose name begins with `prefix`."""
     return list(SHM.glob(f"{prefix}*")) if prefix else []
@@ -215,8 +224,9 @@ def clear(pid: int, prefix: str) -> int | None:
         for member in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
-        status = reap(pid) if status is None else status
-        if not members:
+        ended = reap(pid)
+        status = ended if status is None else status
+        if not members and not has_children():  # grandchildren become ours once their parents have ended
             break
         time.sleep(0.01)
     for region in regions(prefix):

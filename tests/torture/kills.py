@@ -23,6 +23,7 @@ from tests.torture.row import Row
 
 LIMIT_S = 2.0
 SHM = Path("/dev/shm")
+HELPER = "helper"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -87,8 +88,12 @@ def _kill_some(repository: Path, log: Path, rng: random.Random) -> Kill:
         try:
             _wait_until_ready(serve)
             everyone += main.children(recursive=True)
-            names = {process: _name(process) for process in everyone}
-            chosen = rng.sample(everyone, rng.randint(1, len(everyone)))
+            names = {process: "serve" if process == main else _name(process) for process in everyone}
+            helpers = [process for process in everyone if names[process] == HELPER]  # replaced when they die alone
+            needed = [process for process in everyone if names[process] != HELPER]
+            chosen = rng.sample(needed, rng.randint(1, len(needed)))
+            chosen += rng.sample(helpers, rng.randint(0, len(helpers)))
+            rng.shuffle(chosen)
             for process in chosen:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()  # psutil makes sure that the number is still this process's
@@ -111,7 +116,7 @@ def _wait_until_ready(serve: subprocess.Popen[str]) -> None:
 
 
 def _name(process: psutil.Process) -> str:
-    """Return "serve", "keeper PID", "tritonserver", "openai", or "model M"."""
+    """Return "keeper PID", "tritonserver", "openai", "model M", or what the OpenAI service starts as a helper."""
     words = process.cmdline()
     if any(word.endswith("keeper.py") for word in words):
         return f"keeper {process.pid}"
@@ -119,7 +124,7 @@ def _name(process: psutil.Process) -> str:
         return "openai"
     if "stub" in process.name():
         return f"model {next(Path(word).parts[-3] for word in words if word.endswith('/model.py'))}"
-    return "tritonserver" if process.name() == "tritonserver" else "serve"
+    return "tritonserver" if process.name() == "tritonserver" else HELPER
 
 
 def _blames(said: str, name: str) -> bool:
@@ -127,6 +132,7 @@ def _blames(said: str, name: str) -> bool:
     said = " ".join(said.split())
     kind, _, which = name.partition(" ")
     return {
+        HELPER: False,
         "keeper": f"its keeper (process {which}) was killed by SIGKILL" in said,
         "tritonserver": "tritonserver ended while it was in use: killed by SIGKILL (by hand" in said,
         "openai": "The OpenAI service on port" in said and "ended: killed by SIGKILL (by hand" in said,
