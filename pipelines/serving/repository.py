@@ -11,6 +11,8 @@ from typing import Any
 from pipelines.domain.errors import UserError
 
 DESCRIPTION = "repository.json"
+CPU_ENGINE = "openvino"
+"""Name of this project's own engine in that file."""
 BACKEND = re.compile(r'^\s*backend:\s*"(\w+)"', re.MULTILINE)
 
 
@@ -23,6 +25,7 @@ class ModelRepository:
         models: names of its models, sorted.
         label: the model's name, also for OpenAI clients.
         gpu: whether it runs on TensorRT-LLM's own backend.
+        draws_anew: whether its engine samples differently each time without a seed; TensorRT-LLM always the same.
         world_size: number of GPUs (ranks) it needs.
         max_input_len: maximum of prompt tokens of one request; None if the repository does not state it.
         max_seq_len: maximum of prompt and output tokens of one request; None if the repository does not state it.
@@ -39,6 +42,7 @@ class ModelRepository:
     max_seq_len: int | None = None
     adds_special_tokens: bool = True
     launched_by_hand: bool = False
+    draws_anew: bool = False
 
     @property
     def tokenizer(self) -> Path:
@@ -73,6 +77,7 @@ def read_repository(folder: Path) -> ModelRepository:
         max_input_len=limits.get("max_input_len"),
         max_seq_len=limits.get("max_seq_len"),
         adds_special_tokens=bool(settings.get("add_special_tokens", True)),
+        draws_anew=described.get("flavour") == CPU_ENGINE,
         launched_by_hand=bool(settings.get("participant_ids")) or int(settings.get("num_nodes") or 1) > 1,
     )
 

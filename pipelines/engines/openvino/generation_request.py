@@ -26,7 +26,7 @@ class GenerationRequest:
         temperature: divides the logits.
         top_k: sample from this many likeliest tokens; 0 means all.
         top_p: sample from tokens up to this cumulative probability; 0 means off.
-        seed: seed of the sampler.
+        seed: seed of the sampler; None draws anew every time.
         repetition_penalty: penalty on tokens of prompt and output; 1 means none.
         presence_penalty: penalty applied once to every token of the output; 0 means none.
         frequency_penalty: penalty for every occurrence in the output; 0 means none.
@@ -51,7 +51,7 @@ class GenerationRequest:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -77,8 +77,14 @@ class GenerationRequest:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the engine's own scheduler cannot serve it, because that neither exposes nor changes logits."""
-        return self.bias is not None or bool(self.bad_words) or self.context_logits or self.generation_logits
+        """Whether the pipeline cannot serve it, which neither exposes nor changes logits.
+
+        Its logits also depend in the last bits on what is computed together, so that now and then a seed would give
+        another answer beside other requests.
+        """
+        seeded = self.seed is not None and self.samples and self.beam_width == 1
+        changed = self.bias is not None or bool(self.bad_words)
+        return changed or seeded or self.context_logits or self.generation_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Serve requests that need logits: embedding bias, bad words, returned logits.
+"""Serve requests that need logits of their own: embedding bias, bad words, returned logits, sampling with a seed.
 
-The paged pipeline neither exposes nor changes logits, so these run beside it in their own thread: one token per
-sequence and round, each sequence with its own KV state. This is slower per token but does not delay other requests.
+The paged pipeline neither exposes nor changes logits, and their last bits depend on what it computes together, so these
+run beside it in their own thread: one token per sequence and round, each sequence with its own KV state and generator.
+This is slower per token but does not delay other requests.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _request(row: _Row, ids: Array, limits: ModelLimits) -> GenerationRequest:
         temperature=row.number("temperature", 1.0, "a number of at least 0", lambda t: t >= 0),
         top_k=row.number("runtime_top_k", 0, "at least 0 (0 means all)", lambda k: k >= 0),
         top_p=row.number("runtime_top_p", 0.0, "from 0 (off) to 1", lambda p: 0 <= p <= 1),
-        seed=row.value("seed", 0),
+        seed=row.value("seed", None),
         repetition_penalty=row.number("repetition_penalty", 1.0, "above 0 (1 means none)", lambda p: p > 0),
         presence_penalty=row.number("presence_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),
         frequency_penalty=row.number("frequency_penalty", 0.0, "from -2 to 2", lambda p: -2 <= p <= 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -237,4 +238,6 @@ class Sequence:
 
     def seed(self) -> int:
         """Return the seed of this output: it increases with each further output for a prompt."""
+        if self.request.seed is None:
+            return secrets.randbits(63)
         return self.request.seed + self.sequence_index

@@ -175,7 +175,7 @@ async def _streamed(request: Request, stream: AsyncIterator[str]) -> Response:
 def _choices(prepared: Prepared, served: ServedModel) -> list[Choice]:
     pairs = [(prompt, number) for prompt in prepared.prompts for number in range(prepared.asked.choices)]
     return [
-        Choice(index, prompt, prepared.max_tokens, served.max_seq_len, number)
+        Choice(index, prompt, prepared.max_tokens, served.max_seq_len, number, served.draws_anew)
         for index, (prompt, number) in enumerate(pairs)
     ]
 

@@ -48,6 +48,7 @@ class Choice:
         max_tokens: maximum of output tokens.
         max_seq_len: maximum of prompt and output tokens, as the engine was built; None if unknown.
         number: its number among the answers to the same prompt.
+        draws_anew: whether the engine draws anew without a seed.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Choice:
     max_tokens: int
     max_seq_len: int | None
     number: int = 0
+    draws_anew: bool = False
     text: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
@@ -63,7 +65,7 @@ class Choice:
     async def run(self, source: TextSource, asked: Sampling) -> AsyncIterator[str]:
         """Yield the answer's text as it arrives; sets the counts and the finish reason."""
         stops = StopFilter(asked.stops)
-        inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number)
+        inputs = triton_inputs(asked, self.prompt, self.max_tokens, self.number, draws_anew=self.draws_anew)
         async with aclosing(source.generate(inputs)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self.input_tokens = max(self.input_tokens, part.input_tokens)

@@ -25,17 +25,21 @@ class InputTensor:
     values: tuple[int | float | bool | str, ...]
 
 
-def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) -> list[InputTensor]:
+def triton_inputs(
+    asked: Sampling, prompt: str, max_tokens: int, choice: int, *, draws_anew: bool = False
+) -> list[InputTensor]:
     """Build the inputs for one choice of one prompt.
 
     Temperature and top_p default to 1 as OpenAI documents, which is sampling; TensorRT-LLM's own default is greedy.
-    Temperature 0 and top_p 0 are greedy. Without a seed TensorRT-LLM always draws the same, so a random one is set.
+    Temperature 0 and top_p 0 are greedy. TensorRT-LLM always draws the same without a seed, so it gets a
+    random one.
 
     Args:
         asked: the client's parameters.
         prompt: the whole text.
         max_tokens: maximum of output tokens.
         choice: number of the answer among the `n` to this prompt; each has a seed of its own.
+        draws_anew: whether the engine draws anew by itself; a seed would only make it slower.
     """
     inputs = [
         InputTensor("text_input", "BYTES", (prompt,)),
@@ -45,7 +49,7 @@ def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) ->
         InputTensor("return_num_input_tokens", "BOOL", (True,)),
         InputTensor("return_num_output_tokens", "BOOL", (True,)),
     ]
-    inputs += _sampling(asked, choice)
+    inputs += _sampling(asked, choice, draws_anew=draws_anew)
     if asked.stops:
         inputs.append(InputTensor("stop_words", "BYTES", asked.stops))
     for name, given in (("presence_penalty", asked.presence_penalty), ("frequency_penalty", asked.frequency_penalty)):
@@ -54,14 +58,13 @@ def triton_inputs(asked: Sampling, prompt: str, max_tokens: int, choice: int) ->
     return inputs
 
 
-def _sampling(asked: Sampling, choice: int) -> list[InputTensor]:
+def _sampling(asked: Sampling, choice: int, *, draws_anew: bool) -> list[InputTensor]:
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     if temperature == 0 or top_p == 0:
         return [InputTensor("top_k", "INT32", (1,))]
+    drawn = [InputTensor("temperature", "FP32", (temperature,)), InputTensor("top_p", "FP32", (top_p,))]
+    if asked.seed is None and draws_anew:
+        return drawn
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    return [
-        InputTensor("temperature", "FP32", (temperature,)),
-        InputTensor("top_p", "FP32", (top_p,)),
-        InputTensor("seed", "UINT64", ((seed + choice) % UINT64,)),
-    ]
+    return [*drawn, InputTensor("seed", "UINT64", ((seed + choice) % UINT64,))]

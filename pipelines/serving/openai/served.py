@@ -25,6 +25,7 @@ class ServedModel:
         template: the model's chat template.
         tokens: counts the tokens of a prompt; None without a tokenizer.
         metrics_url: tritonserver's metrics.
+        draws_anew: whether a request without a seed is sampled differently each time.
         fields: what its Triton models for clients take: model -> name of the input -> its type.
     """
 
@@ -36,6 +37,7 @@ class ServedModel:
     tokens: TokenCounter | None
     metrics_url: str
     fields: Mapping[str, Mapping[str, Field]]
+    draws_anew: bool = False
 
     def check_name(self, model: str) -> None:
         """Refuse the name of another model.
@@ -92,4 +94,5 @@ def served(repository: ModelRepository, metrics_url: str, chat_template: Path | 
         tokens=TokenCounter(tokenizer, adds_special=special) if tokenizer.is_file() else None,
         metrics_url=metrics_url,
         fields=read_fields(repository.path),
+        draws_anew=repository.draws_anew,
     )

@@ -66,6 +66,15 @@ def test_answers_draw_from_seeds_of_their_own() -> None:
     assert inputs()["seed"].values != inputs()["seed"].values
 
 
+def test_an_engine_that_draws_anew_gets_a_seed_only_from_the_client() -> None:
+    asked = CompletionRequest(model="m", prompt="p")
+    names = {each.name for each in triton_inputs(asked, "p", 7, 0, draws_anew=True)}
+    assert "seed" not in names
+    assert "temperature" in names
+    asked.seed = 5
+    assert InputTensor("seed", "UINT64", (6,)) in triton_inputs(asked, "p", 7, 1, draws_anew=True)
+
+
 def push_all(stops: Sequence[str], pieces: Sequence[str]) -> tuple[str, bool]:
     found = StopFilter(stops)
     return "".join(found.push(piece) for piece in pieces) + found.rest(), found.stopped
