@@ -76,7 +76,7 @@ clean: ## Remove caches and logs of runs; never the artifacts
 help: ## This text
 	@$(ANY_PYTHON) -m pipelines --help
 	@awk 'BEGIN {FS = ":.*## "} /^## / {printf "\n%s\n", substr($$0, 4)} \
-	  /^[a-z][a-z-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z][a-z-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 else
 

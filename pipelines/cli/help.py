@@ -63,7 +63,7 @@ def _groups(command: Command) -> list[str]:
 def _row(left: str, text: str, column: int = 14) -> list[str]:
     """Render a word and its explanation, below each other on a narrow screen."""
     start = f"  {left}".ljust(column)
-    if len(start) > column or width() - column < 30:
+    if start[-1:] != " " or width() - column < 30:
         return [f"  {left}", *_wrap(f"      {text}", "      ")]
     return _wrap(f"{start}{text}", " " * column)
 

@@ -219,7 +219,7 @@ def _step(node: Node, before: Mapping[str, PlannedStep], store: Store) -> Planne
             if artifact := store.find(node.stage.name, key):
                 return PlannedStep(node, "cached", key, artifact, "nothing changed", None)
         except DamagedError as error:
-            damage = f"{relative_to_cwd(error.folder)} is damaged: {error.damage}"
+            damage = f"{relative_to_cwd(error.folder)} is {error.state}"
     history = store.history(node.stage.name)
     past = [m for m in history if m["label"] == node.label]
     if node.stage.measures:

@@ -93,7 +93,7 @@ def _manifests(store: Store) -> list[Json]:
                 found.append(read_manifest(folder))
         except DamagedError as error:
             if error.older:
-                warn(f"{folder} is left out: its {error.damage}.")
+                warn(f"{folder} is {error.state}; it is left out.")
             else:
                 faults.extend(error.faults)
     if faults:

@@ -16,7 +16,7 @@ from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.manifest import MANIFEST, Json, check_files, read_manifest, unlisted_files
+from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, read_manifest, unlisted_files
 from pipelines.store.store import Store
 
 
@@ -25,8 +25,8 @@ def verify(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     store = Store(settings.paths.store)
     if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
-        folders = store.folders()
-        text = _checked(folders, store) if folders else "it holds no artifact"
+        folders = _of_this_version(store.folders())
+        text = _checked(folders, store) if folders else "it holds no artifact of this version"
         sys.stdout.write(f"{store.root}: {text}\nverified: no faults found\n")
         return 0
     folder = _folder(settings, store)
@@ -62,6 +62,22 @@ def _checked(folders: Sequence[Path], store: Store) -> str:
         raise UserError.of(faults)
     artifacts = f"{count(len(folders), 'artifact')}, " if len(folders) > 1 else ""
     return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
+
+
+def _of_this_version(folders: Sequence[Path]) -> list[Path]:
+    """Leave out, with a warning, artifacts that nothing reads any more, because an older version made them."""
+    older: list[Path] = []
+    for folder in folders:
+        try:
+            read_manifest(folder)
+        except DamagedError as error:
+            older += [folder] if error.older else []
+    if older:
+        warn(
+            f"{count(len(older), 'artifact')} of an older version cannot be checked, because the manifest has no "
+            "checksum. What is needed of them is made again."
+        )
+    return [folder for folder in folders if folder not in older]
 
 
 def _check(folder: Path, manifest: Json, store: Store, advance: Advance) -> None:

@@ -26,12 +26,14 @@ class DamagedError(UserError):
         folder: of the artifact.
         damage: the first difference, e.g. "config.json is missing".
         older: whether its manifest has no checksum because an older version wrote it.
+        state: the same in words that go after "is".
     """
 
     def __init__(self, folder: Path, damage: str, manifest: object = None) -> None:
         """Name the artifact, and the command that makes it again as far as its manifest can be read."""
         self.folder, self.damage = folder, damage
         self.older = isinstance(manifest, dict) and CHECKSUM not in manifest
+        self.state = f"of an older version: its {damage}" if self.older else f"damaged: {damage}"
         todo = "Put the file back, or remove the folder to make it again:"
         command: tuple[str, ...] = ("rm", "-r", str(folder))
         if repeat := _repeat(manifest):
@@ -39,7 +41,8 @@ class DamagedError(UserError):
                 todo = f"Put the file back, or remove the folder and measure again ({shlex.join(repeat)}):"
             else:
                 todo, command = "Put the file back, or make it again:", repeat
-        super().__init__(f"{folder} was changed after it was made: {damage}.", todo=todo, command=command)
+        what = f"is {self.state}" if self.older else f"was changed after it was made: {damage}"
+        super().__init__(f"{folder} {what}.", todo=todo, command=command)
 
 
 def sealed(value: Mapping[str, Any]) -> Json:
@@ -69,7 +72,7 @@ def read_manifest(folder: Path) -> Json:
         raise DamagedError(folder, f"{MANIFEST} is not readable JSON") from None
     if not seal_is_right(manifest):
         if isinstance(manifest, dict) and CHECKSUM not in manifest:
-            raise DamagedError(folder, f"{MANIFEST} has no checksum, as those of older versions", manifest)
+            raise DamagedError(folder, f"{MANIFEST} has no checksum", manifest)
         raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
     found: Json = manifest
     return found

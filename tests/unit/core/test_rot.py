@@ -241,6 +241,20 @@ def test_verify_alone_names_everything_that_is_damaged_and_how_to_make_it_again(
     assert first.is_dir()  # it only names
 
 
+def test_verify_of_the_store_leaves_out_what_an_older_version_made(tmp_path, capsys):
+    """That is no damage, and nothing reads it any more."""
+    first, _ = two_artifacts(tmp_path)
+    manifest = json.loads((first / "manifest.json").read_text())
+    del manifest["checksum"]
+    (first / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(f"paths.store={tmp_path}") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 artifact of an older version cannot be checked" in said
+    assert "1 file, 6 B, each byte as its manifest says" in said
+    with pytest.raises(UserError, match=r"is of an older version: its manifest\.json has no checksum"):
+        verify(f"verify.path={first}")
+
+
 def test_verify_reads_the_disk_and_not_what_is_known(tmp_path):
     """Damage that changes no time of the file: as if the cache had hashed the file after it."""
     first, _ = two_artifacts(tmp_path)

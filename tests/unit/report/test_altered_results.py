@@ -112,7 +112,9 @@ def test_artifacts_of_an_older_version_are_named_and_left_out_of_a_report(tmp_pa
         del manifest[CHECKSUM]
         path.write_text(json.dumps(manifest))
     assert [item.variant for item in collect(store).formats] == ["fp8"]
-    assert "is left out: its manifest.json has no checksum" in " ".join(capsys.readouterr().out.split())
+    assert "is of an older version: its manifest.json has no checksum; it is left out" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize(
