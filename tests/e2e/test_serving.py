@@ -174,6 +174,9 @@ def test_a_repository_that_does_not_fit_its_engine_is_refused(cli, copied, tmp_p
     config = broken / "tensorrt_llm" / "config.pbtxt"
     config.write_text(re.sub(r"max_batch_size: \d+", "max_batch_size: 64", config.read_text()))
     text = re.sub(r"\s+", " ", cli.run("serve", f"serving.repository={broken}", code=2))
+    assert "was changed after it was made: tensorrt_llm/config.pbtxt has" in text
+    (broken / "manifest.json").unlink()  # a repository of one's own has none
+    text = re.sub(r"\s+", " ", cli.run("serve", f"serving.repository={broken}", code=2))
     assert re.search(r"max_batch_size.*64.*16", text)
 
 

@@ -231,7 +231,7 @@ COVERAGE = (
     Coverage(
         (
             *("eval.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
-            *("paths.*", "plan.*", "stage.*", "verify.*", "doctor.*"),
+            *("paths.*", "store.*", "prune.*", "plan.*", "stage.*", "verify.*", "doctor.*"),
         ),
         "no effect",
         "other stages",

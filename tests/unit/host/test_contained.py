@@ -67,3 +67,20 @@ def test_ending_the_whole_group_ends_daemons_too(mark, number):
     assert process.wait(60) != 0
     until(lambda: not marked(mark))
     process.stderr.close()
+
+
+def test_a_process_that_loses_its_parent_and_ends_is_no_zombie():
+    """Tests wait for the processes of a killed command to vanish."""
+    code = """
+import os, subprocess, sys, time
+child = subprocess.run([sys.executable, "-c", "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', "
+    "'import time; time.sleep(0.5)'], stdout=subprocess.DEVNULL).pid)"], capture_output=True, text=True)
+end = time.monotonic() + 20
+while os.path.exists(f"/proc/{int(child.stdout)}"):
+    assert time.monotonic() < end
+    time.sleep(0.05)
+"""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.contained", sys.executable, "-c", code], cwd=ROOT, timeout=60
+    )
+    assert process.returncode == 0
