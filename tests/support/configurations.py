@@ -334,6 +334,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "sizing.prices.pue": ("sizing.prices.kwh_usd=0.5",),
     "sizing.peak_factor": ("sizing.average_rate=2",),
     "sizing.peak_percentile": ("sizing.average_rate=2",),
+    "sizing.measured_gpus": ("sizing.rate=2.4",),
     "benchmark.tp_size": ("benchmark.url=localhost:8001",),
     "triton.decoupled_mode": ("benchmark.streaming=false",),
 }

@@ -30,13 +30,6 @@ RENDERED, REFUSED, TOO_LARGE = b"+", b"-", b"!"
 """First byte of an answer: the prompt follows, or why there is none; or memory ran out."""
 
 
-REFUSALS = (
-    TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
-    SyntaxError,  # of the Python that jinja2 writes: {% break %} outside of a loop
-)  # fmt: skip
-"""What a template may raise."""
-
-
 def main() -> None:
     """Compile the template that is sent first, then render prompts until there are no more messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process by closing its input
@@ -77,10 +70,10 @@ def answer(taken: BinaryIO, work: Callable[[], str]) -> None:
     try:
         kind, text = RENDERED, work()
         content = text.encode()
-    except REFUSALS as error:
-        kind, content = REFUSED, str(error)[:1000].encode(errors="replace")
     except MemoryError:
         kind, content = TOO_LARGE, b""
+    except Exception as error:  # noqa: BLE001 - whatever the Python raises that jinja2 writes for a template
+        kind, content = REFUSED, str(error)[:1000].encode(errors="replace")
     signal.setitimer(signal.ITIMER_PROF, 0)
     taken.write((len(kind) + len(content)).to_bytes(LENGTH_BYTES, "little") + kind + content)
     taken.flush()
