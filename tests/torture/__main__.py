@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import textwrap
 import time
 
 from tests.torture.row import Row
 
+NAME_WIDTH = 52
+"""Characters of a name on one line, so that the table fits 80 columns."""
 CAMPAIGNS = ("rot", "disks", "kills", "attacks", "configurations", "hostile_folders", "fuzz_corpus")
 """Modules beside this one, each with `run(seed, seconds) -> list[Row]`."""
 
@@ -45,12 +48,13 @@ def main(words: list[str]) -> int:
 
 def table(rows: list[Row], seed: int) -> str:
     """Return the table as text: what was planted, how often, how often it was survived, and the worst time."""
-    width = max(len(row.what) for row in rows)
+    width = min(NAME_WIDTH, max(len(row.what) for row in rows))
     lines = [f"seed {seed}", f"{'planted':{width}} {'tried':>7} {'survived':>8} {'worst s':>8}"]
     for row in rows:
         worst = f"{row.worst_s:8.2f}" if row.worst_s else f"{'–':>8}"
         short = "" if row.survived == row.tried else "  FELL SHORT"
-        lines.append(f"{row.what:{width}} {row.tried:7,} {row.survived:8,} {worst}{short}")
+        *before, name = textwrap.wrap(row.what, width)
+        lines += [*before, f"{name:{width}} {row.tried:7,} {row.survived:8,} {worst}{short}"]
         if row.note:
             lines.append(f"  {row.note}")
     return "\n".join(lines) + "\n"
