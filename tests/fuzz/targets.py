@@ -5,7 +5,9 @@ Anything else (a traceback, an endless loop) is a finding.
 
 from __future__ import annotations
 
+import atexit
 import io
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,9 @@ MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": 
 def _place() -> Path:
     """Return a folder for the files of this process; it is in memory where the machine has such a place."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def config_json(data: bytes) -> None:
