@@ -14,13 +14,13 @@ import ctypes
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36
+from pipelines.host.keeper import CHECK_S, PR_SET_CHILD_SUBREAPER, reap
+
 GRACE_S = 5
 """Time for helpers of multiprocessing and others to end by themselves, and then again after SIGTERM."""
 
@@ -51,43 +51,23 @@ def _keep(command: list[str], told: int) -> int:
     os.setsid()  # a signal for the whole group of `make` does not end the keeper
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        started = subprocess.Popen(command)
+        started = os.posix_spawnp(command[0], command, os.environ)
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}.\n")
         return 127
-    ended, child_ended = os.pidfd_open(started.pid), _child_ended()
-    while ended not in (ready := select.select([told, ended, child_ended], [], [])[0]):
-        if child_ended in ready:
-            os.read(child_ended, 4096)
-            _reap_adopted(started.pid)
-        if told in ready:
+    while (status := reap(started)) is None:  # whoever lost its parent is reaped too, as init would
+        if select.select([told], [], [], CHECK_S)[0]:
             number = os.read(told, 1)
             if not number:
                 _end(_descendants())
                 return 1
-            started.send_signal(number[0])
-    code, left = started.wait(), _wait(_descendants())
+            os.kill(started, number[0])
+    code, left = os.waitstatus_to_exitcode(status), _wait(_descendants())
     names = [_name(process) for process in left]
     _end(left)
     for name in names:
         sys.stderr.write(f"left running by {command[0]}: {name}\n")
     return code if code > 0 else 128 - code if code < 0 else int(bool(names))
-
-
-def _child_ended() -> int:
-    """Return what becomes readable when a child ends."""
-    reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    return reads
-
-
-def _reap_adopted(started: int) -> None:
-    """Reap whoever ended after losing its parent, as init would; others wait for them to vanish."""
-    while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if found.si_pid == started:
-            return
-        os.waitpid(found.si_pid, 0)
 
 
 def _descendants() -> list[psutil.Process]:
