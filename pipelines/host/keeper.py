@@ -132,10 +132,20 @@ def front_rank(pid: int) -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and b"OMPI_COMM_WORLD_RANK=0" in (entry / "environ").read_bytes().split(b"\0"):
+                if int(stat_of(entry.name)[1]) == pid and b"OMPI_COMM_WORLD_RANK=0" in (
+                    entry / "environ"
+                ).read_bytes().split(b"\0"):
                     return int(entry.name)
     return pid
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on, the state; the second, a name, may contain anything.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
 
 
 def reap(pid: int) -> int | None:
@@ -197,9 +207,9 @@ def status_of_failed(pid: int) -> int:
     It is tritonserver's child, which waits for those that it ended itself and leaves others as zombies.
     """
     with contextlib.suppress(OSError):
-        after_name = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-        if after_name[0] == "Z":
-            return int(after_name[49])  # field 52, exit_code
+        stat = stat_of(pid)
+        if stat[0] == "Z":
+            return int(stat[49])  # field 52, exit_code
     return 0
 
 
@@ -209,8 +219,7 @@ def session_members() -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != own:
             with contextlib.suppress(OSError):
-                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-                state, parent, _, session = after_name[:4]
+                state, parent, _, session = stat_of(entry.name)[:4]
                 if state != "Z" and own in (int(parent), int(session)):
                     members.append(int(entry.name))
     return members

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.host.keeper import stat_of
+
 HTTP_WAITS = re.compile(r"Found [1-9]\d* HTTP service connections")
 INFERENCES_ENDED = re.compile(r"All models are stopped, unloading models")
 SILENT_MS = 600  # the server looks at its connections once a second
@@ -119,9 +121,9 @@ class IdleWatch:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(after_name[3]) == self._session:
-                        ticks += int(after_name[11]) + int(after_name[12])  # utime, stime
+                    stat = stat_of(entry.name)
+                    if int(stat[3]) == self._session:
+                        ticks += int(stat[11]) + int(stat[12])  # utime, stime
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
