@@ -13,7 +13,7 @@ from pipelines.host.screen import say
 from pipelines.host.text import table, wrapped
 from pipelines.settings.compose import load
 from pipelines.store.measurements import recover
-from pipelines.store.space import Holding, Space, freed, occupied, remove, survey
+from pipelines.store.space import Space, freed, occupied, remove, survey
 from pipelines.store.store import Store
 
 
@@ -37,15 +37,9 @@ def prune(overrides: Sequence[str]) -> int:
 
 def _rows(space: Space) -> list[str]:
     rows = [("artifact", "size", "last used", "kept because")]
-    rows += [(_name(each), show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
-    rows += [
-        (_name(each), show_bytes(each.bytes), _ago(each.used), "- (draft of a killed run)") for each in space.drafts
-    ]
+    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), each.needed or "-") for each in space.artifacts]
+    rows += [(each.name, show_bytes(each.bytes), _ago(each.used), "- (draft of a killed run)") for each in space.drafts]
     return table(rows, words=(3,))
-
-
-def _name(holding: Holding) -> str:
-    return f"{holding.path.parent.name}/{holding.path.name}"
 
 
 def _ago(used: float) -> str:
@@ -76,6 +70,6 @@ def _remove(store: Store, space: Space) -> None:
     gone = remove(store, space.unneeded)
     for each in space.unneeded:
         if each not in gone:
-            say(f"kept {_name(each)}: a run has begun to use it")
+            say(f"kept {each.name}: a run has begun to use it")
     removed = (*gone, *space.drafts)
     say(f"Removed {count(len(removed), 'folder')}: {show_bytes(freed(removed))} came back.")

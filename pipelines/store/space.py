@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.document.show import count
 from pipelines.domain.units import DAY
 from pipelines.store.manifest import MANIFEST
-from pipelines.store.store import SET_ASIDE, Store
+from pipelines.store.store import SET_ASIDE, Store, subfolders
 
 LINKS = ".links"
 """File with the links to artifacts that `make stage` has made, one path per line."""
@@ -58,6 +58,11 @@ class Holding:
     names: frozenset[str] = field(default_factory=frozenset)
     digests: frozenset[str] = field(default_factory=frozenset)
     inputs: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def name(self) -> str:
+        """Return the folder with the one it is in: "build/tiny_gemma-fp8-..."."""
+        return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def bytes(self) -> int:
@@ -144,24 +149,24 @@ def remove(store: Store, holdings: Sequence[Holding]) -> list[Holding]:
 
 
 def _artifacts(store: Store) -> Iterator[Holding]:
-    for stage in _subfolders(store.root):
+    for stage in subfolders(store.root):
         if not stage.name.startswith("."):
-            for path in _subfolders(stage):
+            for path in subfolders(stage):
                 if (path / MANIFEST).is_file():
                     yield _holding(path, [path])
 
 
 def _nights(store: Store) -> Iterator[Holding]:
-    for host in _subfolders(store.root / NIGHTLY):
-        for night in _subfolders(host):
-            stages = [stage for stage in _subfolders(night) if not stage.is_symlink()]
-            yield _holding(night, [path for stage in stages for path in _subfolders(stage)])
+    for host in subfolders(store.root / NIGHTLY):
+        for night in subfolders(host):
+            stages = [stage for stage in subfolders(night) if not stage.is_symlink()]
+            yield _holding(night, [path for stage in stages for path in subfolders(stage)])
 
 
 def _set_aside(store: Store) -> Iterator[Holding]:
     """Yield damaged artifacts; nothing needs them, and a whole one may have the same name."""
-    for stage in _subfolders(store.root / SET_ASIDE):
-        for path in _subfolders(stage):
+    for stage in subfolders(store.root / SET_ASIDE):
+        for path in subfolders(stage):
             yield Holding(path, _files(path), path.stat().st_mtime)
 
 
@@ -196,7 +201,7 @@ def _reasons(store: Store, found: Sequence[Holding], keep_days: int) -> dict[Pat
         later = waiting.pop()
         for each in found:
             if each.path not in reasons and each.digests & later.inputs:
-                reasons[each.path] = f"{later.path.parent.name}/{later.path.name} was made from it"
+                reasons[each.path] = f"{later.name} was made from it"
                 waiting.append(each)
     return reasons
 
@@ -224,10 +229,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _subfolders(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
 
 def _files(folder: Path) -> dict[tuple[int, int], DiskFile]:

@@ -87,7 +87,7 @@ class Store:
         Raises:
             DamagedError: the artifact exists, but differs from what was written.
         """
-        for folder in _folders(self.root / stage):
+        for folder in subfolders(self.root / stage):
             if folder.name.endswith(f"-{key[:KEY_LENGTH]}"):
                 manifest = read_manifest(folder)
                 if manifest["key"] == key:
@@ -118,13 +118,13 @@ class Store:
 
     def folders(self) -> list[Path]:
         """Return every folder that is named like an artifact, whatever is in it."""
-        stages = [path for path in _folders(self.root) if not path.name.startswith(".")]
-        return sorted(path for stage in stages for path in _folders(stage) if _NAMED.search(path.name))
+        stages = [path for path in subfolders(self.root) if not path.name.startswith(".")]
+        return sorted(path for stage in stages for path in subfolders(stage) if _NAMED.search(path.name))
 
     def history(self, stage: str) -> list[Json]:
         """Return the manifests of all artifacts of a stage, newest first, without damaged ones."""
         found = []
-        for folder in _folders(self.root / stage):
+        for folder in subfolders(self.root / stage):
             with suppress(DamagedError):
                 found.append(read_manifest(folder))
         return sorted(found, key=lambda m: str(m["created"]), reverse=True)
@@ -194,7 +194,7 @@ class Store:
 
     def abandoned_drafts(self) -> Iterator[Path]:
         """Yield the drafts whose makers are gone; the caller keeps what it wants of each and removes the rest."""
-        for folder in _folders(self.root / ".drafts"):
+        for folder in subfolders(self.root / ".drafts"):
             if (lease := self.leases.find(folder.name)) is not None:
                 if not lease.alive:
                     yield folder
@@ -231,5 +231,6 @@ class Store:
         return Artifact(target, manifest)
 
 
-def _folders(parent: Path) -> list[Path]:
-    return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+def subfolders(parent: Path) -> list[Path]:
+    """Return the folders in a folder by name; none where there is no such folder."""
+    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
