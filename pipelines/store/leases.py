@@ -5,6 +5,7 @@ process id to go by: containers change the one and share the other. A lease live
 
 - while its lock is held, if it was made under this kernel and on this mount, where locks are always seen, whatever
   container either side runs in;
+- never while it is empty and free: its holder was killed before it named anything, or is about to take another one;
 - elsewhere (another host on a shared file system, whose locks may hold on one host only) until its last beat is older
   than `DEAD_S`, by the clock of the file system: both times are stamped by the same file server, so that the hosts'
   clocks do not matter. (Few file systems let their clients stamp; there the clocks must agree to within `DEAD_S`.)
@@ -43,8 +44,12 @@ class Lease:
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        locked = _try_lock(self._handle, fcntl.LOCK_EX)
+        while True:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            locked = _lock(self._handle, fcntl.LOCK_EX)  # waits for one who looks at it just now
+            if os.fstat(self._handle).st_nlink:
+                break
+            os.close(self._handle)  # it was still empty, and was swept away
         try:
             self._write(f"{_kernel(self._handle) if locked else ''} {HOST} {os.getpid()}")
         except OSError:  # a full disk takes the file and not its content
@@ -127,15 +132,22 @@ class Leases:
 
     def all(self) -> list[Seen]:
         """Look at every lease."""
-        if not self._folder.is_dir():
-            return []
-        now = file_system_time(self._folder)
-        return [seen for path in sorted(self._folder.iterdir()) if (seen := _look(path, now))]
+        return self._look()
+
+    def sweep(self) -> None:
+        """Remove the leases whose holders are gone."""
+        self._look(sweep=True)
 
     def find(self, name: str) -> Seen | None:
         """Look at one lease; None where there is none."""
         path = self._folder / name
         return _look(path, file_system_time(self._folder)) if path.is_file() else None
+
+    def _look(self, *, sweep: bool = False) -> list[Seen]:
+        if not self._folder.is_dir():
+            return []
+        now = file_system_time(self._folder)
+        return [seen for path in sorted(self._folder.iterdir()) if (seen := _look(path, now, sweep=sweep))]
 
 
 @contextmanager
@@ -164,19 +176,25 @@ def file_system_time(folder: Path) -> float:
     return time.time()  # a store that cannot be written
 
 
-def _look(path: Path, now: float) -> Seen | None:
+def _look(path: Path, now: float, *, sweep: bool = False) -> Seen | None:
+    """Look at a lease, and remove it if that is asked and its holder is gone."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
         return None  # given back just now
     try:
+        free = _lock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # held from here on: nobody comes to life meanwhile
         text = os.read(handle, 1 << 20).decode(errors="replace")
         head, _, uses = text.partition("\n")
         kernel, _, holder = head.partition(" ")
-        if kernel and kernel == _kernel(handle):
-            alive = not _try_lock(handle, fcntl.LOCK_SH)
+        if free and not text:
+            alive = False
+        elif kernel and kernel == _kernel(handle):
+            alive = not free
         else:
             alive = now - os.fstat(handle).st_mtime < DEAD_S
+        if sweep and not alive:
+            path.unlink(missing_ok=True)
     finally:
         os.close(handle)
     return Seen(path, alive, holder, frozenset(uses.split("\n")) - {""})
@@ -190,10 +208,10 @@ def _kernel(handle: int) -> str:
         return ""
 
 
-def _try_lock(handle: int, kind: int) -> bool:
-    """Lock an open file; return whether it was free. Without locks on this file system it never is."""
+def _lock(handle: int, kind: int) -> bool:
+    """Lock an open file; return whether it is locked now. Without locks on this file system it never is."""
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind)
     except OSError:
         return False
     return True

@@ -47,9 +47,7 @@ def recover(store: Store) -> list[Artifact]:
             if artifact := _keep(draft, store, "the run was killed"):
                 found.append(artifact)
             shutil.rmtree(draft, ignore_errors=True)
-        for lease in store.leases.all():
-            if not lease.alive:
-                lease.path.unlink(missing_ok=True)
+        store.leases.sweep()
     return found
 
 

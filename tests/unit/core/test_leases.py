@@ -114,7 +114,7 @@ def elsewhere(store, seconds_ago, text="another-kernel:7 elsewhere 1\nlabel-key\
     return draft
 
 
-@pytest.mark.parametrize("text", ["another-kernel:7 elsewhere 1\nlabel-key\n", " elsewhere 1\n", ""])
+@pytest.mark.parametrize("text", ["another-kernel:7 elsewhere 1\nlabel-key\n", " elsewhere 1\n"])
 @pytest.mark.parametrize(
     ("seconds_ago", "stays"), [(0, True), (DEAD_S - 60, True), (DEAD_S + 60, False), (-9999, True)]
 )
@@ -130,6 +130,32 @@ def test_the_clock_of_this_host_does_not_matter(store, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 4e9)
     recover(store)
     assert draft.exists()
+
+
+def test_a_lease_that_was_never_written_is_swept_away(store):
+    """Its holder was killed between making the file and writing into it."""
+    elsewhere(store, 0, "")
+    recover(store)
+    assert list((store.root / ".leases").iterdir()) == []
+
+
+def test_a_lease_that_is_swept_away_while_it_is_made_is_made_again(store, monkeypatch):
+    flock, swept = fcntl.flock, []
+
+    def sweep_first(handle, kind):
+        if kind == fcntl.LOCK_EX and not swept:
+            swept.append(store.leases.all())
+            store.leases.sweep()
+        flock(handle, kind)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    lease = store.leases.take("one")
+    assert [seen.alive for seen in swept[0]] == [False]
+    (seen,) = store.leases.all()
+    assert seen.alive
+    store.leases.sweep()
+    assert lease.path.is_file()
+    lease.end()
 
 
 def test_a_lease_is_beaten(store, monkeypatch):
