@@ -62,9 +62,9 @@ COMMANDS = {
         "pipelines.run.commands:run_all",
         "everything: engine, accuracy, repository, server, benchmark, report",
         "Runs the whole pipeline: downloads or reads the model, quantizes it, builds the engine, measures its accuracy "
-        "beside the 16-bit baseline, writes the Triton repository, serves and benchmarks it, and writes the report. "
-        "Stages that are already in the store are not run again.",
-        (*BUILD, "eval", *SERVER, *LOAD, "report"),
+        "and fidelity beside the 16-bit baseline, writes the Triton repository, serves and benchmarks it, and writes "
+        "the report. Stages that are already in the store are not run again.",
+        (*BUILD, "eval", "fidelity", *SERVER, *LOAD, "report"),
         ("all quant=int4_awq", "all model=tiny_llama quant=fp8 kv_cache=fp8", "all experiment=cpu_demo"),
         {1: INCOMPLETE},
     ),
@@ -88,12 +88,25 @@ COMMANDS = {
         (*BUILD, "eval"),
         ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
     ),
+    "fidelity": Command(
+        "pipelines.run.commands:fidelity",
+        "build, then how far its predictions are from the 16-bit model's",
+        "Builds the engine and its 16-bit baseline, lets both read the same texts, and shows how far the probabilities "
+        "of each next token are apart, beside the noise of the 16-bit model itself. It takes a minute and asks no "
+        "questions: it finds what is damaged, and `evaluate` decides what is good enough.",
+        (*BUILD, "fidelity"),
+        (
+            "fidelity quant=int4_awq",
+            "fidelity quant=fp8 fidelity.path=/my/texts.jsonl",
+            "fidelity quant=int4_wo fidelity.by_layer=true",
+        ),
+    ),
     "compare": Command(
         "pipelines.sweep.command:compare",
         "several settings side by side: accuracy, size and speed",
         "Runs everything that `all` runs for each combination of the values given as comma lists, one after the other "
         "or with a launcher, then prints one table and writes one report per model.",
-        (*BUILD, "eval", *SERVER, *LOAD, "report", "hydra/launcher"),
+        (*BUILD, "eval", "fidelity", *SERVER, *LOAD, "report", "hydra/launcher"),
         (
             "compare quant=none,fp8,int4_awq",
             "compare model=tiny_gemma,tiny_llama quant=int8_sq",
@@ -119,7 +132,7 @@ COMMANDS = {
         "one stage of the plan with what it needs, and a link to its result",
         "Runs one of the stages that `plan` lists, and those it needs, and nothing else: to quantize on a machine "
         "without a GPU, for example. With stage.link=NAME the result is found under that name.",
-        ("stage", *BUILD, "eval", *SERVER),
+        ("stage", *BUILD, "eval", "fidelity", *SERVER),
         (
             "stage stage.name=quantize quant=fp8 engine=tensorrt_llm model=gemma_2b hardware=h100_sxm",
             "stage stage.name=quantize stage.link=checkpoint model=tiny_llama quant=int4_awq",
@@ -192,7 +205,7 @@ COMMANDS = {
         "what would run, what is cached and why; writes nothing",
         "Checks the whole configuration and this machine, and lists each stage with what is cached, what would run "
         "and why, the memory it takes, and for a GPU the exact commands and the modelled speed.",
-        ("plan", *BUILD, "eval", *SERVER, *LOAD, "sizing"),
+        ("plan", *BUILD, "eval", "fidelity", *SERVER, *LOAD, "sizing"),
         (
             "plan quant=fp8 plan.target=build",
             "plan quant=int4_awq hardware=a10",
@@ -317,7 +330,7 @@ COMMANDS = {
 }
 
 SECTIONS = {
-    "Build and evaluate": ("all", "build", "evaluate", "compare", "sweep", "stage", "verify"),
+    "Build and evaluate": ("all", "build", "evaluate", "fidelity", "compare", "sweep", "stage", "verify"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),

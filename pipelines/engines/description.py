@@ -50,6 +50,7 @@ class EngineDescription:
             checkpoint with the runtime's arguments takes the engine's place.
         example_scripts: whether TensorRT-LLM's example scripts prepare trained draft heads and vision encoders for it.
         evaluates: whether this project can measure its accuracy.
+        gives_logits: whether it gives the logits after every token of a text (`port.LogitsSession`).
         chunks_scored_prompts: whether it scores prompts longer than max_num_tokens in pieces.
         keeps_ranks: whether each rank of a checkpoint runs in its own process; otherwise one process runs all ranks.
         spans_machines: whether its ranks may run on several machines.
@@ -80,6 +81,7 @@ class EngineDescription:
     writes_engine: bool = True
     example_scripts: bool = False
     evaluates: bool = True
+    gives_logits: bool = False
     chunks_scored_prompts: bool = False
     keeps_ranks: bool = False
     spans_machines: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -116,6 +116,55 @@ class Session(ScoringSession, Protocol):
 
     def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
         """Generate for every prompt with in-flight batching; results in the order of the prompts."""
+        ...
+
+
+class TeacherForcing(Protocol):
+    """A loaded model that reads given texts and predicts each next token.
+
+    Attributes:
+        arithmetic: its arithmetic in words.
+    """
+
+    arithmetic: str
+
+    def slices(self, sequences: Sequence[TokenIds], tokens_at_once: int) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        """Read sequences of one length together.
+
+        Args:
+            sequences: token ids, B sequences of T tokens.
+            tokens_at_once: tokens of each sequence in one slice.
+
+        Yields:
+            float32 logits [B, tokens_at_once, vocabulary] after these tokens (fewer in the last slice), and the outputs
+            of the decoder blocks by name ("block.0"), where they were asked for. The next slice overwrites them.
+        """
+        ...
+
+
+@runtime_checkable
+class LogitsSession(Session, Protocol):
+    """A loaded engine that gives the logits after every token of a text, not only scores.
+
+    Attributes:
+        vocabulary: number of tokens that it knows.
+        limits: that it was built for.
+    """
+
+    vocabulary: int
+    limits: BuildLimits
+
+    def teacher_forcing(self, *, varied: bool = False, blocks: bool = False) -> TeacherForcing:
+        """Load the model to read texts.
+
+        Args:
+            varied: with another batch composition and another arithmetic, to learn how much these matter.
+            blocks: with the outputs of the decoder blocks.
+        """
+        ...
+
+    def linear_weights(self) -> Iterator[tuple[str, Any]]:
+        """Yield the weight of each linear as it is multiplied, float32 [out, in], named "LAYER.module"."""
         ...
 
 

@@ -53,6 +53,7 @@ OPENVINO = EngineDescription(
     packages=("openvino", "openvino_genai"),
     options="openvino",
     files=("openvino_model.xml", "openvino_model.bin"),
+    gives_logits=True,
     chunks_scored_prompts=True,
     memory_model="process",
     policy="inflight_chunked",  # prompts (in pieces if they do not fit) and single tokens share an iteration

@@ -18,7 +18,16 @@ from pipelines.host.machine import Machine, torch_device
 from pipelines.plan import memory_checks, serving_checks
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
-from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
+from pipelines.plan.targets import (
+    COMPARED,
+    EVALUATED,
+    SERVED,
+    STARTED,
+    Target,
+    has_baseline,
+    has_reference,
+    is_elsewhere,
+)
 from pipelines.plan.tuning import tune
 from pipelines.plan.user_inputs import ENOUGH_TEXTS, Found
 from pipelines.predict.performance import hardware
@@ -98,7 +107,7 @@ def check(
     _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
-        if target in (*EVALUATED, *STARTED):
+        if target in (*EVALUATED, *STARTED, *COMPARED):
             fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
             checked.faults += fit.faults
             checked.warnings += fit.warnings

@@ -12,11 +12,23 @@ from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.engine_flow import EngineFlow, Node
 from pipelines.plan.memory_checks import cpu_reached
-from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, has_baseline, has_reference, is_elsewhere
+from pipelines.plan.targets import (
+    EVALUATED,
+    MEASURED,
+    SERVED,
+    Target,
+    has_baseline,
+    has_fidelity,
+    has_reference,
+    is_elsewhere,
+)
 from pipelines.settings.features import MultimodalSettings
+from pipelines.settings.fidelity import ALONE, AMONG_OTHERS
+from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
 from pipelines.stages.evaluate import REFERENCE, Evaluate, EvaluateReference, longest_scored
+from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.spec import ImageSpec
@@ -31,6 +43,7 @@ def nodes(
     machine: Machine,
     built: BuiltEngine | None = None,
     draft_shape: ModelShape | None = None,
+    reference_shape: ModelShape | None = None,
 ) -> list[Node]:
     """List the stages of a target in the order they run.
 
@@ -43,6 +56,7 @@ def nodes(
         machine: facts of this machine.
         built: facts of the engine among the sources.
         draft_shape: of the draft model, where known.
+        reference_shape: of another model to compare predictions with.
     """
     flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
@@ -52,12 +66,16 @@ def nodes(
     if has_baseline(settings, target):
         baseline = flow.tuned(settings.baseline(), shape)
         flow.engine(baseline, "baseline.")
-        flow.accuracy(baseline, "baseline.")
+        flow.given["reference"] = flow.given["engine"]
+        if target in EVALUATED:
+            flow.accuracy(baseline, "baseline.")
     if has_reference(settings, target):
         flow.reference(settings)
+    flow.reference_engine(settings, reference_shape)
     flow.engine(settings, "")
     if target in EVALUATED:
         flow.accuracy(settings, "")
+    flow.fidelity(settings)
     if target == "build" or target in SERVED:
         flow.draft(settings)
         flow.vision(settings)
@@ -113,6 +131,42 @@ class _Flow(EngineFlow):
         limit = None if longest is None else longest_scored(self.chosen.name, longest, build.max_num_tokens)
         stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine))
         self.add("reference", stage, f"{settings.model.label}-{REFERENCE}", {"model": "model", "dataset": "dataset"})
+
+    def reference_engine(self, settings: Settings, shape: ModelShape | None) -> None:
+        """Add the 16-bit engine of another model to compare with; afterwards it is `given["reference"]`."""
+        if settings.fidelity.reference_path is None or not has_fidelity(settings, self.target, self.chosen):
+            return
+        model, chosen = self.given["model"], _reference_model(settings)
+        self.given["model"] = self.given["reference_model"]
+        baseline = settings.baseline().model_copy(update={"model": chosen})
+        self.engine(self.tuned(baseline, shape), "reference.")
+        self.given |= {"model": model, "reference": self.given["engine"]}
+
+    def fidelity(self, settings: Settings) -> None:
+        """Add the comparison of predictions with those of the reference, if the target has one."""
+        if not has_fidelity(settings, self.target, self.chosen):
+            return
+        wanted, calibration = settings.fidelity, settings.calibration
+        stage = Fidelity(
+            self.chosen.name,
+            self.chosen.options_of(settings.engine),
+            wanted,
+            wanted.tokens or (ALONE if self.target == "fidelity" else AMONG_OTHERS),
+            calibration,
+            settings.quant,
+            settings.model.label,
+            settings.variant,
+            _reference_model(settings).label,
+            (*self.chosen.run_libraries, "numpy", "transformers", "tokenizers"),
+            (*self.chosen.packages, "transformers"),
+        )
+        beside = ("reference_model", "text.bundled", "text.user")
+        names: list[str] = [name for name in beside if name in self.given]
+        if "calibration" in wanted.texts and not (calibration.source == "bundled" and "bundled" in wanted.texts):
+            self._calibration_text()
+            names.append("calibration")
+        inputs = {name: name for name in ("engine", "reference", "model", *names)}
+        self.add("fidelity", stage, self.label(settings), inputs)
 
     def repository(self, settings: Settings) -> None:
         """Add the Triton repository of the engine."""
@@ -198,6 +252,12 @@ class _Flow(EngineFlow):
         if self.built is not None:
             return self.built.tp_size, self.built.pp_size
         return settings.build.tp_size, settings.build.pp_size
+
+
+def _reference_model(settings: Settings) -> ModelSettings:
+    """Return the model that is compared with in 16 bit."""
+    path = settings.fidelity.reference_path
+    return settings.model if path is None else settings.model.model_copy(update={"path": path})
 
 
 def _images(wanted: MultimodalSettings) -> ImageSpec | None:

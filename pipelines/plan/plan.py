@@ -123,7 +123,7 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     if faults:
         raise UserError.of(faults)
     draft = found.draft or settings.speculative.draft_shape
-    made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft)
+    made = nodes(settings, target, choice.engine, found.sources, shape, machine, found.built, draft, found.reference)
     if only is not None:
         made = needed_for(made, only)
     steps = _resolve(made, store)

@@ -8,6 +8,7 @@ from typing import get_args
 from pipelines.domain.errors import Fault, collecting
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
+from pipelines.engines.registry import ENGINES
 from pipelines.loadgen.arrivals import read_trace
 from pipelines.loadgen.lengths import sampler
 from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, STARTED, Target, is_elsewhere
@@ -47,6 +48,8 @@ def check(
         return faults + _built(settings, built, target)
     if not engine.evaluates and target in EVALUATED:
         faults.append(_not_evaluated(settings, engine, target))
+    if target == "fidelity":
+        faults += _not_compared(settings, engine)
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
@@ -105,6 +108,28 @@ def _not_evaluated(settings: Settings, engine: EngineDescription, target: Target
     )
 
 
+def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
+    """Refuse to compare predictions where an engine does not give them, or with nothing."""
+    faults = []
+    if not engine.gives_logits:
+        faults.append(
+            Fault(
+                f"The fidelity of engine={engine.setting} cannot be measured: it does not give the logits after every "
+                "token of a text.",
+                f"Engines that do: {', '.join(each.setting for each in ENGINES.values() if each.gives_logits)}.",
+                "Measure the same format with engine=openvino, which computes what the checkpoint says.",
+            )
+        )
+    if settings.fidelity.reference_path is None and settings.baseline().variant == settings.variant:
+        faults.append(
+            Fault(
+                "quant=none is the 16-bit model itself, so there is nothing to compare it with.",
+                todo="Give a format, e.g. quant=fp8, or another model: fidelity.reference_path=/its/folder",
+            )
+        )
+    return faults
+
+
 def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault]:
     """Refuse what cannot be done with an engine that is already built."""
     faults = []
@@ -116,7 +141,7 @@ def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault
                 todo=f"Give engine={built.flavour}.",
             )
         )
-    if target == "build" or target in EVALUATED:
+    if target in ("build", "fidelity") or target in EVALUATED:
         faults.append(
             Fault(
                 f"engine.path='{settings.engine.path}' is already built; `{target}` starts from a model.",

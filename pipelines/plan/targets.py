@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pipelines.engines.description import EngineDescription
 from pipelines.engines.registry import with_setting
 from pipelines.settings.root import Settings
 
-Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "all"]
+Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "all"]
 EVALUATED: tuple[Target, ...] = ("evaluate", "all")
 SERVED: tuple[Target, ...] = ("repository", "serve", "benchmark", "all")
 STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
 MEASURED: tuple[Target, ...] = ("benchmark", "all")
-"""Targets that evaluate, write a repository, run a server, and measure."""
+COMPARED: tuple[Target, ...] = ("fidelity", "all")
+"""Targets that evaluate, write a repository, run a server, measure, and compare predictions with the 16-bit model's."""
 
 
 def is_elsewhere(settings: Settings, target: Target) -> bool:
@@ -21,8 +23,15 @@ def is_elsewhere(settings: Settings, target: Target) -> bool:
 
 
 def has_baseline(settings: Settings, target: Target) -> bool:
-    """Return whether the 16-bit model is built and evaluated beside the compressed one."""
-    return target in EVALUATED and settings.eval.baseline == "build" and settings.baseline().variant != settings.variant
+    """Return whether the 16-bit model is built, and evaluated where the target evaluates, beside the compressed one."""
+    wanted = settings.fidelity.reference_path is None if target == "fidelity" else settings.eval.baseline == "build"
+    return target in (*EVALUATED, *COMPARED) and wanted and settings.baseline().variant != settings.variant
+
+
+def has_fidelity(settings: Settings, target: Target, engine: EngineDescription) -> bool:
+    """Return whether predictions are compared with the 16-bit model's; within `all`, where that is built anyway."""
+    reference = has_baseline(settings, target) or settings.fidelity.reference_path is not None
+    return target in COMPARED and engine.gives_logits and reference
 
 
 def has_reference(settings: Settings, target: Target) -> bool:

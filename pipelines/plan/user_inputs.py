@@ -14,7 +14,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.plan.targets import EVALUATED, Target, is_elsewhere
+from pipelines.plan.targets import COMPARED, EVALUATED, Target, is_elsewhere
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
@@ -41,6 +41,7 @@ class Found:
     Attributes:
         sources: folders and files by the names under which stages read them.
         shape: of the model; None if it is not on disk.
+        reference: shape of another model to compare predictions with.
         rotary: how the model encodes positions; likewise.
         built: facts of the engine given with engine.path.
         draft: shape of the draft model.
@@ -65,6 +66,7 @@ class Found:
     rotary: Rotary | None = None
     draft_rotary: Rotary | None = None
     few_texts: int | None = None
+    reference: ModelShape | None = None
 
 
 def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
@@ -76,6 +78,7 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
     sources: dict[str, InputSource] = {}
     adapters: dict[int, Adapter] = {}
     shape, rotary, built, draft, draft_rotary, same, vision, few = None, None, None, None, None, None, None, None
+    reference: ModelShape | None = None
     faults: list[Fault] = []
     elsewhere = is_elsewhere(settings, target)
     if folder := settings.model.folder:
@@ -98,6 +101,8 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
             sources["draft"], draft = model_source(folder, hashes, key="speculative.draft.path")
             draft_rotary = Rotary.of(model_config(folder))
             same = same_vocabulary(settings.model.folder, folder, hashes)
+    with collecting(faults):
+        reference = _reference(settings, target, sources, hashes)
     if settings.multimodal.path is not None and "vision" in sources:
         with collecting(faults):
             vision = vision_bytes(sources["vision"].path)
@@ -122,7 +127,21 @@ def look(settings: Settings, target: Target, hashes: HashCache) -> Found:
         rotary,
         draft_rotary,
         few,
+        reference,
     )
+
+
+def _reference(
+    settings: Settings, target: Target, sources: dict[str, InputSource], hashes: HashCache
+) -> ModelShape | None:
+    """Add another model to compare predictions with to the sources, and return its shape; None without one."""
+    path, key = settings.fidelity.reference_path, "fidelity.reference_path"
+    if path is None or target not in COMPARED:
+        return None
+    folder = path.expanduser().absolute()
+    check_tokenizer(folder, key)
+    sources["reference_model"], shape = model_source(folder, hashes, key)
+    return shape
 
 
 ENOUGH_TEXTS = 64
@@ -217,6 +236,10 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
     elif evaluated:
         yield "dataset", "eval.dataset_path", settings.eval.dataset_path
+    if target in COMPARED:
+        if "bundled" in settings.fidelity.texts:
+            yield "text.bundled", "fidelity", BUNDLED / "corpus.jsonl"
+        yield "text.user", "fidelity.path", settings.fidelity.path
     yield "heads", "speculative.heads_path", settings.speculative.heads_path
     yield "vision", "multimodal.path", settings.multimodal.path
 

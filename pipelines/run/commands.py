@@ -53,6 +53,12 @@ def evaluate(overrides: Sequence[str]) -> int:
     return 0
 
 
+def fidelity(overrides: Sequence[str]) -> int:
+    """Build an engine and compare its predictions with those of the 16-bit model."""
+    _run("fidelity", overrides)
+    return 0
+
+
 def repository(overrides: Sequence[str]) -> int:
     """Build an engine and write its Triton model repository."""
     _run("repository", overrides)

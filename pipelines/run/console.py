@@ -20,7 +20,9 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
+from pipelines.run.stored_flips import stored_flips
 from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, baseline_of
+from pipelines.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
         return f"{count(len(facts['models']), 'model')} for {facts['flavour']}"
+    if stage == "fidelity":
+        return f"mean KL {facts['kl_mean']:.2g}, top-1 {100 * facts['top1_agreement']:.2f} %"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
         best = facts["best_output_tokens_per_s"]
@@ -141,6 +145,17 @@ def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
         if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
             variant = stage.variant
     return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"])])
+
+
+def fidelity_table(outcome: StepOutcome, store: Store) -> str:
+    """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
+    from eval.fidelity.result import RESULT as FIDELITY
+    from eval.fidelity.result import FidelityResult
+    from eval.fidelity.table import fidelity_text
+
+    file = outcome.artifact.path / FIDELITY
+    result = FidelityResult.from_json(json.loads(file.read_text()), str(file))
+    return fidelity_text(result, stored_flips(outcome.artifact, store))
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -179,7 +194,13 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
     """
     made = any(outcome.state == "made" for outcome in outcomes)
     lines = [] if made or more else ["Nothing to do: every stage is cached."]
-    words = {"build": "engine", "evaluate": "accuracy", "repository": "repository", "benchmark": "benchmark"}
+    words = {
+        "build": "engine",
+        "evaluate": "accuracy",
+        "fidelity": "fidelity",
+        "repository": "repository",
+        "benchmark": "benchmark",
+    }
     shown = [(words[o.node.id], o.artifact.path) for o in outcomes if o.node.id in words] + [("run", folder)]
     width = max(len(word) for word, _ in shown) + 1
     lines += [f"{word + ':':<{width}} {relative_to_cwd(path)}" for word, path in shown]

@@ -42,6 +42,8 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             table = console.accuracy_table(outcomes)
             say("\n" + table.text)
             _save(folder / "accuracy.json", table)
+        if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
+            say("\n" + console.fidelity_table(compared, store))
         if (measured := outcomes[-1]).node.stage.measures:
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))

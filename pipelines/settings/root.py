@@ -13,6 +13,7 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 from pipelines.settings.doctor import DoctorSettings
 from pipelines.settings.engine import EngineSettings, EvalSettings, HardwareSettings, RuntimeSettings
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
+from pipelines.settings.fidelity import FidelitySettings
 from pipelines.settings.image import ImageSettings
 from pipelines.settings.load import BenchmarkSettings, WorkloadSettings
 from pipelines.settings.manifests import ManifestSettings
@@ -50,6 +51,7 @@ class Settings(Group):
     speculative: SpeculativeSettings
     multimodal: MultimodalSettings
     eval: EvalSettings
+    fidelity: FidelitySettings
     hardware: HardwareSettings
     triton: TritonSettings
     serving: ServingSettings

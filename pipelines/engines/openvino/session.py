@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
 from pipelines.engines.openvino.scoring import Scorer
+from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
 from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
 
@@ -31,6 +32,7 @@ class OpenVinoSession:
             UserError: the folder is not a complete OpenVINO engine.
         """
         self.folder = EngineFolder.load(engine_dir)
+        self.limits, self.vocabulary = self.folder.limits, self.folder.config.vocab_size
         self._options = options
         self._pipeline: genai.ContinuousBatchingPipeline | None = None
         self._scorer: Scorer | None = None
@@ -86,6 +88,14 @@ class OpenVinoSession:
         self._check_tokens(tokens)
         check_length(self.folder, len(tokens))
         return self._scoring().logits(tokens)
+
+    def teacher_forcing(self, *, varied: bool = False, blocks: bool = False) -> GraphForcing:
+        """See `port.LogitsSession.teacher_forcing`."""
+        return GraphForcing(self.folder, self._options, varied=varied, blocks=blocks)
+
+    def linear_weights(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """See `port.LogitsSession.linear_weights`."""
+        return linear_weights(self.folder)
 
     def _scoring(self) -> Scorer:
         if self._scorer is None:

@@ -230,7 +230,7 @@ COVERAGE = (
     ),
     Coverage(
         (
-            *("eval.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
+            *("eval.*", "fidelity.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
             *("paths.*", "store.*", "prune.*", "plan.*", "stage.*", "verify.*", "doctor.*"),
         ),
         "no effect",

@@ -1,0 +1,142 @@
+"""What separates two predictions of the next token: divergence over the whole vocabulary, in float64.
+
+Shapes: N positions, V vocabulary. p is the reference's distribution, q the other's; natural logarithms (nats).
+
+KL(p || q) = sum_v p_v (ln p_v - ln q_v)  (Kullback and Leibler, On Information and Sufficiency, 1951).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+VALUES_AT_ONCE = 2**20
+"""Values of a block of rows in float64, 8 MiB, so that a slice of logits is never widened as a whole."""
+SMALL = 1e-6
+"""Below this the sum of p (ln p - ln q) loses digits to cancellation, and the sum of terms that are never negative
+takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Two predictions compared, position by position.
+
+    Attributes:
+        kl: KL divergence from the reference, nats.
+        same_top: whether both find the same token likeliest.
+        reference_nll: negative log likelihood of the text's own next token under the reference, nats.
+        other_nll: likewise under the other.
+    """
+
+    kl: Array
+    same_top: Array
+    reference_nll: Array
+    other_nll: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[Positions]) -> Positions:
+        """Return the positions of all parts in order."""
+        names = ("kl", "same_top", "reference_nll", "other_nll")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def part(self, which: slice) -> Positions:
+        """Return some of the positions."""
+        return Positions(self.kl[which], self.same_top[which], self.reference_nll[which], self.other_nll[which])
+
+
+def compare_logits(reference: Array, other: Array, targets: Array) -> Positions:
+    """Compare two predictions.
+
+    Args:
+        reference: logits [N, V] of the reference, finite.
+        other: logits [N, V] of the other, finite.
+        targets: the text's own next tokens [N].
+    """
+    rows = max(1, VALUES_AT_ONCE // reference.shape[1])
+    starts = range(0, len(targets), rows)
+    return Positions.joined([_block(*(x[at : at + rows] for x in (reference, other, targets))) for at in starts])
+
+
+def _block(reference: Array, other: Array, targets: Array) -> Positions:
+    a, b = reference.astype(np.float64), other.astype(np.float64)
+    same_top = a.argmax(axis=1) == b.argmax(axis=1)
+    a -= a.max(axis=1, keepdims=True)
+    b -= b.max(axis=1, keepdims=True)
+    each = np.arange(len(targets))
+    chosen_a, chosen_b = a[each, targets], b[each, targets]
+    weights = np.exp(a)
+    total_a = weights.sum(axis=1)
+    norm_a, norm_b = np.log(total_a), np.log(np.exp(b).sum(axis=1))
+    np.subtract(a, b, out=a)  # ln p - ln q, except for the norms
+    kl = np.einsum("nv,nv->n", weights, a) / total_a - norm_a + norm_b
+    if (small := kl < SMALL).any():
+        kl[small] = _small(weights[small] / total_a[small, None], (norm_a - norm_b)[small, None] - a[small])
+    return Positions(kl, same_top, norm_a - chosen_a, norm_b - chosen_b)
+
+
+def _small(p: Array, ratio: Array) -> Array:
+    """Return the sum of p (e^x - 1 - x) for x = ln q - ln p: the same number, as the sum of p e^x is 1."""
+    found: Array = np.einsum("nv,nv->n", p, np.expm1(ratio) - ratio)
+    return np.maximum(found, 0.0)
+
+
+DIVERGENCES = ("kl_mean", "kl_median", "kl_p99", "kl_max")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Positions in a few numbers.
+
+    Attributes:
+        tokens: how many positions.
+        kl_mean: mean KL divergence, nats per token.
+        kl_median: median.
+        kl_p99: 99th percentile, linear between neighbours.
+        kl_max: largest.
+        top1_agreement: share of positions where both find the same token likeliest.
+        reference_perplexity: exp of the mean negative log likelihood under the reference.
+        perplexity: likewise under the other.
+    """
+
+    tokens: int
+    kl_mean: float
+    kl_median: float
+    kl_p99: float
+    kl_max: float
+    top1_agreement: float
+    reference_perplexity: float
+    perplexity: float
+
+    @classmethod
+    def of(cls, found: Positions) -> Figures:
+        """Summarize positions."""
+        return cls(
+            tokens=len(found.kl),
+            kl_mean=float(found.kl.mean()),
+            kl_median=float(np.median(found.kl)),
+            kl_p99=float(np.percentile(found.kl, 99)),
+            kl_max=float(found.kl.max()),
+            top1_agreement=float(found.same_top.mean()),
+            reference_perplexity=math.exp(float(found.reference_nll.mean())),
+            perplexity=math.exp(float(found.other_nll.mean())),
+        )
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """Perplexity of the other over that of the reference."""
+        return self.perplexity / self.reference_perplexity
+
+    def within(self, noise: Figures) -> frozenset[str]:
+        """Return the names of the figures that are no worse than those of the reference against itself."""
+        names = {name for name in DIVERGENCES if getattr(self, name) <= getattr(noise, name)}
+        if self.top1_agreement >= noise.top1_agreement:
+            names.add("top1_agreement")
+        if abs(math.log(self.perplexity_ratio)) <= abs(math.log(noise.perplexity_ratio)):
+            names.add("perplexity_ratio")
+        return frozenset(names)

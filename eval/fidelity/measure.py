@@ -1,0 +1,240 @@
+"""Measure the fidelity of one engine to another: both read the same token ids, slice by slice.
+
+Shapes: B windows read together, T tokens of each, t tokens of one slice, V vocabulary, N = B t positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.fidelity.divergence import Figures, Positions, compare_logits
+from eval.fidelity.result import GreedyFidelity, LayerErrors, TextFidelity
+from eval.fidelity.windows import Windows
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import Advance, Progress
+from pipelines.engines.port import LogitsSession, SamplingParams, TeacherForcing
+
+Array = np.ndarray[Any, Any]
+Rows = Sequence[tuple[int, ...]]
+Reading = tuple["Side", TeacherForcing]
+"""A side, and its model loaded to read texts."""
+
+MAX_LOGITS = 2**24
+"""Most logits of one slice, 64 MiB of float32; there are two slices at any time."""
+WINDOWS_AT_ONCE = 8
+"""More windows in one iteration are no faster."""
+NOISE_SHARE = 4
+"""The noise is measured on the first of so many parts of each text."""
+PROMPT_TOKENS = 32
+LAYER_WINDOWS = 4
+"""Windows on which the outputs of blocks are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two models that are compared.
+
+    Attributes:
+        name: for messages, e.g. "tiny_gemma fp8".
+        session: the opened engine.
+    """
+
+    name: str
+    session: LogitsSession
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Figures of all texts, and the arithmetic that they were measured with."""
+
+    overall: Figures
+    noise: Figures
+    texts: tuple[TextFidelity, ...]
+    arithmetic: str
+    noise_arithmetic: str
+
+
+def check_sides(reference: Side, other: Side) -> None:
+    """Refuse engines whose logits are not of the same tokens.
+
+    Raises:
+        UserError: their vocabularies differ in size.
+    """
+    sizes = reference.session.vocabulary, other.session.vocabulary
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"{other.name} has a vocabulary of {sizes[1]:,} tokens and {reference.name} one of {sizes[0]:,}.",
+            todo="Compare with the model it was made from.",
+        )
+
+
+def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Progress) -> Measured:
+    """Let both read all texts, and then the reference against itself for the noise.
+
+    Raises:
+        UserError: one of them gives logits that are not finite.
+    """
+    with progress.task("comparing predictions", sum(text.tokens for text in texts), "tokens") as advance:
+        found, arithmetic = _read(reference, other, [text.rows for text in texts], advance)
+    parts = [text.rows[: -(-len(text.rows) // NOISE_SHARE)] for text in texts]
+    with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
+        noise, noise_arithmetic = _read(reference, reference, parts, advance)
+    each = zip(texts, found, noise, strict=True)
+    return Measured(
+        Figures.of(Positions.joined(found)),
+        Figures.of(Positions.joined(noise)),
+        tuple(TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each),
+        arithmetic,
+        noise_arithmetic,
+    )
+
+
+def _predicted(texts: Sequence[Rows]) -> int:
+    return sum(len(row) - 1 for rows in texts for row in rows)
+
+
+def _read(reference: Side, other: Side, texts: Sequence[Rows], advance: Advance) -> tuple[list[Positions], str]:
+    """Let both read texts; return the compared positions of each, and the arithmetic of the other.
+
+    A reference that is compared with itself computes the second time with other batches and another arithmetic.
+    """
+    first = reference.session.teacher_forcing()
+    second = other.session.teacher_forcing(varied=reference is other)
+    found = []
+    for rows in texts:
+        parts: list[Positions] = []
+        for batch, size in _batches(rows, (reference.session, other.session)):
+            parts += _read_batch((reference, first), (other, second), batch, size, advance)
+        found.append(Positions.joined(parts))
+    return found, second.arithmetic
+
+
+def _batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, int]]:
+    """Yield windows to read together, int64 [B, T], and tokens of a slice; within what both engines are built for."""
+    length, vocabulary = len(rows[0]) - 1, sessions[0].vocabulary
+    most = min(WINDOWS_AT_ONCE, *(session.limits.max_batch_size for session in sessions))
+    together = max(1, min(most, MAX_LOGITS // (vocabulary * length)))
+    iteration = min(session.limits.max_num_tokens for session in sessions)
+    for start in range(0, len(rows), together):
+        batch = np.array(rows[start : start + together], dtype=np.int64)
+        yield batch, max(1, min(length, MAX_LOGITS // (vocabulary * len(batch)), iteration // len(batch)))
+
+
+def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, advance: Advance) -> Iterator[Positions]:
+    fed, at = batch[:, :-1].tolist(), 1
+    for (ours, _), (theirs, _) in zip(reference[1].slices(fed, size), other[1].slices(fed, size), strict=True):
+        for (side, _), logits in ((reference, ours), (other, theirs)):
+            if not np.isfinite(logits).all():
+                raise _not_finite(side, fed, size)
+        rows, width, vocabulary = ours.shape
+        targets = batch[:, at : at + width].reshape(-1)
+        yield compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
+        at += width
+        advance(rows * width)
+
+
+def _not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> UserError:
+    """Name the first block whose output is not finite, by reading the same windows again."""
+    where = "all decoder blocks give finite outputs, so it is the last norm or the head"
+    for _, blocks in side.session.teacher_forcing(blocks=True).slices(sequences, size):
+        wrong = next((name for name in _in_order(blocks) if not np.isfinite(blocks[name]).all()), None)
+        if wrong is not None:
+            where = f"the output of decoder {wrong.replace('.', ' ')} is the first that is not finite"
+            break
+    return UserError(
+        f"{side.name} gives logits that are NaN or infinite: {where}.",
+        todo="Check the checkpoint with make verify, and its calibration.",
+    )
+
+
+def _in_order(blocks: Any) -> list[str]:
+    return sorted(blocks, key=lambda name: int(name.partition(".")[2]))
+
+
+def greedy(
+    reference: Side, other: Side, texts: Sequence[Windows], *, prompts: int, new_tokens: int, progress: Progress
+) -> GreedyFidelity:
+    """Continue the beginnings of windows greedily on both, one engine at a time, and find the first token that differs.
+
+    Args:
+        reference: the 16-bit model.
+        other: the compressed one.
+        texts: whose windows the prompts are taken from, evenly.
+        prompts: how many, at most.
+        new_tokens: most tokens of a continuation.
+        progress: counts requests.
+    """
+    rows = [row for text in texts for row in text.rows]
+    chosen = rows[:: max(1, len(rows) // prompts)][:prompts]
+    asked = [row[:PROMPT_TOKENS] for row in chosen]
+    answers = []
+    for side in (reference, other):
+        with side.session as session:
+            longest = max(1, min(new_tokens, session.limits.max_seq_len - max(map(len, asked))))
+            answers.append([each.token_ids for each in session.generate(asked, SamplingParams(longest), progress)])
+    return GreedyFidelity(new_tokens, tuple(map(_first_difference, *answers)))
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    pairs = itertools.zip_longest(ours, theirs)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def layer_errors(
+    reference: Side, other: Side, texts: Sequence[Windows], *, scaled: bool, progress: Progress
+) -> LayerErrors:
+    """Compare the outputs of all decoder blocks, and the weights of all linears.
+
+    Args:
+        reference: the 16-bit model.
+        other: the compressed one.
+        texts: whose first windows are read.
+        scaled: take a factor per input channel out of the weights first.
+        progress: counts linears.
+    """
+    rows = [row for text in texts for row in text.rows if len(row) == len(texts[0].rows[0])][:LAYER_WINDOWS]
+    blocks, noise = (_block_errors(reference, side, rows) for side in (other, reference))
+    weights: dict[str, list[float]] = {}
+    with progress.task("comparing weights", None, "linears") as advance:
+        for (name, ours), (_, theirs) in zip(
+            reference.session.linear_weights(), other.session.linear_weights(), strict=True
+        ):
+            weights.setdefault(name.partition(".")[2], []).append(weight_error(ours, theirs, scaled=scaled))
+            advance(1)
+    return LayerErrors(blocks, noise, {name: tuple(found) for name, found in weights.items()}, scaled)
+
+
+def _block_errors(reference: Side, other: Side, rows: Rows) -> tuple[float, ...]:
+    first = reference.session.teacher_forcing(blocks=True)
+    second = other.session.teacher_forcing(varied=reference is other, blocks=True)
+    wrong: dict[str, float] = {}
+    size_of: dict[str, float] = {}
+    for batch, size in _batches(rows, (reference.session, other.session)):
+        fed = batch[:, :-1].tolist()
+        for (_, ours), (_, theirs) in zip(first.slices(fed, size), second.slices(fed, size), strict=True):
+            for name, values in ours.items():
+                right = values.astype(np.float64)
+                wrong[name] = wrong.get(name, 0.0) + float(((theirs[name] - right) ** 2).sum())
+                size_of[name] = size_of.get(name, 0.0) + float((right**2).sum())
+    return tuple((wrong[name] / size_of[name]) ** 0.5 for name in _in_order(wrong))
+
+
+def weight_error(reference: Array, other: Array, *, scaled: bool) -> float:
+    """Return |other - reference| / |reference|, Frobenius norms of weights [out, in].
+
+    Args:
+        reference: the 16-bit weight.
+        other: the same weight as it is multiplied after compression.
+        scaled: multiply each input channel of the reference by the factor that fits best (least squares).
+    """
+    right, found = reference.astype(np.float64), other.astype(np.float64)
+    if scaled:
+        energy = (right**2).sum(axis=0)
+        right = right * np.where(energy > 0, (right * found).sum(axis=0) / np.where(energy > 0, energy, 1), 1)
+    total = float(np.linalg.norm(right))
+    return float(np.linalg.norm(found - right)) / total if total else float(np.linalg.norm(found) > 0)

@@ -1,0 +1,109 @@
+"""Fidelity results as text for a terminal, and the words that the report shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.fidelity.divergence import Figures
+from eval.fidelity.flips import Flips
+from eval.fidelity.result import FidelityResult, LayerErrors
+from pipelines.document.show import count
+from pipelines.host.text import table, wrapped
+
+WITHIN = "~"
+"""Marks a figure that is no worse than that of the 16-bit model against itself."""
+SHOWN = ("kl_mean", "kl_median", "kl_p99", "kl_max", "top1_agreement", "perplexity_ratio")
+HEADINGS = ("mean KL", "median", "p99", "max", "top-1 %", "ppl ratio")
+READING = (
+    "KL: divergence of the next token's probabilities from the 16-bit model's, over the whole vocabulary, nats. top-1: "
+    "both find the same token likeliest. ppl ratio: perplexity of the text over the 16-bit model's."
+)
+NO_DIRECTION = (
+    "KL shows that predictions changed, not whether answers got worse: a large one rejects a format, and only paired "
+    "questions accept it (make evaluate)."
+)
+
+
+def cells(figures: Figures, noise: Figures | None = None) -> tuple[str, ...]:
+    """Return the figures in the order of `HEADINGS`; those within the noise are marked."""
+    within = figures.within(noise) if noise is not None else frozenset[str]()
+    return tuple(_shown(name, figures) + (WITHIN if name in within else "") for name in SHOWN)
+
+
+def _shown(name: str, figures: Figures) -> str:
+    value = float(getattr(figures, name))
+    if name == "top1_agreement":
+        return f"{100 * value:.2f}"
+    return f"{value:.4f}" if name == "perplexity_ratio" else f"{value:.2g}"
+
+
+def fidelity_text(result: FidelityResult, flips: Flips | None) -> str:
+    """Return one row per text with the noise, and sentences about greedy continuations, flips and layers."""
+    rows: list[Sequence[str]] = [("text", "tokens", *HEADINGS)]
+    rows += [(text.name, f"{text.figures.tokens:,}", *cells(text.figures, text.noise)) for text in result.texts]
+    if len(result.texts) > 1:
+        rows.append(("all", f"{result.overall.tokens:,}", *cells(result.overall, result.noise)))
+    rows.append(("noise", f"{result.noise.tokens:,}", *cells(result.noise)))
+    lines = [f"{result.model} {result.qformat} against {result.reference} in 16 bit:", "", *table(rows), ""]
+    lines += [wrapped(text, 0) for text in (*sentences(result, flips), READING, NO_DIRECTION)]
+    if result.layers is not None:
+        lines += ["", *layer_table(result.layers)]
+    return "\n".join(lines)
+
+
+def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:
+    """Return what the table of figures does not hold, in sentences."""
+    noise = (
+        f"noise: the 16-bit model against itself with other batches and another arithmetic ({result.noise_arithmetic}; "
+        f"the figures: {result.arithmetic}), on the first part of each text. {WITHIN}: within noise."
+    )
+    found = [noise, greedy_text(result)]
+    if seen := [text.name for text in result.texts if not text.unseen]:
+        found.append(
+            f"Calibration may have observed the text {', '.join(seen)}: it is too short to leave that part out."
+        )
+    return [*found, flips_text(flips)] if flips is not None else found
+
+
+def greedy_text(result: FidelityResult) -> str:
+    """Return what became of greedy continuations, in a sentence."""
+    greedy = result.greedy
+    text = (
+        f"Greedy continuations: {greedy.equal} of {len(greedy.first_difference)} are equal over {greedy.new_tokens} "
+        "tokens"
+    )
+    if greedy.median_first is None:
+        return f"{text}."
+    return f"{text}; the others first differ after {greedy.median_first:g} (median)."
+
+
+def flips_text(found: Flips) -> str:
+    """Return what became of the answers to questions, in a sentence."""
+    text = (
+        f"Flips: {count(found.flipped, 'answer')} of {found.questions:,} changed: {found.to_wrong} from right to "
+        f"wrong, {found.to_right} from wrong to right, {found.wrong_to_wrong} from wrong to wrong"
+    )
+    if found.margin_flipped is None or found.margin_kept is None:
+        return f"{text}."
+    return (
+        f"{text}. The 16-bit model preferred its choice by a probability of {found.margin_flipped:.3f} (median) there, "
+        f"and by {found.margin_kept:.3f} where the answer stayed."
+    )
+
+
+def layer_table(layers: LayerErrors) -> list[str]:
+    """Return relative errors in percent, one row per layer."""
+    names = list(layers.weights)
+    short = [name.rpartition(".")[2].removesuffix("_proj") for name in names]
+    rows: list[Sequence[str]] = [("layer", "output", "noise", *short)]
+    for layer, (block, noise) in enumerate(zip(layers.blocks, layers.noise, strict=True)):
+        errors = [layers.weights[name][layer] for name in names]
+        rows.append((str(layer), *(f"{100 * error:.3g}" for error in (block, noise, *errors))))
+    return [*table(rows), "", wrapped(LAYERS + (SCALED if layers.scaled else ""), 0)]
+
+
+LAYERS = (
+    "Relative errors in percent: of each block's output, of the same for the 16-bit model against itself, and of the "
+    "weights."
+)
+SCALED = " A factor per input channel was taken out of the weights, because the format moves such factors into them."
