@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.compare import loss_rows
+from eval.fidelity.flips import flips
+from eval.fidelity.result import RESULT as FIDELITY
+from eval.fidelity.result import FidelityResult
 from eval.results import EvalResult
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.timing import RequestTiming, from_columns
-from pipelines.report.data import BASELINE, Accuracy, BenchmarkRun, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import BASELINE, Accuracy, BenchmarkRun, Fidelity, FormatReport, ReportData, ReportedArtifact
 from pipelines.report.shelf import STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
 from pipelines.settings.root import compression_of
@@ -126,6 +129,7 @@ def _format(
         if of_engine and not _stage(chain.values(), stage):
             chain[of_engine[0].place] = of_engine[0]
     evaluated = _stage(chain.values(), "evaluate")
+    accuracy = _accuracy(evaluated[0], evaluations, shelf) if evaluated else None
     runs, repeated = _runs(shelf, _stage(pieces, "benchmark"), results)
     places = {*chain, *(run.piece.place for run in runs), *repeated}
     left_out = tuple(
@@ -138,11 +142,25 @@ def _format(
         model=label[0],
         variant=label[1],
         chain=tuple(sorted(chain.values(), key=lambda piece: STAGES.index(piece.stage))),
-        accuracy=_accuracy(evaluated[0], evaluations, shelf) if evaluated else None,
+        accuracy=accuracy,
         runs=runs,
         missing=_missing(label, pieces, bool(evaluated), runs),
         left_out=left_out,
+        fidelity=_fidelity(shelf, label, engines, accuracy, evaluations),
     )
+
+
+def _fidelity(
+    shelf: Shelf, label: Label, engines: set[str], accuracy: Accuracy | None, evaluations: Mapping[str, EvalResult]
+) -> Fidelity | None:
+    """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
+    for piece in shelf.of("fidelity"):
+        if _label(piece) == label and engines & {each.digest for each in piece.inputs if each.name == "engine"}:
+            place = f"{shelf.root / piece.place / FIDELITY}"
+            baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
+            changed = flips(baseline, accuracy.result) if baseline and accuracy else None
+            return Fidelity(piece, FidelityResult.from_json(shelf.read_json(piece, FIDELITY), place), changed)
+    return None
 
 
 def _head(shelf: Shelf, pieces: list[ReportedArtifact]) -> ReportedArtifact:

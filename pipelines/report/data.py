@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from eval.fidelity.flips import Flips
+from eval.fidelity.result import FidelityResult
 from eval.results import EvalResult
 from pipelines.domain.benchmark import BenchmarkResult, Level, Summary
 from pipelines.domain.timing import RequestTiming
@@ -96,6 +98,21 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Fidelity:
+    """A comparison of predictions with those of the 16-bit model.
+
+    Attributes:
+        piece: the artifact.
+        result: all figures.
+        flips: answers that changed; None if the two did not answer the same questions.
+    """
+
+    piece: ReportedArtifact
+    result: FidelityResult
+    flips: Flips | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelledRun:
     """Predictions of the performance model for the loads of a benchmark.
 
@@ -143,6 +160,7 @@ class FormatReport:
         runs: newest benchmark of each workload.
         missing: sentences about missing parts.
         left_out: artifacts of the same label that do not belong to the chain, with the reason.
+        fidelity: the newest comparison of the same engine with the 16-bit model; None if there is none.
     """
 
     model: str
@@ -152,6 +170,7 @@ class FormatReport:
     runs: tuple[BenchmarkRun, ...]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
+    fidelity: Fidelity | None = None
 
     def piece(self, stage: str) -> ReportedArtifact | None:
         """Return the chain's artifact of a stage."""

@@ -15,7 +15,7 @@ from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, DamagedError, Json, read_manifest
 from pipelines.store.store import KEY_LENGTH, Store
 
-STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "repository", "benchmark")
+STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "fidelity", "repository", "benchmark")
 """Stages in order of dependency."""
 
 

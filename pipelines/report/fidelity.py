@@ -1,0 +1,199 @@
+"""The report's section on fidelity: how far predictions are from the 16-bit model's, with pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from eval.fidelity.divergence import Figures
+from eval.fidelity.result import LayerErrors
+from eval.fidelity.table import HEADINGS, LAYERS, NO_DIRECTION, READING, SCALED, WITHIN, cells, greedy_text
+from pipelines.document.blocks import LEFT, Block, Callout, Column, Figure, Fold, Section, Table, Text, groups
+from pipelines.document.canvas import Theme, axis, plot
+from pipelines.document.show import NONE, count
+from pipelines.report.data import Fidelity, FormatReport, ReportData
+
+if TYPE_CHECKING:
+    from pipelines.document.canvas import Axes, Drawing
+
+MOST_NUMBERS = 12
+"""Layers up to which the cells of a heat map have their numbers in them."""
+STRONGEST = 0.55
+"""Opacity of the largest error: text on it stays readable in both themes."""
+
+
+def section(data: ReportData) -> Section:
+    """Return the section; without blocks if no format was compared."""
+    found = [(item, item.fidelity) for item in data.formats if item.fidelity]
+    if not found:
+        return Section("fidelity", "Fidelity", ())
+    several = len(data.models) > 1
+    blocks: list[Block] = [_table(found, several), Callout("note", NO_DIRECTION), _divergences(found, several)]
+    blocks += [Text(f"{_name(item, several)}: {greedy_text(fidelity.result)}") for item, fidelity in found]
+    if any(fidelity.flips for _, fidelity in found):
+        blocks.append(_flips(found, several))
+    for item, fidelity in found:
+        if layers := fidelity.result.layers:
+            title = f"By layer: {_name(item, several)}"
+            blocks.append(Fold(title, (_heat_map(item, layers), Text(LAYERS + (SCALED if layers.scaled else "")))))
+    return Section("fidelity", "Fidelity", tuple(blocks))
+
+
+def _name(item: FormatReport, several: bool) -> str:
+    return item.label if several else item.variant
+
+
+def _table(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Table:
+    rows = []
+    for item, fidelity in found:
+        result, name = fidelity.result, _name(item, several)
+        rows += [
+            (name, each.name, f"{each.figures.tokens:,}", *cells(each.figures, each.noise)) for each in result.texts
+        ]
+        if len(result.texts) > 1:
+            rows.append((name, "all", f"{result.overall.tokens:,}", *cells(result.overall, result.noise)))
+        rows.append((name, "noise", f"{result.noise.tokens:,}", *cells(result.noise)))
+    first = found[0][1].result
+    return Table(
+        caption=(
+            f"Predictions of the next token beside those of {first.reference} in 16 bit: windows of {first.window} "
+            f"tokens, vocabulary of {first.vocabulary:,}, engine {first.engine}, arithmetic {first.arithmetic}"
+        ),
+        origin="measured",
+        columns=(
+            Column("format", right=LEFT),
+            Column("text", right=LEFT),
+            Column("tokens"),
+            *groups("KL divergence, nats", ("mean", *HEADINGS[1:4])),
+            *(Column(title) for title in HEADINGS[4:]),
+        ),
+        rows=tuple(rows),
+        notes=(
+            READING,
+            f"Noise: the 16-bit model against itself with other batches and another arithmetic "
+            f"({first.noise_arithmetic}), on the first part of each text. {WITHIN}: within noise.",
+        ),
+    )
+
+
+def _flips(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Table:
+    """Return the answers that changed, by direction."""
+    rows = [
+        (
+            _name(item, several),
+            f"{flips.questions:,}",
+            *(f"{number:,}" for number in (flips.flipped, flips.to_wrong, flips.to_right, flips.wrong_to_wrong)),
+            *(NONE if margin is None else f"{margin:.3f}" for margin in (flips.margin_flipped, flips.margin_kept)),
+        )
+        for item, fidelity in found
+        if (flips := fidelity.flips)
+    ]
+    return Table(
+        caption="Answers that differ from the 16-bit model's, by direction",
+        origin="measured",
+        columns=(
+            Column("format", right=LEFT),
+            Column("questions"),
+            *groups("answers that changed", ("all", "right to wrong", "wrong to right", "wrong to wrong")),
+            *groups("margin of the 16-bit model", ("changed", "kept")),
+        ),
+        rows=tuple(rows),
+        notes=("Margin: probability of the best choice minus that of the second, among the choices; medians.",),
+    )
+
+
+def _divergences(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Figure:
+    """Plot median, mean, 99th percentile and maximum of the divergence per format, beside the noise."""
+    names = [_name(item, several) for item, _ in found]
+    figures = [(fidelity.result.overall, fidelity.result.noise) for _, fidelity in found]
+    values = [value for pair in figures for each in pair for value in (each.kl_median, each.kl_max) if value > 0]
+    low, high = min(values, default=1e-9) / 3, max(values, default=1.0) * 3
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        for at, (ours, noise) in enumerate(figures):
+            _spread(axes, ours, at - 0.13, theme["work"], low)
+            _spread(axes, noise, at + 0.2, theme["muted"], low)
+            axes.annotate(
+                f"{ours.kl_mean:.2g}", (1.01, at - 0.13), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            )
+        axes.set_yticks(range(len(found)), names)
+        axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
+        axes.set_ylim(len(found) - 0.5, -0.6)
+        axis(axes, "", "KL divergence from the 16-bit model, nats per token (log)", "")
+        axes.grid(axis="y", visible=False)
+        axes.spines["left"].set_visible(False)
+
+    return plot(
+        "fidelity",
+        (7.2, 0.9 + 0.5 * len(found)),
+        draw,
+        title="Divergence from the 16-bit model by format",
+        caption=(
+            "Dot and number: mean; bar: from the median to the 99th percentile; tick: largest. Grey: the 16-bit model "
+            f"against itself, the noise. Measured: {count(figures[0][0].tokens, 'token')} of text per format."
+        ),
+        alt="Mean KL divergence in nats. "
+        + "; ".join(
+            f"{name} {ours.kl_mean:.2g}, noise {noise.kl_mean:.2g}"
+            for name, (ours, noise) in zip(names, figures, strict=True)
+        )
+        + ".",
+        png=True,
+    )
+
+
+def _spread(axes: Axes, figures: Figures, at: float, colour: str, low: float) -> None:
+    """Draw one row; what is below the axis begins at its edge."""
+    begin, mean = max(figures.kl_median, low), max(figures.kl_mean, low)
+    axes.plot([begin, max(figures.kl_p99, low)], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+    axes.plot([mean], [at], marker="o", color=colour, markersize=5.5)
+    axes.plot([max(figures.kl_max, low)], [at], marker="|", color=colour, markersize=8, markeredgewidth=1.4)
+
+
+def _heat_map(item: FormatReport, layers: LayerErrors) -> Figure:
+    """Draw the errors of outputs and weights, a row per layer; darker is larger."""
+    columns = {"output": layers.blocks, "noise": layers.noise}
+    columns |= {name.rpartition(".")[2].removesuffix("_proj"): values for name, values in layers.weights.items()}
+    positive = [value for values in columns.values() for value in values if value > 0]
+    low, high = min(positive, default=1e-6), max(positive, default=1.0)
+
+    def strength(value: float) -> float:
+        if value <= 0:
+            return 0.0
+        return 0.04 + (STRONGEST - 0.04) * (math.log(value / low) / math.log(high / low) if high > low else 1.0)
+
+    def draw(figure: Drawing, theme: Theme) -> None:
+        axes = figure.subplots()
+        for x, values in enumerate(columns.values()):
+            for y, value in enumerate(values):
+                colour = theme["bad"] if x == 0 else theme["muted"] if x == 1 else theme["work"]
+                axes.broken_barh([(x - 0.48, 0.96)], (y - 0.48, 0.96), color=colour, alpha=strength(value), linewidth=0)
+                if len(values) <= MOST_NUMBERS:
+                    axes.annotate(f"{100 * value:.2g}", (x, y), ha="center", va="center", fontsize=7.5)
+        axes.set_xticks(range(len(columns)), list(columns))
+        axes.xaxis.tick_top()
+        axes.set_xlim(-0.6, len(columns) - 0.4)
+        axes.set_ylim(len(layers.blocks) - 0.5, -0.5)
+        axes.set_ylabel("layer")
+        step = max(1, len(layers.blocks) // MOST_NUMBERS)
+        axes.set_yticks(range(0, len(layers.blocks), step))
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+
+    worst = max(range(len(layers.blocks)), key=lambda layer: layers.blocks[layer])
+    return plot(
+        f"layers-{item.model}-{item.variant}".replace(".", "_"),
+        (7.2, 0.8 + min(0.3 * len(layers.blocks), 7.0)),
+        draw,
+        title=f"Errors by layer: {item.label}",
+        caption="Relative errors in percent: of block outputs, of the noise there, and of weights. Darker: larger.",
+        alt=(
+            f"Heat map of errors by layer. The largest output error is {100 * layers.blocks[worst]:.2g} % in layer "
+            f"{worst}."
+        ),
+    )

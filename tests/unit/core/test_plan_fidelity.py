@@ -1,0 +1,111 @@
+"""When predictions are compared with the 16-bit model's, what is read for it, and what is refused."""
+
+import json
+import struct
+
+import pytest
+
+from pipelines.domain.errors import UserError
+from pipelines.plan.plan import make_plan
+from pipelines.settings.compose import load
+from pipelines.store.store import Store
+from tests.unit.core.test_machine import MACHINE
+from tests.unit.core.test_plan import LLAMA
+
+
+def model_folder(root, name):
+    folder = root / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    header = b'{"w": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}'
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path):
+    return model_folder(tmp_path, "my_llama")
+
+
+def plan(tmp_path, model, *overrides, target="fidelity"):
+    return make_plan(load([f"model.path={model}", *overrides]), target, Store(tmp_path / "store"), MACHINE)
+
+
+def ids(made):
+    return [step.node.id for step in made.steps]
+
+
+def compared(made):
+    return next(step.node for step in made.steps if step.node.id == "fidelity")
+
+
+def test_both_engines_are_built_and_no_questions_are_asked(tmp_path, model):
+    made = plan(tmp_path, model)
+    assert ids(made) == ["baseline.quantize", "baseline.build", "quantize", "build", "fidelity"]
+    node = compared(made)
+    assert (node.inputs["reference"], node.inputs["engine"]) == ("baseline.build", "build")
+    assert node.stage.tokens == 32_768
+    assert "calibration" not in node.inputs  # it is the bundled text
+
+
+def test_as_a_part_of_all_it_reads_less(tmp_path, model):
+    made = plan(tmp_path, model, "quant=int8_wo", target="all")
+    assert ids(made)[-4:] == ["evaluate", "fidelity", "repository", "benchmark"]
+    assert compared(made).stage.tokens == 4_096
+    assert compared(plan(tmp_path, model, "fidelity.tokens=9000", target="all")).stage.tokens == 9_000
+
+
+@pytest.mark.parametrize("word", ["quant=none", "eval.baseline=skip"])
+def test_without_a_baseline_all_compares_nothing(tmp_path, model, word):
+    assert "fidelity" not in ids(plan(tmp_path, model, word, target="all"))
+
+
+def test_every_text_that_is_named_is_read(tmp_path, model):
+    mine, calibration = tmp_path / "mine.txt", tmp_path / "calibration.jsonl"
+    mine.write_text("A text.\n")
+    calibration.write_text('{"text": "a"}\n' * 80)
+    words = [f"fidelity.path={mine}", "calibration=local", f"calibration.path={calibration}"]
+    inputs = compared(plan(tmp_path, model, *words)).inputs
+    assert {"text.bundled", "text.user", "calibration"} <= inputs.keys()
+    assert inputs["text.user"].path == mine
+    only = compared(plan(tmp_path, model, *words, "fidelity.texts=[calibration]")).inputs
+    assert "text.bundled" not in only
+    with pytest.raises(UserError, match=r"fidelity has no text: give fidelity\.texts=\[bundled\]"):
+        plan(tmp_path, model, "fidelity.texts=[]")
+    with pytest.raises(UserError, match=r"fidelity\.path='.*absent\.txt'"):
+        plan(tmp_path, model, f"fidelity.path={tmp_path / 'absent.txt'}")
+
+
+def test_another_model_can_be_the_reference(tmp_path, model):
+    """Then it is built in 16 bit beside the model, which may itself be in 16 bit."""
+    original = model_folder(tmp_path, "original")
+    made = plan(tmp_path, model, "quant=none", f"fidelity.reference_path={original}")
+    assert ids(made) == ["reference.quantize", "reference.build", "quantize", "build", "fidelity"]
+    assert (made.steps[0].node.label, made.steps[2].node.label) == ("original-none", "my_llama-none")
+    node = compared(made)
+    assert node.inputs["reference_model"].path == original
+    assert (node.stage.model, node.stage.reference) == ("my_llama", "original")
+    with pytest.raises(UserError, match=r"fidelity\.reference_path='.*absent'"):
+        plan(tmp_path, model, f"fidelity.reference_path={tmp_path / 'absent'}")
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path, model):
+    with pytest.raises(
+        UserError, match="quant=none is the 16-bit model itself, so there is nothing to compare it with"
+    ):
+        plan(tmp_path, model, "quant=none")
+    words = ("engine=tensorrt_llm", "hardware=h100_sxm")
+    with pytest.raises(
+        UserError, match=r"fidelity of engine=tensorrt_llm cannot be measured: .* Engines that do: openvino"
+    ):
+        plan(tmp_path, model, *words)
+    assert "fidelity" not in ids(plan(tmp_path, model, *words, target="all"))
+
+
+def test_more_tokens_and_layers_are_another_result_and_labels_are_part_of_it(tmp_path, model):
+    keys = {
+        word: compared(plan(tmp_path, model, *filter(None, [word]))).stage.identity()
+        for word in ("", "fidelity.tokens=64", "fidelity.by_layer=true", "fidelity.window=64", "calibration.size=64")
+    }
+    assert len({json.dumps(each, sort_keys=True) for each in keys.values()}) == len(keys)
