@@ -83,6 +83,22 @@ def test_evaluate_beside_the_baseline(cli):
     assert row["baseline_accuracy"] > 0.7
 
 
+def test_fidelity_of_the_same_engines(cli):
+    """Both engines are in the store, and so are both evaluations, whose answers show as flips."""
+    words = ("fidelity.tokens=1000", "fidelity.window=128", "fidelity.prompts=2", "fidelity.new_tokens=8")
+    text = cli.run("fidelity", "quant=fp8", *words, "fidelity.by_layer=true")
+    assert re.search(r"cached", text)
+    result = json.loads((artifact(cli, "fidelity", "tiny_gemma-fp8") / "fidelity.json").read_text())
+    assert result["vocabulary"] == 1920
+    assert result["overall"]["tokens"] == 8 * 127
+    assert 0 < result["noise"]["kl_mean"] < result["overall"]["kl_mean"] < 0.1
+    assert result["overall"]["top1_agreement"] > 0.9
+    assert len(result["layers"]["blocks"]) == 4
+    assert 0 < result["layers"]["weights"]["mlp.up_proj"][0] < 0.05  # E4M3 has steps of at most 1/8
+    assert re.search(r"Flips: \d+ answers? of 60 changed", " ".join(text.split()))
+    assert re.search(r"bundled +1,016 +\S+", text)
+
+
 def test_evaluate_against_the_model_itself(cli):
     """The 16-bit engine of Gemma rounds its norms; the comparison with Transformers says how much that is."""
     text = " ".join(cli.run("evaluate", "quant=none", "eval.limit=5", "eval.baseline=hugging_face").split())
