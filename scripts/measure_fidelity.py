@@ -2,8 +2,7 @@
 
     python -m scripts.measure_fidelity WORK_FOLDER [HIDDEN LAYERS TOKENS]
 
-Prints the memory of the two loaded models, how much more a comparison takes at its peak, and its seconds and processor
-seconds.
+Prints the memory of the two loaded models, the peak of a comparison, and its seconds and processor seconds.
 """
 
 from __future__ import annotations
@@ -61,17 +60,22 @@ def opened(engine: Path, name: str) -> Side:
 
 
 def main() -> None:
-    """Build the engines, then compare them."""
+    """Build the engines, then compare them; a process of its own makes the model, which takes memory."""
+    if sys.argv[1] == "model":
+        make_model(Path(sys.argv[2]), *map(int, sys.argv[3:5]))
+        return
     work = Path(sys.argv[1]).absolute()
     hidden, layers, tokens = map(int, sys.argv[2:5]) if len(sys.argv) > 2 else (768, 12, 4096)
     model = work / f"gemma_{hidden}x{layers}"
-    make_model(model, hidden, layers)
+    subprocess.run(
+        [sys.executable, "-m", "scripts.measure_fidelity", "model", *map(str, (model, hidden, layers))], check=True
+    )
     reference, other = (opened(build(work, model, qformat), qformat) for qformat in ("none", "int8_wo"))
     rows = tuple(tuple((7 * at + 13 * row) % 1900 for at in range(WINDOW)) for row in range(-(-tokens // (WINDOW - 1))))
     loaded = [side.session.teacher_forcing() for side in (reference, other)]
     for each in loaded:
         list(each.slices([rows[0][:8]], 8))
-    models = resident("VmRSS")
+    models, loading = resident("VmRSS"), resident("VmHWM")
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")
     start, busy = time.monotonic(), time.process_time()
@@ -80,7 +84,7 @@ def main() -> None:
     sys.stdout.write(
         f"{found.overall.tokens:,} tokens: {seconds:.1f} s, {busy:.1f} s of processor time; mean KL "
         f"{found.overall.kl_mean:.3g}, noise {found.noise.kl_mean:.3g}\n"
-        f"two models loaded {models:,.0f} MiB, peak {resident('VmHWM'):,.0f} MiB\n"
+        f"two models {models:,.0f} MiB, {loading:,.0f} MiB while they load; peak {resident('VmHWM'):,.0f} MiB\n"
     )
 
 

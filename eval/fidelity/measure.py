@@ -24,8 +24,8 @@ Rows = Sequence[tuple[int, ...]]
 Reading = tuple["Side", TeacherForcing]
 """A side, and its model loaded to read texts."""
 
-MAX_LOGITS = 2**24
-"""Most logits of one slice, 64 MiB of float32; there are two slices at any time."""
+MAX_LOGITS = 2**23
+"""Most logits of one slice, 32 MiB of float32; there are two slices at any time."""
 WINDOWS_AT_ONCE = 8
 """More windows in one iteration are no faster."""
 NOISE_SHARE = 4
@@ -49,7 +49,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredFidelity:
     """Figures of all texts, and the arithmetic that they were measured with."""
 
     overall: Figures
@@ -73,7 +73,7 @@ def check_sides(reference: Side, other: Side) -> None:
         )
 
 
-def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Progress) -> Measured:
+def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Progress) -> MeasuredFidelity:
     """Let both read all texts, and then the reference against itself for the noise.
 
     Raises:
@@ -85,7 +85,7 @@ def measure(reference: Side, other: Side, texts: Sequence[Windows], progress: Pr
     with progress.task("comparing the reference with itself", _predicted(parts), "tokens") as advance:
         noise, noise_arithmetic = _read(reference, reference, parts, advance)
     each = zip(texts, found, noise, strict=True)
-    return Measured(
+    return MeasuredFidelity(
         Figures.of(Positions.joined(found)),
         Figures.of(Positions.joined(noise)),
         tuple(TextFidelity(text.name, text.unseen, Figures.of(ours), Figures.of(own)) for text, ours, own in each),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
@@ -41,7 +42,7 @@ def check(
     if target in STARTED and (fault := why_no_server(settings.serving)):
         faults.append(fault)
     if target in SERVED and engine.server is None:
-        faults.append(_not_served(settings, target))
+        faults.append(_not_served(settings, target, engine))
     elif target in SERVED:
         faults += setting_faults(_asked(settings, engine, built), engine)
     if built is not None:
@@ -90,20 +91,26 @@ def _asked(settings: Settings, engine: EngineDescription, built: BuiltEngine | N
     return settings.triton.model_copy(update=usual)
 
 
-def _not_served(settings: Settings, target: Target) -> Fault:
+def _not_served(settings: Settings, target: Target, engine: EngineDescription) -> Fault:
     """Refuse targets that serve, for an engine that Triton cannot serve here."""
     return Fault(
         f"engine={settings.engine.name} cannot {target}: Triton does not serve it here.",
-        f"It goes with {', '.join(target for target in get_args(Target) if target not in SERVED)}.",
+        _goes_with(SERVED, engine),
         "Use one of these, or serve the same checkpoint with engine=openvino.",
     )
+
+
+def _goes_with(refused: Sequence[Target], engine: EngineDescription) -> str:
+    """List the targets that are left to an engine."""
+    left = [target for target in get_args(Target) if target not in refused]
+    return f"It goes with {', '.join(each for each in left if each != 'fidelity' or engine.gives_logits)}."
 
 
 def _not_evaluated(settings: Settings, engine: EngineDescription, target: Target) -> Fault:
     """The engine's accuracy cannot be measured from here."""
     return Fault(
         f"engine={settings.engine.name} cannot {target}: its model runs only inside {engine.title}.",
-        f"It goes with {', '.join(target for target in get_args(Target) if target not in EVALUATED)}.",
+        _goes_with(EVALUATED, engine),
         "Evaluate the same format with engine=openvino, or on the GPU machine with trtllm-eval.",
     )
 

@@ -15,7 +15,15 @@ from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.formats import QFormat
 from pipelines.domain.timing import RequestTiming, from_columns
-from pipelines.report.data import BASELINE, Accuracy, BenchmarkRun, Fidelity, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.data import (
+    BASELINE,
+    Accuracy,
+    BenchmarkRun,
+    FormatReport,
+    ReportData,
+    ReportedArtifact,
+    ReportedFidelity,
+)
 from pipelines.report.shelf import STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
 from pipelines.settings.root import compression_of
@@ -152,14 +160,14 @@ def _format(
 
 def _fidelity(
     shelf: Shelf, label: Label, engines: set[str], accuracy: Accuracy | None, evaluations: Mapping[str, EvalResult]
-) -> Fidelity | None:
+) -> ReportedFidelity | None:
     """Return the newest comparison of these engines with the 16-bit model, with the answers that changed."""
     for piece in shelf.of("fidelity"):
         if _label(piece) == label and engines & {each.digest for each in piece.inputs if each.name == "engine"}:
             place = f"{shelf.root / piece.place / FIDELITY}"
             baseline = evaluations.get(accuracy.baseline or "") if accuracy else None
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
-            return Fidelity(piece, FidelityResult.from_json(shelf.read_json(piece, FIDELITY), place), changed)
+            return ReportedFidelity(piece, FidelityResult.from_json(shelf.read_json(piece, FIDELITY), place), changed)
     return None
 
 

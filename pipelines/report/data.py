@@ -98,7 +98,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class Fidelity:
+class ReportedFidelity:
     """A comparison of predictions with those of the 16-bit model.
 
     Attributes:
@@ -170,7 +170,7 @@ class FormatReport:
     runs: tuple[BenchmarkRun, ...]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
-    fidelity: Fidelity | None = None
+    fidelity: ReportedFidelity | None = None
 
     def piece(self, stage: str) -> ReportedArtifact | None:
         """Return the chain's artifact of a stage."""

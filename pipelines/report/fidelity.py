@@ -12,7 +12,7 @@ from eval.fidelity.table import HEADINGS, LAYERS, NO_DIRECTION, READING, SCALED,
 from pipelines.document.blocks import LEFT, Block, Callout, Column, Figure, Fold, Section, Table, Text, groups
 from pipelines.document.canvas import Theme, axis, plot
 from pipelines.document.show import NONE, count
-from pipelines.report.data import Fidelity, FormatReport, ReportData
+from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -44,7 +44,7 @@ def _name(item: FormatReport, several: bool) -> str:
     return item.label if several else item.variant
 
 
-def _table(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Table:
+def _table(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
     rows = []
     for item, fidelity in found:
         result, name = fidelity.result, _name(item, several)
@@ -77,7 +77,7 @@ def _table(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Tab
     )
 
 
-def _flips(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Table:
+def _flips(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Table:
     """Return the answers that changed, by direction."""
     rows = [
         (
@@ -103,7 +103,7 @@ def _flips(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Tab
     )
 
 
-def _divergences(found: Sequence[tuple[FormatReport, Fidelity]], several: bool) -> Figure:
+def _divergences(found: Sequence[tuple[FormatReport, ReportedFidelity]], several: bool) -> Figure:
     """Plot median, mean, 99th percentile and maximum of the divergence per format, beside the noise."""
     names = [_name(item, several) for item, _ in found]
     figures = [(fidelity.result.overall, fidelity.result.noise) for _, fidelity in found]
