@@ -74,7 +74,7 @@ def main() -> None:
     rows = tuple(tuple((7 * at + 13 * row) % 1900 for at in range(WINDOW)) for row in range(-(-tokens // (WINDOW - 1))))
     loaded = [side.session.teacher_forcing() for side in (reference, other)]
     for each in loaded:
-        list(each.slices([rows[0][:8]], 8))
+        list(each.slices([rows[0][:32]], 32))
     models, loading = resident("VmRSS"), resident("VmHWM")
     del loaded, each
     Path("/proc/self/clear_refs").write_text("5")

@@ -16,8 +16,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-VALUES_AT_ONCE = 2**20
-"""Values of a block of rows in float64, 8 MiB, so that a slice of logits is never widened as a whole."""
+VALUES_AT_ONCE = 2**19
+"""Values of a block of rows in float64, 4 MiB, so that a slice of logits is never widened as a whole."""
 SMALL = 1e-6
 """Below this the sum of p (ln p - ln q) loses digits to cancellation, and the sum of terms that are never negative
 takes its place."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from eval.fidelity.divergence import Figures
 from eval.fidelity.result import LayerErrors
 from eval.fidelity.table import HEADINGS, LAYERS, NO_DIRECTION, READING, SCALED, WITHIN, cells, greedy_text
-from pipelines.document.blocks import LEFT, Block, Callout, Column, Figure, Fold, Section, Table, Text, groups
-from pipelines.document.canvas import Theme, axis, plot
+from pipelines.document.blocks import LEFT, Block, BulletList, Callout, Column, Figure, Fold, Section, Table, groups
+from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import NONE, count
 from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
 
@@ -30,13 +30,14 @@ def section(data: ReportData) -> Section:
         return Section("fidelity", "Fidelity", ())
     several = len(data.models) > 1
     blocks: list[Block] = [_table(found, several), Callout("note", NO_DIRECTION), _divergences(found, several)]
-    blocks += [Text(f"{_name(item, several)}: {greedy_text(fidelity.result)}") for item, fidelity in found]
+    blocks.append(
+        BulletList(tuple(f"{_name(item, several)}: {greedy_text(fidelity.result)}" for item, fidelity in found))
+    )
     if any(fidelity.flips for _, fidelity in found):
         blocks.append(_flips(found, several))
     for item, fidelity in found:
         if layers := fidelity.result.layers:
-            title = f"By layer: {_name(item, several)}"
-            blocks.append(Fold(title, (_heat_map(item, layers), Text(LAYERS + (SCALED if layers.scaled else "")))))
+            blocks.append(Fold(f"By layer: {_name(item, several)}", (_heat_map(item, layers),)))
     return Section("fidelity", "Fidelity", tuple(blocks))
 
 
@@ -112,7 +113,7 @@ def _divergences(found: Sequence[tuple[FormatReport, ReportedFidelity]], several
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
-        axes.set_xscale("log")
+        plain_log(axes, "x", [low, high])
         axes.set_xlim(low, high)
         for at, (ours, noise) in enumerate(figures):
             _spread(axes, ours, at - 0.13, theme["work"], low)
@@ -191,7 +192,7 @@ def _heat_map(item: FormatReport, layers: LayerErrors) -> Figure:
         (7.2, 0.8 + min(0.3 * len(layers.blocks), 7.0)),
         draw,
         title=f"Errors by layer: {item.label}",
-        caption="Relative errors in percent: of block outputs, of the noise there, and of weights. Darker: larger.",
+        caption=f"{LAYERS} The stronger the colour, the larger.{SCALED if layers.scaled else ''}",
         alt=(
             f"Heat map of errors by layer. The largest output error is {100 * layers.blocks[worst]:.2g} % in layer "
             f"{worst}."

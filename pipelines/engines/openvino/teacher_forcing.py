@@ -5,7 +5,6 @@ Shapes: B sequences, T tokens of each, t tokens of one slice, V vocabulary, H hi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,23 +63,17 @@ class GraphForcing:
         """See `port.TeacherForcing.slices`."""
         rows = np.array(sequences, dtype=np.int64)
         count, length = rows.shape
-        if self._varied:  # one more sequence in the batch, and each slice in two iterations
+        if self._varied:  # one more sequence in the batch
             rows = np.concatenate([rows, rows[:1, ::-1]])
         self._request.reset_state()
         for start in range(0, length, tokens_at_once):
-            stop = min(start + tokens_at_once, length)
-            cuts = sorted({start, (start + stop) // 2, stop}) if self._varied else [start, stop]
-            found = [self._infer(rows, *part) for part in itertools.pairwise(cuts)]
-            yield self._joined(found, count)
+            self._infer(rows, start, min(start + tokens_at_once, length))
+            names = ("logits", *self._blocks)
+            found: dict[str, Array] = {name: self._request.get_tensor(name).data[:count] for name in names}
+            yield found.pop("logits"), found
 
-    def _joined(self, found: list[dict[str, Array]], count: int) -> tuple[Array, Mapping[str, Array]]:
-        """Join the iterations of one slice, without the sequence that only keeps the others company."""
-        whole = found[0] if len(found) == 1 else {k: np.concatenate([each[k] for each in found], 1) for k in found[0]}
-        kept = {name: values[:count] for name, values in whole.items()}
-        return kept.pop("logits"), kept
-
-    def _infer(self, rows: Array, start: int, stop: int) -> dict[str, Array]:
-        """Return the logits [B, t, V], and the blocks' outputs [B, t, H]; copies where another iteration follows."""
+    def _infer(self, rows: Array, start: int, stop: int) -> None:
+        """Run the next tokens; the results stay in the request until the next call."""
         inputs = {
             "input_ids": np.ascontiguousarray(rows[:, start:stop]),
             "attention_mask": np.ones((len(rows), stop), dtype=np.int64),
@@ -88,8 +81,6 @@ class GraphForcing:
             "beam_idx": np.arange(len(rows), dtype=np.int32),
         }
         self._request.infer(inputs, share_outputs=True)
-        views = {name: self._request.get_tensor(name).data for name in ("logits", *self._blocks)}
-        return {name: np.array(view) for name, view in views.items()} if self._varied else views
 
 
 def linear_weights(folder: EngineFolder) -> Iterator[tuple[str, Array]]:

@@ -29,7 +29,7 @@ SHAPE = ModelShape(
     head_dim=16, intermediate_size=128, vocab_size=320, max_position_embeddings=256, tie_word_embeddings=False,
 )  # fmt: skip
 LIMITS = BuildLimits(max_batch_size=4, max_input_len=128, max_seq_len=256, max_num_tokens=256)
-TEXT = Windows("user", tuple(map(tuple, np.random.default_rng(5).integers(0, 320, (8, 65)).tolist())), unseen=True)
+TEXT = Windows("user", tuple(map(tuple, np.random.default_rng(5).integers(0, 320, (4, 65)).tolist())), unseen=True)
 FC = "transformer.layers.0.mlp.fc.weight"
 Array = np.ndarray[Any, Any]
 
@@ -138,7 +138,7 @@ def test_slices_of_any_size_give_the_same_figures(engines: Engines, monkeypatch:
     whole, _ = figures(engines, other)
     monkeypatch.setattr("eval.fidelity.measure.MAX_LOGITS", 10 * SHAPE.vocab_size)
     pieces, _ = figures(engines, other)
-    assert pieces.tokens == whole.tokens == 8 * 64
+    assert pieces.tokens == whole.tokens == 4 * 64
     assert pieces.kl_mean == pytest.approx(whole.kl_mean, rel=1e-4)
     assert pieces.perplexity == pytest.approx(whole.perplexity, rel=1e-5)
 

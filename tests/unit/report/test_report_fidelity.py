@@ -51,7 +51,7 @@ def test_the_newest_comparison_of_the_engine_is_shown_with_its_noise(tmp_path):
     )
     assert isinstance(figure, Figure)
     assert figure.alt == "Mean KL divergence in nats. int8_sq 0.0025, noise 1e-05."
-    assert "1 of 2 are equal over 64 tokens; the others first differ after 12" in greedy.text
+    assert "1 of 2 are equal over 64 tokens; the others first differ after 12" in greedy.items[0]
     # int8_sq answers the last of 200 questions wrongly; every margin is that of log probabilities -0.1 and -2.0
     assert isinstance(flips, Table)
     assert flips.rows == (("int8_sq", "200", "1", "1", "0", "0", "0.740", "0.740"),)
@@ -62,10 +62,10 @@ def test_errors_by_layer_are_a_heat_map(tmp_path):
     compared(store, "fp8", engine_of(store, add_format(store, "fp8")), layers=LAYERS)
     fold = section(store).blocks[-1]
     assert isinstance(fold, Fold)
-    heat, text = fold.blocks
+    (heat,) = fold.blocks
     assert heat.alt == "Heat map of errors by layer. The largest output error is 4 % in layer 1."
     assert ">5<" in heat.svg.replace(" ", "").replace("\n", "")  # 5 % of the weight in layer 0, as text
-    assert "A factor per input channel was taken out" in text.text
+    assert "A factor per input channel was taken out" in heat.caption
 
 
 def test_without_a_comparison_there_is_no_section(two_formats):
