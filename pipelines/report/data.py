@@ -184,7 +184,7 @@ class FormatReport:
     @property
     def newest(self) -> str:
         """Return the ISO time of the newest artifact."""
-        pieces = [*self.chain, *(run.piece for run in self.runs)]
+        pieces = [*self.chain, *(run.piece for run in self.runs), *([self.fidelity.piece] if self.fidelity else [])]
         return max(piece.created for piece in pieces)
 
 

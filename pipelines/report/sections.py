@@ -267,7 +267,7 @@ def _repeat(data: ReportData) -> Section:
 
 
 def _repeated(item: FormatReport) -> list[ReportedArtifact]:
-    """Return the artifacts whose commands make all others of a format: benchmarks, evaluation, else the last stage.
+    """Return the artifacts whose commands make all others of a format: what was measured, else the last stage.
 
     The command of a benchmark builds its engine and repository; `all` with the same questions evaluates too.
     """
@@ -275,6 +275,8 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
     evaluation = item.piece("evaluate")
     if evaluation and not any(_evaluates(piece.repeat, evaluation.repeat) for piece in pieces):
         pieces.append(evaluation)
+    if item.fidelity:
+        pieces.append(item.fidelity.piece)
     return pieces or list(item.chain[-1:])
 
 

@@ -252,6 +252,8 @@ def test_all_ends_with_a_report(cli):
     html = cli.folder / re.findall(r"^report: (\S+)$", text, re.MULTILINE)[-1]
     page = html.read_text()
     assert "int8_wo" in page
+    assert "Divergence from the 16-bit model by format" in page
+    assert re.search(r"bundled +4,\d{3} +\S+", text)  # predicted tokens, and then their mean divergence
     assert "http://" not in re.sub(r'"http://www\.w3\.org/[^"]*"', "", page)
     markdown = (html.parent / "report.md").read_text()
     assert "TTFT" in markdown

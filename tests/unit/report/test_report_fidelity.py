@@ -57,6 +57,15 @@ def test_the_newest_comparison_of_the_engine_is_shown_with_its_noise(tmp_path):
     assert flips.rows == (("int8_sq", "200", "1", "1", "0", "0", "0.740", "0.740"),)
 
 
+def test_its_command_is_one_of_those_that_repeat_the_report(tmp_path):
+    store = Store(tmp_path)
+    compared(store, "fp8", engine_of(store, add_format(store, "fp8")))
+    data = collect(store)
+    assert data.newest == "2026-01-02T03:20:00+00:00"
+    code = next(each for each in document(data).sections if each.id == "repeat").blocks[1]
+    assert "python -m pipelines fidelity quant=fp8" in code.lines
+
+
 def test_errors_by_layer_are_a_heat_map(tmp_path):
     store = Store(tmp_path)
     compared(store, "fp8", engine_of(store, add_format(store, "fp8")), layers=LAYERS)
