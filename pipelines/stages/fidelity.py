@@ -59,16 +59,17 @@ class Fidelity:
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, and the labels, because they appear in the result."""
         arithmetic = self.options.model_dump(include=set(self.options.DECIDE_SCORES)) if self.options else {}
+        mine = self.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
         return {
             "engine": self.engine,
             **arithmetic,
-            **self.fidelity.model_dump(include={"column", "window", "prompts", "new_tokens", "by_layer"}),
+            **self.fidelity.model_dump(include={"window", "prompts", "new_tokens", "by_layer"}),
             "tokens": self.tokens,
             "calibration": calibration_identity(self.calibration),
-            "file_type": self.fidelity.path.suffix if self.fidelity.path else None,  # decides how it is read
             "model": self.model,
             "variant": self.variant,
             "reference": self.reference,
+            **({"file_type": mine.suffix, "column": self.fidelity.column} if mine else {}),
         }
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:

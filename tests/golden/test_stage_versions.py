@@ -12,6 +12,7 @@ from pathlib import Path
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.repository import WriteRepository
 from pipelines.stages.sparsify import Sparsify
@@ -37,6 +38,10 @@ CODE = {
     ],
     WriteRepository: ["triton_repo", "pipelines/stages/repository.py"],
     Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
+    Fidelity: [
+        *("eval/adapter.py", "eval/fidelity", *SCORER, f"{OPENVINO}/teacher_forcing.py"),
+        *("pipelines/compress/texts.py", "pipelines/stages/fidelity.py"),
+    ],
 }
 
 

@@ -21,12 +21,15 @@ from pipelines.settings.triton import TritonSettings
 from pipelines.store.sources import InputSource
 
 MACHINE = Machine(2, 2**34, (), "a test", has_tensorrt_llm=False, platform="test")
-SOURCES = {name: InputSource(Path("/x"), f"digest of {name}") for name in ("model", "calibration", "dataset", "draft")}
+NAMES = ("model", "calibration", "dataset", "draft", "text.bundled", "reference_model")
+SOURCES = {name: InputSource(Path("/x"), f"digest of {name}") for name in NAMES}
 REPOSITORY = {"repository"}
-QUANTIZE = {"quantize", "build", "evaluate", *REPOSITORY}
+COMPARE = {"fidelity"}
+QUANTIZE = {"quantize", "build", "evaluate", *COMPARE, *REPOSITORY}
 SPARSIFY = {"sparsify", *QUANTIZE}
-BASE = {f"baseline.{stage}" for stage in ("quantize", "build", "evaluate")}
-BUILD = {"build", "evaluate", "baseline.build", "baseline.evaluate", *REPOSITORY}
+BASE = {*(f"baseline.{stage}" for stage in ("quantize", "build", "evaluate")), *COMPARE}
+BUILD_ON_GPU = {"build", "evaluate", "baseline.build", "baseline.evaluate", *REPOSITORY}
+BUILD = {*BUILD_ON_GPU, *COMPARE}  # TensorRT engines are not compared
 EVALUATE = {"evaluate", "baseline.evaluate"}
 NOTHING: set[str] = set()
 
@@ -45,7 +48,7 @@ GUESS = {"draft.quantize", "draft.build", *REPOSITORY}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
-    "model.name": ("other", EVALUATE | REPOSITORY),  # both carry the model's name
+    "model.name": ("other", EVALUATE | COMPARE | REPOSITORY),  # all carry the model's name
     "model.hub_id": ("org/name", NOTHING),  # a bundled folder is used, so the Hub is not asked
     "model.revision": ("v2", NOTHING),
     "model.bundled": ("tiny_llama", NOTHING),  # the weights count, through their digest
@@ -71,7 +74,7 @@ MUST_RERUN = {
     "calibration.seed": (7, SPARSIFY),
     "engine.name": ("auto", NOTHING),  # resolves to the same engine here
     "engine.path": (Path("/engine"), NOTHING),  # its content counts, as an input
-    "engine.openvino.inference_precision": ("bf16", EVALUATE | REPOSITORY),
+    "engine.openvino.inference_precision": ("bf16", EVALUATE | COMPARE | REPOSITORY),
     "engine.openvino.num_threads": (1, REPOSITORY),
     "engine.openvino.kv_cache_bytes": (2**20, REPOSITORY),
     "engine.openvino.kv_cache_precision": ("u8", REPOSITORY),
@@ -110,6 +113,15 @@ MUST_RERUN = {
     "eval.dataset": ("org/mmlu", NOTHING),
     "eval.revision": ("v2", NOTHING),
     "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts
+    "fidelity.texts": (("calibration",), COMPARE),
+    "fidelity.path": (Path("/text.jsonl"), COMPARE),  # how it is read; besides, its digest counts
+    "fidelity.column": ("body", NOTHING),  # of the user's text, and there is none
+    "fidelity.tokens": (64, COMPARE),
+    "fidelity.window": (64, COMPARE),
+    "fidelity.prompts": (2, COMPARE),
+    "fidelity.new_tokens": (8, COMPARE),
+    "fidelity.by_layer": (True, COMPARE),
+    "fidelity.reference_path": (Path("/other"), {"reference.quantize", "reference.build", *COMPARE}),
     "hardware.name": ("other", NOTHING),
     "hardware.sm": (9.0, NOTHING),
     "hardware.memory_gb": (80.0, NOTHING),
@@ -269,7 +281,7 @@ def test_every_setting_has_been_decided():
 
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("model", SPARSIFY | BASE), ("calibration", SPARSIFY), ("dataset", EVALUATE)],
+    [("model", SPARSIFY | BASE), ("calibration", SPARSIFY), ("dataset", EVALUATE), ("text.bundled", COMPARE)],
 )
 def test_a_changed_input_reruns_exactly_these_stages(start, source, expected):
     assert changed(keys(start), keys(start, {source: "other content"})) == expected
@@ -293,7 +305,7 @@ def test_a_changed_adapter_reruns_the_repository(start, monkeypatch):
         ("nvidia-modelopt", SPARSIFY | BASE),
         ("torch", SPARSIFY | BASE),
         ("openvino", BUILD),
-        ("openvino-genai", EVALUATE),
+        ("openvino-genai", EVALUATE | COMPARE),
         ("lm-eval", EVALUATE),
         ("hydra-core", NOTHING),
         ("rich", NOTHING),
@@ -319,14 +331,14 @@ ON_GPU = Machine(8, 2**38, (GpuFacts("NVIDIA A10", 8.6, 23028 * 2**20),), "", ha
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
 def test_an_option_of_trtllm_build_reruns_the_build_unless_it_only_changes_how_it_runs(start_on_gpu, option):
     after = change(start_on_gpu, f"build.{option.key}", another_value(option))
-    expected = NOTHING if option.key in NO_BYTES else BUILD
+    expected = NOTHING if option.key in NO_BYTES else BUILD_ON_GPU
     of_a_format = another_value(option) in OF_A_FORMAT.get(option.key, ())
     if of_a_format or option.key in ("speculative_decoding_mode", "max_draft_len"):  # the baseline has none of it
-        expected = BUILD - BASE
+        expected = BUILD_ON_GPU - BASE
     assert changed(keys(start_on_gpu, machine=ON_GPU), keys(after, machine=ON_GPU)) == expected
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [(("NVIDIA A40", 8.6), NOTHING), (("NVIDIA L4", 8.9), BUILD)])
+@pytest.mark.parametrize(("gpu", "expected"), [(("NVIDIA A40", 8.6), NOTHING), (("NVIDIA L4", 8.9), BUILD_ON_GPU)])
 def test_another_compute_capability_is_another_engine(start_on_gpu, gpu, expected):
     other = replace(ON_GPU, gpus=(GpuFacts(*gpu, 23028 * 2**20),))
     assert changed(keys(start_on_gpu, machine=ON_GPU), keys(start_on_gpu, machine=other)) == expected
