@@ -25,6 +25,7 @@ from pipelines.plan.targets import (
     STARTED,
     Target,
     has_baseline,
+    has_fidelity,
     has_reference,
     is_elsewhere,
 )
@@ -107,12 +108,23 @@ def check(
     _gpu_memory(on_gpu or settings, shape, machine, target, found, checked, limits, allowed)
     if shape is not None and engine.memory_model == "process":
         checked.notes += memory_checks.cpu_note(settings, shape)
+        if has_fidelity(settings, target, engine):
+            _two_models(settings, shape, machine, target, checked)
         if target in (*EVALUATED, *STARTED, *COMPARED):
             fit = memory_checks.check_cpu(settings, shape, machine.memory_bytes)
             checked.faults += fit.faults
             checked.warnings += fit.warnings
     checked.faults += served
     return checked
+
+
+def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target: Target, checked: Checked) -> None:
+    """Check the memory of two models at a time: `fidelity` is refused without it, and `all` leaves that part out."""
+    why = memory_checks.two_models(settings, shape, machine.memory_bytes)
+    if why and target == "fidelity":
+        checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
+    elif why:
+        checked.notes += (f"left out: {why}",)
 
 
 def _baseline(

@@ -11,7 +11,7 @@ from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan.engine_flow import EngineFlow, Node
-from pipelines.plan.memory_checks import cpu_reached
+from pipelines.plan.memory_checks import cpu_reached, two_models
 from pipelines.plan.targets import (
     EVALUATED,
     MEASURED,
@@ -134,7 +134,7 @@ class _Flow(EngineFlow):
 
     def reference_engine(self, settings: Settings, shape: ModelShape | None) -> None:
         """Add the 16-bit engine of another model to compare with; afterwards it is `given["reference"]`."""
-        if settings.fidelity.reference_path is None or not has_fidelity(settings, self.target, self.chosen):
+        if settings.fidelity.reference_path is None or not self._compares(settings):
             return
         model, chosen = self.given["model"], _reference_model(settings)
         self.given["model"] = self.given["reference_model"]
@@ -144,7 +144,7 @@ class _Flow(EngineFlow):
 
     def fidelity(self, settings: Settings) -> None:
         """Add the comparison of predictions with those of the reference, if the target has one."""
-        if not has_fidelity(settings, self.target, self.chosen):
+        if not self._compares(settings):
             return
         wanted, calibration = settings.fidelity, settings.calibration
         stage = Fidelity(
@@ -167,6 +167,11 @@ class _Flow(EngineFlow):
             names.append("calibration")
         inputs = {name: name for name in ("engine", "reference", "model", *names)}
         self.add("fidelity", stage, self.label(settings), inputs)
+
+    def _compares(self, settings: Settings) -> bool:
+        """Return whether the target has a fidelity, and this machine the memory for it."""
+        fits = not two_models(settings, self.shape, self.machine.memory_bytes)
+        return has_fidelity(settings, self.target, self.chosen) and fits
 
     def repository(self, settings: Settings) -> None:
         """Add the Triton repository of the engine."""

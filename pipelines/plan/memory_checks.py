@@ -293,6 +293,18 @@ def check_cpu(settings: Settings, shape: ModelShape, memory_bytes: float) -> Mem
     return MemoryFit(faults=(Fault(f"{what} needs {show_bytes(held)}; {has}", f"It is {parts}.", todo),))
 
 
+def two_models(settings: Settings, shape: ModelShape | None, memory_bytes: float) -> str:
+    """Explain why two copies of the 16-bit model, which fidelity loads at a time, do not fit; empty if they do."""
+    memory = cpu_predicted(settings.baseline(), shape) if shape is not None else None
+    needed = memory.process + 2 * memory.weights if memory is not None else 0.0
+    if needed <= memory_bytes:
+        return ""
+    return (
+        f"fidelity loads the 16-bit {settings.model.label} twice, which takes about {show_bytes(needed)} (modelled); "
+        f"this machine has {show_bytes(memory_bytes)}."
+    )
+
+
 def cpu_reached(settings: Settings, shape: ModelShape | None) -> CpuMemory | None:
     """Predict the memory that the benchmark can make the CPU engine's process use; None where it is not modelled.
 

@@ -2,10 +2,14 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 
 from pipelines.domain.errors import UserError
+from pipelines.domain.model_shape import ModelShape
+from pipelines.plan.checks import Checked, _two_models
+from pipelines.plan.memory_checks import two_models
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
@@ -101,6 +105,24 @@ def test_what_cannot_be_compared_is_refused(tmp_path, model):
     ):
         plan(tmp_path, model, *words)
     assert "fidelity" not in ids(plan(tmp_path, model, *words, target="all"))
+
+
+def test_two_models_must_fit_into_memory(tmp_path, model):
+    """Without room for them `fidelity` is refused, and `all` does the rest and says so."""
+    large = LLAMA | {"hidden_size": 4096, "num_hidden_layers": 24, "intermediate_size": 11008}
+    small = replace(MACHINE, memory_bytes=40 * 2**30)
+    shape = ModelShape.from_hf_config(large, "config.json")
+    settings = load([f"model.path={model}"])
+    why = two_models(settings, shape, small.memory_bytes)
+    assert "fidelity loads the 16-bit my_llama twice, which takes about" in why
+    assert two_models(settings, shape, 400 * 2**30) == ""
+    tight = replace(MACHINE, memory_bytes=int(0.3 * 2**30))
+    checked = Checked()
+    _two_models(settings, shape, tight, "fidelity", checked)
+    assert "this machine has 307.2 MiB" in checked.faults[0].message
+    _two_models(settings, shape, tight, "all", checked)
+    assert len(checked.faults) == 1
+    assert checked.notes[0].startswith("left out: fidelity loads the 16-bit my_llama twice")
 
 
 def test_more_tokens_and_layers_are_another_result_and_labels_are_part_of_it(tmp_path, model):
