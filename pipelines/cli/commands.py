@@ -84,7 +84,8 @@ COMMANDS = {
         "pipelines.run.commands:evaluate",
         "build, then accuracy beside the 16-bit baseline",
         "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
-        "with a paired test of their difference. eval.baseline=hugging_face compares with the original model instead.",
+        "with a verdict on the loss: GO, NO-GO or UNDECIDED (docs/accuracy-evidence.md). eval.baseline=hugging_face "
+        "compares with the original model instead.",
         (*BUILD, "eval"),
         ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
     ),

@@ -124,6 +124,9 @@ class EvalSettings(Group):
             `hugging_face` the model as Transformers computes it in float32, before any conversion; `skip` nothing, and
             then no loss can be stated.
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
+        margin_points: loss that is not acceptable, in percentage points of all questions; GO needs a smaller one.
+        false_go: highest probability of GO although the loss is the margin or more (and of NO-GO although it is not).
+        power: probability of a verdict that the stated number of further questions is meant for.
     """
 
     task: Literal["mini_mmlu", "mmlu"]
@@ -134,3 +137,6 @@ class EvalSettings(Group):
     dataset_path: Path | None
     baseline: Literal["build", "hugging_face", "skip"] = "build"
     baseline_tp_size: Ranks | None = None
+    margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0
+    false_go: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
+    power: Annotated[float, Field(ge=0.5, le=0.99)] = 0.8

@@ -1,0 +1,35 @@
+"""Say before an evaluation starts that it cannot end with GO."""
+
+from __future__ import annotations
+
+from eval.spec import TASK_SIZES
+from eval.verdict import Criteria, least_for_go, least_for_no_go
+from pipelines.domain.errors import Fault
+from pipelines.plan.targets import Target, has_baseline, has_reference
+from pipelines.settings.root import Settings
+
+
+def few_questions(settings: Settings, target: Target) -> list[Fault]:
+    """Warn of too few questions for a verdict, as far as their number is known before they are read."""
+    wanted = settings.eval
+    subjects, questions = TASK_SIZES.get(wanted.task, (0, 0))
+    if not (has_baseline(settings, target) or has_reference(settings, target)) or not subjects:
+        return []
+    if wanted.dataset_path is not None and wanted.limit is None:
+        return []  # a copy of the data set may hold another number
+    asked = min(questions, subjects * wanted.limit) if wanted.limit else questions
+    criteria = Criteria.of(wanted)
+    least = least_for_go(criteria)
+    if asked >= least:
+        return []
+    verdict = "any verdict" if asked < least_for_no_go(criteria) else "GO"
+    what = f"eval.limit={wanted.limit}" if wanted.limit else f"eval.task={wanted.task}"
+    larger = "Give a larger eval.margin_points, or a larger task."
+    return [
+        Fault(
+            f"{what} asks {asked:,} questions, which are too few for {verdict} even if every answer stays the same.",
+            f"With eval.margin_points={wanted.margin_points:g} and eval.false_go={wanted.false_go:g}, GO takes "
+            f"{least:,} or more.",
+            f"Set eval.limit={-(-least // subjects)} or more." if least <= questions else larger,
+        )
+    ]
