@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from eval.paired import above_chance, compare_pair, logprob_shift
+from eval.references import SOURCE, differences, references_of
 from eval.results import EvalResult, Score
 from eval.spec import TASK_SIZES
 from eval.verdict import Criteria, Judgement, Verdict, judge
@@ -225,7 +227,7 @@ def against_original(row: Mapping[str, Any]) -> str:
 
 
 def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
-    """Return one row per result that has no baseline to be compared with; accuracies are fractions (0..1)."""
+    """Return one row per result that is not compared with a baseline; accuracies are fractions (0..1)."""
     return [
         {
             "model": result.model,
@@ -246,6 +248,29 @@ def alone_table(rows: Sequence[Row]) -> str:
     cells = [(row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])) for row in rows]
     lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
     return "\n".join([*lines, "", "The 16-bit baseline was skipped (eval.baseline=skip), so no loss can be stated."])
+
+
+def reference_rows(results: Iterable[EvalResult]) -> list[Row]:
+    """Return the rows of `alone_rows` with what NVIDIA published of each model, in percent."""
+    results = list(results)
+    published = [[asdict(each) for each in references_of(result.model, result.task)] for result in results]
+    return [{**row, "published": found} for row, found in zip(alone_rows(results), published, strict=True)]
+
+
+def reference_table(results: Sequence[EvalResult]) -> str:
+    """Return accuracies beside published ones as text, with the differences of the measurement."""
+    blocks = []
+    for result in results:
+        measured = 100 * result.accuracy
+        published = references_of(result.model, result.task)
+        cells = [("measured", result.qformat, "", f"{measured:.2f}", "")]
+        for each in published:
+            minus = f"{measured - each.accuracy:+.2f}"
+            cells.append(("published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}", minus))
+        lines = table([("", "format", "KV cache", "accuracy %", "measured - this"), *cells], left=3)
+        who = f"{result.model} on {result.task}, and what NVIDIA published of {published[0].model} ({SOURCE})."
+        blocks.append("\n".join([wrapped(who, 0), "", *lines, "", wrapped(differences(result), 0)]))
+    return "\n\n".join(blocks)
 
 
 def subject_rows(baseline: EvalResult, others: Sequence[EvalResult]) -> list[Row]:

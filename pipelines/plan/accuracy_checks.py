@@ -1,12 +1,28 @@
-"""Say before an evaluation starts that it cannot end with GO."""
+"""Say before an evaluation starts that it cannot end with a verdict, or has nothing to be compared with."""
 
 from __future__ import annotations
 
+from eval.references import all_references, references_of
 from eval.spec import TASK_SIZES
 from eval.verdict import Criteria, least_for_go, least_for_no_go
 from pipelines.domain.errors import Fault
-from pipelines.plan.targets import Target, has_baseline, has_reference
+from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference
 from pipelines.settings.root import Settings
+
+
+def unknown_reference(settings: Settings, target: Target) -> list[Fault]:
+    """Refuse to compare with a published accuracy where none is known."""
+    model, task = settings.model.label, settings.eval.task
+    if target not in EVALUATED or settings.eval.baseline != "reference" or references_of(model, task):
+        return []
+    known = dict.fromkeys(f"{each.model} ({each.task})" for each in all_references())
+    return [
+        Fault(
+            f"eval.baseline=reference, but no published accuracy of {model} on {task} is known.",
+            f"Known: {', '.join(known)}.",
+            "Use eval.baseline=build, which also gives a verdict.",
+        )
+    ]
 
 
 def few_questions(settings: Settings, target: Target) -> list[Fault]:

@@ -156,10 +156,13 @@ def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings
 
     Results whose baseline was skipped follow in a table of accuracies alone.
     """
-    from eval.compare import alone_rows, alone_table, loss_rows, loss_table
+    from eval.compare import alone_rows, alone_table, loss_rows, loss_table, reference_rows, reference_table
     from eval.results import EvalResult
     from eval.verdict import Criteria
 
+    if settings.baseline == "reference":
+        results = [EvalResult.load(after / RESULT) for _, after in pairs]
+        return ResultTable(reference_rows(results), reference_table(results))
     paired, alone = [], []
     for before, after in pairs:
         result = EvalResult.load(after / RESULT)

@@ -15,8 +15,8 @@ from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
-CRITERIA = ("eval.margin_points=", "eval.false_go=", "eval.power=")
-"""Overrides that say when a loss is acceptable."""
+CRITERIA = ("eval.baseline=", "eval.margin_points=", "eval.false_go=", "eval.power=")
+"""Overrides that say what a table compares with, and when a loss is acceptable."""
 
 
 def sweep(overrides: Sequence[str]) -> int:
