@@ -50,9 +50,12 @@ def all_references() -> tuple[Reference, ...]:
     """Read the file."""
     with FILE.open(newline="", encoding="utf-8") as lines:
         return tuple(
-            Reference(**{**row, "num_fewshot": int(row["num_fewshot"]), "accuracy": float(row["accuracy"])})
+            Reference(
+                row["task"], row["model"], row["label"], row["qformat"], row["kv_cache"],
+                int(row["num_fewshot"]), float(row["accuracy"]),
+            )
             for row in csv.DictReader(lines)
-        )
+        )  # fmt: skip
 
 
 def references_of(label: str, task: str) -> tuple[Reference, ...]:

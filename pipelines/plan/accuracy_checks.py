@@ -1,10 +1,10 @@
-"""Say before an evaluation starts that it cannot end with a verdict, or has nothing to be compared with."""
+"""Say before an evaluation starts that it cannot end with GO, or has nothing to be compared with."""
 
 from __future__ import annotations
 
 from eval.references import all_references, references_of
 from eval.spec import TASK_SIZES
-from eval.verdict import Criteria, least_for_go, least_for_no_go
+from eval.verdict import Criteria, least_for_go
 from pipelines.domain.errors import Fault
 from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference
 from pipelines.settings.root import Settings
@@ -26,7 +26,7 @@ def unknown_reference(settings: Settings, target: Target) -> list[Fault]:
 
 
 def few_questions(settings: Settings, target: Target) -> list[Fault]:
-    """Warn of too few questions for a verdict, as far as their number is known before they are read."""
+    """Warn of too few questions for GO, as far as their number is known before they are read."""
     wanted = settings.eval
     subjects, questions = TASK_SIZES.get(wanted.task, (0, 0))
     if not (has_baseline(settings, target) or has_reference(settings, target)) or not subjects:
@@ -38,12 +38,11 @@ def few_questions(settings: Settings, target: Target) -> list[Fault]:
     least = least_for_go(criteria)
     if asked >= least:
         return []
-    verdict = "any verdict" if asked < least_for_no_go(criteria) else "GO"
     what = f"eval.limit={wanted.limit}" if wanted.limit else f"eval.task={wanted.task}"
     larger = "Give a larger eval.margin_points, or a larger task."
     return [
         Fault(
-            f"{what} asks {asked:,} questions, which are too few for {verdict} even if every answer stays the same.",
+            f"{what} asks {asked:,} questions, which are too few for GO even if every answer stays the same.",
             f"With eval.margin_points={wanted.margin_points:g} and eval.false_go={wanted.false_go:g}, GO takes "
             f"{least:,} or more.",
             f"Set eval.limit={-(-least // subjects)} or more." if least <= questions else larger,

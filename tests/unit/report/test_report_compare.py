@@ -37,6 +37,14 @@ def test_a_stricter_limit_changes_the_choice(everything):
     assert found.chosen == "fp8"
 
 
+def test_a_format_with_no_go_is_not_chosen_whatever_the_limit(everything):
+    """int4_wo is the fastest and loses 20 %, less than 30 %, but that is proven to be more than the margin."""
+    (found,) = comparison(everything, 30.0)
+    assert found.chosen == "int4_awq"
+    reasons = {rejection.variant: rejection.reason for rejection in found.rejected}
+    assert reasons["int4_wo"] == "NO-GO: loses 20.00 % of the accuracy, proven to be more than the margin"
+
+
 def test_a_wide_interval_is_said(everything):
     (found,) = comparison(everything, 1.0)
     assert any("accuracy loss of int4_awq may be up to 2." in note for note in found.notes)
