@@ -185,8 +185,8 @@ COMMANDS = {
         "Markdown and one HTML file from what was made and measured",
         "Writes the report of a model from what the store holds: formats, accuracy, sizes, loads and pictures. It "
         "measures nothing.",
-        ("model", "report", "paths"),
-        ("report", "report model=tiny_llama", "report report.max_accuracy_loss_percent=0.5"),
+        ("model", "report", "eval", "paths"),
+        ("report", "report model=tiny_llama", "report eval.margin_points=0.5 report.max_accuracy_loss_percent=0.5"),
     ),
     "plan": Command(
         "pipelines.run.commands:plan",
