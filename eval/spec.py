@@ -10,6 +10,9 @@ from pipelines.domain.errors import Fault, UserError, did_you_mean
 TASKS = ("mini_mmlu", "mmlu")
 """Tasks this package can run: ours, and lm-eval's own MMLU."""
 
+TASK_SIZES = {"mini_mmlu": (12, 1104), "mmlu": (57, 14042)}
+"""Subjects and questions of the tasks whose size is known before they are read."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
