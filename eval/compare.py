@@ -123,9 +123,14 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
 
 def against_original(row: Mapping[str, Any]) -> str:
     """Describe how far a result is from that of the model itself, in one sentence."""
-    return (
+    differing = (
         f"{row['model']} {row['format']} against Hugging Face: {row['flips']:,} of {count(row['questions'], 'answer')} "
-        f"differ, and the log probabilities of the choices by {row['logprob_shift_mean']:.3g} on average, "
+        "differ"
+    )
+    if row["logprob_shift_mean"] is None:
+        return f"{differing}."
+    return (
+        f"{differing}, and the log probabilities of the choices by {row['logprob_shift_mean']:.3g} on average, "
         f"{row['logprob_shift_max']:.3g} at most."
     )
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from pipelines.settings.base import Group, HubName, Positive, Ranks, Revision
 
 Amount = Annotated[float, Field(ge=0)]
+TaskName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class EngineOptions(Group):
@@ -114,10 +115,13 @@ class EvalSettings(Group):
     """What the accuracy is measured on.
 
     Attributes:
-        task: the questions: mini_mmlu ships with the project, mmlu comes from the Hub.
-        num_fewshot: answered examples before each question.
+        task: the questions: mini_mmlu and mini_answers ship with the project; others are tasks, groups or tags of
+            lm-eval, with data from the Hub or a local copy.
+        num_fewshot: answered examples before each question; null is the task's own number.
         limit: questions of each subject at most; null is all.
-        dataset: data set of the Hub, org/name; null for mini_mmlu.
+        metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; it must be 0 or 1 for each
+            question. null is the first one of the task.
+        dataset: data set of the Hub, org/name; null for a task that ships with the project.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
         baseline: what the accuracy is compared with: `build` evaluates the 16-bit engine of the same model as well,
@@ -126,9 +130,10 @@ class EvalSettings(Group):
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
     """
 
-    task: Literal["mini_mmlu", "mmlu"]
-    num_fewshot: Annotated[int, Field(ge=0, le=5)]
+    task: TaskName
+    num_fewshot: Annotated[int, Field(ge=0, le=64)] | None
     limit: Positive | None
+    metric: str | None = None
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None

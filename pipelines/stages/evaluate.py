@@ -69,7 +69,7 @@ class Evaluate:
         return {
             "engine": self.engine,
             **arithmetic,
-            **self.eval.model_dump(include={"task", "num_fewshot", "limit"}),
+            **asked(self.eval),
             "model": self.model,
             "variant": self.variant,
         }
@@ -86,6 +86,7 @@ class Evaluate:
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
+            metric=self.eval.metric,
         )
         engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
         with engine.open(inputs["engine"]) as session:
@@ -118,8 +119,7 @@ class EvaluateReference:
 
     def identity(self) -> dict[str, Any]:
         """Return task, limit and device, and the label, because it appears in the result."""
-        asked = self.eval.model_dump(include={"task", "num_fewshot", "limit"})
-        return {**asked, "model": self.model, "max_length": self.max_length, "device": self.device}
+        return {**asked(self.eval), "model": self.model, "max_length": self.max_length, "device": self.device}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the model and ask it every question."""
@@ -134,11 +134,18 @@ class EvaluateReference:
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
+            metric=self.eval.metric,
         )
         result = evaluate(
             model, inputs["model"], spec, progress, model=self.model, qformat=REFERENCE, engine="transformers"
         )
         return _kept(result, out_dir)
+
+
+def asked(settings: EvalSettings) -> dict[str, Any]:
+    """Return the settings that decide which questions are asked and what makes an answer right."""
+    metric = {} if settings.metric is None else {"metric": settings.metric}
+    return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric}
 
 
 def _kept(result: EvalResult, out_dir: Path) -> dict[str, Any]:
