@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
@@ -29,6 +29,17 @@ ENCODE_TOGETHER = 512
 GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until"}
 DEFAULT_NEW_TOKENS = 256
 """Output tokens if a task sets no limit, as in lm-eval's `hf`."""
+
+
+@runtime_checkable
+class TextSession(ScoringSession, Protocol):
+    """A server that takes a prompt as text and answers with text, so that its own tokenizer is part of the test."""
+
+    def write(
+        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+    ) -> list[str]:
+        """Generate for every prompt up to a stop string, which may be part of the answer."""
+        ...
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -207,7 +218,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
         )
-        if not isinstance(self._session, Session):
+        stop = handle_stop_sequences(wanted.get("until"), eos=None)
+        if not isinstance(self._session, Session | TextSession):
             raise UserError(f"{type(self._session).__name__} only scores answers; this task needs generated text.")
         room = self.max_length - limits.max_new_tokens
         if room < 1:
@@ -216,8 +228,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
+        if isinstance(self._session, TextSession):
+            texts = [
+                context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
+                for context, prompt in zip(contexts, encoded, strict=True)
+            ]
+            answers = self._session.write(texts, limits, stop, self._progress)
+            return [postprocess_generated_text(text, stop, None) for text in answers]
         made = self._session.generate([prompt[-room:] for prompt in encoded], limits, self._progress)
-        stop = handle_stop_sequences(wanted.get("until"), eos=None)
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
             postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.settings.base import Group, HubName, Positive, Ranks, Revision
 
@@ -128,6 +129,11 @@ class EvalSettings(Group):
             `hugging_face` the model as Transformers computes it in float32, before any conversion; `skip` nothing, and
             then no loss can be stated.
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
+        url: OpenAI-compatible server that runs already, http://host:8000/v1; nothing is built then.
+        model: name of the model on that server; null is the only one that it lists.
+        concurrency: requests that the server is sent at a time.
+        attempts: how often a request is sent while the server refuses it for the moment or does not answer.
+        timeout_s: longest wait for one response, seconds.
     """
 
     task: TaskName
@@ -139,3 +145,16 @@ class EvalSettings(Group):
     dataset_path: Path | None
     baseline: Literal["build", "hugging_face", "skip"] = "build"
     baseline_tp_size: Ranks | None = None
+    url: str | None = None
+    model: str | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    attempts: Annotated[int, Field(ge=1, le=100)] = 6
+    timeout_s: Annotated[float, Field(gt=0)] = 300
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.url is None and self.model is not None:
+            raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
+        if self.url is not None and not re.match(r"^https?://[^/\s]+", self.url):
+            raise ValueError(f"has url='{self.url}'; give http://host:port/v1")
+        return self
