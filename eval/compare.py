@@ -156,7 +156,9 @@ def alone_table(rows: Sequence[Row]) -> str:
     """Return accuracies without a baseline as text."""
     cells = [(row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])) for row in rows]
     lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
-    return "\n".join([*lines, "", "The 16-bit baseline was skipped (eval.baseline=skip), so no loss can be stated."])
+    return "\n".join(
+        [*lines, "", "There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
+    )
 
 
 def subject_rows(baseline: EvalResult, others: Sequence[EvalResult]) -> list[Row]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from eval.answers import AnswerLog
 from pipelines.document.show import count
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import SamplingParams, TokenIds
 
@@ -94,13 +94,29 @@ class OpenAiServer:
         requests = [{"model": self.model, "prompt": prompt, **settings} for prompt in prompts]
         return [str(text) for text in self._ask(requests, [_text] * len(requests), "generating", progress)]
 
-    def models(self) -> list[str]:
-        """Return the names of the server's models.
+    def choose_model(self) -> None:
+        """Look the model up on the server; without a name it is the only one.
 
         Raises:
-            UserError: it does not answer.
+            UserError: the server does not answer, lacks the model, or has several and none is named.
         """
-        return [str(each["id"]) for each in self._sent("GET", "/models", None, 0, 1)["data"]]
+        reply = self._sent("GET", "/models", None, 1)
+        try:
+            names = [str(each["id"]) for each in reply["data"]]
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{self.url}/models does not list models, so that this is no OpenAI-compatible server.",
+                todo="Give eval.url up to and with /v1.",
+            ) from None
+        if self.model in names or (not self.model and len(names) == 1):
+            self.model = self.model or names[0]
+            return
+        fault = f"has no model '{self.model}'" if self.model else f"has {len(names)} models and none is named"
+        raise UserError(
+            f"The server at {self.url} {fault}.",
+            allowed=f"It has {', '.join(names) or 'none'}.",
+            todo="Set eval.model. " + did_you_mean(self.model, names),
+        )
 
     def _ask(
         self, requests: Sequence[Json], read: Sequence[Callable[[Json], Any]], title: str, progress: Progress
@@ -110,12 +126,11 @@ class OpenAiServer:
         for position, request in enumerate(requests):  # equal requests are sent once
             if self.answers.get(request) is None:
                 waiting.setdefault(json.dumps(request), position)
-        kept = len(requests) - len(waiting)
         with progress.task(title, len(requests)) as advance:
-            advance(kept)
+            advance(len(requests) - len(waiting))
 
             def work(position: int) -> None:
-                reply = self._sent("POST", "/completions", requests[position], kept, len(requests))
+                reply = self._sent("POST", "/completions", requests[position], len(requests))
                 self.answers.add(requests[position], read[position](reply))
                 advance(1)
 
@@ -129,7 +144,7 @@ class OpenAiServer:
             each.result()
         return [self.answers.get(request) for request in requests]
 
-    def _sent(self, method: str, path: str, body: Json | None, kept: int, total: int) -> Json:
+    def _sent(self, method: str, path: str, body: Json | None, total: int) -> Json:
         """Send a request until it is answered.
 
         Raises:

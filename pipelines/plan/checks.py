@@ -76,7 +76,7 @@ def check(
         on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
-    served = [*served, *(_questions(settings) if target in EVALUATED else ())]
+    served = [*served, *(_questions(settings, target) if target in EVALUATED else ())]
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
@@ -109,9 +109,18 @@ def check(
     return checked
 
 
-def _questions(settings: Settings) -> list[Fault]:
+def _questions(settings: Settings, target: Target) -> list[Fault]:
     """Check that the task is known and that its questions can be had."""
     asked = settings.eval
+    if asked.url is not None and target != "evaluate":
+        return [Fault(f"eval.url='{asked.url}' is asked by `make evaluate` alone.", todo="Leave eval.url out.")]
+    if asked.url is not None and asked.baseline == "hugging_face":
+        return [
+            Fault(
+                "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
+                todo="Evaluate it by itself, without eval.url.",
+            )
+        ]
     if fault := task_fault(asked.task):
         return [fault]
     if asked.task in BUNDLED or asked.dataset or asked.dataset_path:

@@ -16,7 +16,14 @@ from pipelines.plan.targets import EVALUATED, MEASURED, SERVED, Target, has_base
 from pipelines.settings.features import MultimodalSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
-from pipelines.stages.evaluate import REFERENCE, Evaluate, EvaluateReference, longest_scored
+from pipelines.stages.evaluate import (
+    REFERENCE,
+    SERVED_ELSEWHERE,
+    Evaluate,
+    EvaluateReference,
+    EvaluateServed,
+    longest_scored,
+)
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
 from triton_repo.spec import ImageSpec
@@ -47,7 +54,10 @@ def nodes(
     flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
     if is_elsewhere(settings, target):
-        flow.measure(settings)
+        if target == "evaluate":
+            flow.ask_server(settings)
+        else:
+            flow.measure(settings)
         return flow.nodes
     if has_baseline(settings, target):
         baseline = flow.tuned(settings.baseline(), shape)
@@ -113,6 +123,18 @@ class _Flow(EngineFlow):
         limit = None if longest is None else longest_scored(self.chosen.name, longest, build.max_num_tokens)
         stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine))
         self.add("reference", stage, f"{settings.model.label}-{REFERENCE}", {"model": "model", "dataset": "dataset"})
+
+    def ask_server(self, settings: Settings) -> None:
+        """Add the evaluation of a model on a server that runs already."""
+        positions = self.shape.max_position_embeddings if self.shape else None
+        stage = EvaluateServed(
+            settings.eval,
+            settings.model.label,
+            settings.build.max_seq_len or positions,
+            settings.paths.runs.absolute() / ".answers",
+        )
+        label = f"{settings.model.label}-{SERVED_ELSEWHERE}"
+        self.add("evaluate", stage, label, {"model": "model", "dataset": "dataset"})
 
     def repository(self, settings: Settings) -> None:
         """Add the Triton repository of the engine."""

@@ -20,7 +20,7 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
-from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, baseline_of
+from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, EvaluateServed, baseline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
     """Compare the accuracy of what was built with the baseline, if one was evaluated."""
     evaluated, variant = {}, ""
     for outcome in outcomes:
-        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference):
+        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
         if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
             variant = stage.variant

@@ -27,6 +27,7 @@ class Stand:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.requests: list[dict[str, Any]] = []
+        self.models = ["m"]
         self.together = self.most_together = 0
         lock = threading.Lock()
         stand = self
@@ -51,6 +52,13 @@ class Stand:
                 self.send_response(status)
                 for name, value in {**headers, "Content-Length": str(len(raw))}.items():
                     self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def do_GET(self) -> None:
+                raw = json.dumps({"data": [{"id": name} for name in stand.models]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
                 self.wfile.write(raw)
 
@@ -223,4 +231,24 @@ def test_a_server_without_log_probabilities_is_refused(stand, tmp_path, found, s
 def test_no_server_at_the_url(tmp_path) -> None:
     server = OpenAiServer("http://127.0.0.1:9/v1", "m", AnswerLog(tmp_path / "a"), attempts=1)
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/v1 did not answer in 1 attempt: .*refused"):
-        server.models()
+        server.choose_model()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "said"),
+    [
+        ("gemma-2", ["gemma", "llama"], r"has no model 'gemma-2'.*gemma, llama.*Did you mean 'gemma'"),
+        ("", ["gemma", "llama"], "has 2 models and none is named"),
+    ],
+)
+def test_the_model_must_be_there(stand, tmp_path, wanted, names, said) -> None:
+    made = stand(echo)
+    made.models = names
+    with pytest.raises(UserError, match=said):
+        OpenAiServer(made.url, wanted, AnswerLog(tmp_path / "a")).choose_model()
+
+
+def test_the_only_model_needs_no_name(stand, tmp_path) -> None:
+    server = OpenAiServer(stand(echo).url, "", AnswerLog(tmp_path / "a"))
+    server.choose_model()
+    assert server.model == "m"
