@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from eval.exports import write_lm_eval
 from eval.metric import Metric, deciding_metric
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
@@ -32,6 +33,7 @@ def evaluate(
     model: str,
     qformat: str,
     engine: str,
+    export_to: Path | None = None,
 ) -> EvalResult:
     """Ask the model all questions of the task.
 
@@ -43,6 +45,7 @@ def evaluate(
         model: name of the model, for the result.
         qformat: how the model was compressed, for the result.
         engine: what executes the model, for the result.
+        export_to: folder for the results in lm-eval's own form.
 
     Raises:
         UserError: the questions or the tokenizer are missing or malformed.
@@ -61,6 +64,8 @@ def evaluate(
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         raw = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=1)
     result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, model=model, qformat=qformat, engine=engine)
+    if export_to is not None:
+        write_lm_eval(raw, result, export_to)
     if result.truncated:
         progress.note(
             f"{result.truncated} of {result.questions} prompts exceed {spec.max_length} tokens; their beginning was cut"

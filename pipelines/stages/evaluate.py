@@ -94,9 +94,16 @@ class Evaluate:
         engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
         with engine.open(inputs["engine"]) as session:
             result = evaluate(
-                session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
+                session,
+                inputs["model"],
+                spec,
+                progress,
+                model=self.model,
+                qformat=self.variant,
+                engine=self.engine,
+                export_to=out_dir,
             )
-        return _kept(result, out_dir)
+        return _kept(result, self.eval, out_dir)
 
 
 @dataclass(frozen=True)
@@ -140,9 +147,16 @@ class EvaluateReference:
             metric=self.eval.metric,
         )
         result = evaluate(
-            model, inputs["model"], spec, progress, model=self.model, qformat=REFERENCE, engine="transformers"
+            model,
+            inputs["model"],
+            spec,
+            progress,
+            model=self.model,
+            qformat=REFERENCE,
+            engine="transformers",
+            export_to=out_dir,
         )
-        return _kept(result, out_dir)
+        return _kept(result, self.eval, out_dir)
 
 
 @dataclass(frozen=True)
@@ -200,9 +214,16 @@ class EvaluateServed:
         )  # fmt: skip
         server.choose_model()
         result = evaluate(
-            server, inputs["model"], spec, progress, model=self.model, qformat=SERVED_ELSEWHERE, engine="server"
+            server,
+            inputs["model"],
+            spec,
+            progress,
+            model=self.model,
+            qformat=SERVED_ELSEWHERE,
+            engine="server",
+            export_to=out_dir,
         )
-        facts = _kept(result, out_dir)
+        facts = _kept(result, self.eval, out_dir)
         answers.remove()
         return facts
 
@@ -218,9 +239,13 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
     return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric}
 
 
-def _kept(result: EvalResult, out_dir: Path) -> dict[str, Any]:
-    """Write a result, and return its figures for the manifest."""
+def _kept(result: EvalResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
+    """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
+    from eval.exports import write_hub
+
     result.save(out_dir / RESULT)
+    if settings.dataset is not None and result.limit is None:
+        write_hub(result, settings.dataset, settings.revision, out_dir)
     return {
         "accuracy": result.overall.accuracy,
         "stderr": result.overall.stderr,

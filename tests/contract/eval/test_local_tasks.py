@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from eval.exports import LM_EVAL, write_hub
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.paired import compare_pair, logprob_shift
 from pipelines.domain.errors import UserError
@@ -78,9 +81,11 @@ def gsm8k(
     return root
 
 
-def run(session: Scripted, task: str, root: Path, **settings: Any) -> EvalResult:
+def run(session: Scripted, task: str, root: Path, export_to: Path | None = None, **settings: Any) -> EvalResult:
     spec = EvalSpec(task, max_length=4096, dataset_path=root, **{"num_fewshot": None, **settings})
-    return evaluate(session, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="scripted")
+    return evaluate(
+        session, MODEL, spec, SilentProgress(), model="m", qformat="none", engine="scripted", export_to=export_to
+    )
 
 
 def test_gsm8k_is_right_where_the_number_is(tmp_path: Path) -> None:
@@ -242,3 +247,33 @@ def test_a_task_that_measures_perplexity_is_refused(tmp_path: Path) -> None:
     parquet(tmp_path / "wikitext-2-raw-v1" / "validation-00000-of-00001.parquet", [{"page": "A page ."}])
     with pytest.raises(UserError, match=r"'wikitext' measures the perplexity"):
         run(Scripted(), "wikitext", tmp_path)
+
+
+def test_results_are_written_as_lm_eval_writes_them(tmp_path: Path) -> None:
+    """The same keys and numbers, plain JSON, and the same bytes again."""
+    root = gsm8k(tmp_path / "data")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run(Scripted(["#### 2"] * 4), "gsm8k", root, tmp_path / name, num_fewshot=1)
+    text = (tmp_path / "one" / LM_EVAL).read_text()
+    found = json.loads(text)
+    assert found["results"]["gsm8k"]["exact_match,strict-match"] == 0.25
+    assert found["n-shot"] == {"gsm8k": 1}
+    assert found["n-samples"] == {"gsm8k": {"original": 4, "effective": 4}}
+    assert {"configs", "versions", "higher_is_better", "config", "lm_eval_version", "model_name"} <= found.keys()
+    assert text == (tmp_path / "two" / LM_EVAL).read_text()
+
+
+def test_the_hubs_own_reader_takes_our_eval_results(tmp_path: Path) -> None:
+    """A branch is not a revision; a commit is."""
+    huggingface_hub = pytest.importorskip("huggingface_hub", minversion="1.0")
+    result = run(Scripted(["#### 2"] * 4), "gsm8k", gsm8k(tmp_path / "data"), num_fewshot=1)
+    for revision, kept in (("main", None), ("ab" * 20, "ab" * 20)):
+        out = tmp_path / revision
+        out.mkdir()
+        write_hub(result, "openai/gsm8k", revision, out)
+        content = yaml.safe_load((out / ".eval_results" / "gsm8k.yaml").read_text())
+        (entry,) = huggingface_hub.parse_eval_result_entries(content)
+        assert (entry.dataset_id, entry.task_id, entry.value) == ("openai/gsm8k", "gsm8k", 0.25)
+        assert entry.dataset_revision == kept
+        assert "1-shot, exact_match,strict-match, 4 questions" in entry.notes

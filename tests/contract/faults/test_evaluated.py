@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eval.answers import AnswerLog
+from eval.dataset import MINI_MMLU
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.server import OpenAiServer
 from pipelines.domain.errors import UserError
@@ -15,6 +16,8 @@ from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
+from pipelines.settings.compose import load
+from pipelines.stages.evaluate import EvaluateServed
 from tests.support.served_gemma import LIMITS, MODEL
 
 
@@ -74,3 +77,23 @@ def test_what_cannot_be_scored_is_refused(server: OpenAiServer, changed: dict[st
     request = {"model": "tiny_gemma", "prompt": [2, 3], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     with pytest.raises(UserError, match=said):
         server._sent("POST", "/completions", request | changed, 1)
+
+
+def test_the_stage_writes_the_result_and_forgets_the_answers(
+    served: TritonServer, openai_service: OpenAiFrontend, tmp_path: Path
+) -> None:
+    """As `make evaluate eval.url=...` runs it; the answers are kept only until there is a result."""
+    url = f"eval.url={served.openai_url}"
+    settings = load(["model=tiny_gemma", "eval=mini_answers", "eval.limit=1", "eval.num_fewshot=1", url]).eval
+    stage = EvaluateServed(settings, "tiny_gemma", LIMITS.max_seq_len, tmp_path / "answers")
+    out = tmp_path / "out"
+    out.mkdir()
+    facts = stage.run({"model": MODEL, "dataset": MINI_MMLU}, out, SilentProgress())
+    result = EvalResult.load(out / "evaluation.json")
+    assert (facts["questions"], facts["accuracy"], result.qformat, result.engine) == (
+        12,
+        result.accuracy,
+        "served",
+        "server",
+    )
+    assert list((tmp_path / "answers").iterdir()) == []
