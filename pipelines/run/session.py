@@ -42,7 +42,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             table = console.accuracy_table(outcomes)
             say("\n" + table.text)
             _save(folder / "accuracy.json", table)
-        if (measured := outcomes[-1]).node.stage.measures:
+        if (measured := outcomes[-1]).node.id == "benchmark":
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return outcomes

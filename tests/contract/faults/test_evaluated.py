@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eval.answers import AnswerLog
-from eval.dataset import MINI_MMLU
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.server import OpenAiServer
+from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
-from pipelines.settings.compose import load
-from pipelines.stages.evaluate import EvaluateServed
 from tests.support.served_gemma import LIMITS, MODEL
 
 
@@ -79,21 +78,23 @@ def test_what_cannot_be_scored_is_refused(server: OpenAiServer, changed: dict[st
         server._sent("POST", "/completions", request | changed, 1)
 
 
-def test_the_stage_writes_the_result_and_forgets_the_answers(
-    served: TritonServer, openai_service: OpenAiFrontend, tmp_path: Path
+def test_the_command_writes_the_result_and_forgets_the_answers(
+    served: TritonServer,
+    openai_service: OpenAiFrontend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As `make evaluate eval.url=...` runs it; the answers are kept only until there is a result."""
-    url = f"eval.url={served.openai_url}"
-    settings = load(["model=tiny_gemma", "eval=mini_answers", "eval.limit=1", "eval.num_fewshot=1", url]).eval
-    stage = EvaluateServed(settings, "tiny_gemma", LIMITS.max_seq_len, tmp_path / "answers")
-    out = tmp_path / "out"
-    out.mkdir()
-    facts = stage.run({"model": MODEL, "dataset": MINI_MMLU}, out, SilentProgress())
-    result = EvalResult.load(out / "evaluation.json")
-    assert (facts["questions"], facts["accuracy"], result.qformat, result.engine) == (
-        12,
-        result.accuracy,
-        "served",
-        "server",
-    )
-    assert list((tmp_path / "answers").iterdir()) == []
+    """`make evaluate eval.url=...` builds nothing; the answers are kept only until there is a result."""
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", f"eval.url={served.openai_url}", "model=tiny_gemma", "eval=mini_answers", "eval.limit=1"]
+    assert main([*words, "eval.num_fewshot=1", f"build.max_seq_len={LIMITS.max_seq_len}"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"tiny_gemma +served +12 +\d", shown)
+    assert "There is no baseline" in shown
+    (found,) = (tmp_path / "artifacts").rglob("evaluation.json")
+    result = EvalResult.load(found)
+    assert (result.questions, result.qformat, result.engine) == (12, "served", "server")
+    assert (found.parent / "lm_eval_results.json").is_file()
+    assert not list((tmp_path / "artifacts").glob("build/*"))
+    assert list((tmp_path / "runs" / ".answers").iterdir()) == []
