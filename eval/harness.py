@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.exports import write_lm_eval
-from eval.metric import Metric, deciding_metric
+from eval.metric import TaskMetric, deciding_metric
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
 from pipelines.domain.progress import Progress
@@ -100,7 +100,7 @@ def _result(
     raw: Mapping[str, Any],
     tasks: Mapping[str, Any],
     spec: EvalSpec,
-    metric: Metric,
+    metric: TaskMetric,
     truncated: int,
     *,
     model: str,
@@ -138,7 +138,7 @@ def _result(
     )
 
 
-def _score(metrics: Mapping[str, Any], metric: Metric) -> Score | None:
+def _score(metrics: Mapping[str, Any], metric: TaskMetric) -> Score | None:
     """Return a score as lm-eval computed it; None for a group whose task files do not ask for this metric."""
     if str(metric) not in metrics:
         return None
@@ -156,7 +156,7 @@ def _score_of(records: Sequence[QuestionRecord]) -> Score:
     return Score(share, math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None, count)
 
 
-def _record(subject: str, row: Mapping[str, Any], task: Any, metric: Metric) -> QuestionRecord:
+def _record(subject: str, row: Mapping[str, Any], task: Any, metric: TaskMetric) -> QuestionRecord:
     index, correct = int(row["doc_id"]), metric.of(row)
     if task.OUTPUT_TYPE == "generate_until":
         text, target = row["filtered_resps"][0], row["target"]

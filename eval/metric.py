@@ -13,7 +13,7 @@ NOT_OF_ONE_QUESTION = {"f1", "mcc", "bleu", "chrf", "ter", "brier_score", "perpl
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class TaskMetric:
     """A metric of lm-eval and the filter through which answers go before it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Metric:
         return bool(value)
 
 
-def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> Metric:
+def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> TaskMetric:
     """Return the metric of a task, the first one unless another is wanted.
 
     Args:
@@ -59,7 +59,7 @@ def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> Metr
     Raises:
         UserError: the tasks have no such metric, or it is not defined for a single question.
     """
-    known = [Metric(metric, each.name) for metric in tasks[0].aggregation() for each in tasks[0]._filters]
+    known = [TaskMetric(metric, each.name) for metric in tasks[0].aggregation() for each in tasks[0]._filters]
     for task in tasks[1:]:
         own = {(metric, each.name) for metric in task.aggregation() for each in task._filters}
         known = [metric for metric in known if (metric.name, metric.filter) in own]

@@ -24,7 +24,7 @@ def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
             that is not installed, or runs code that a model has written.
     """
     assert spec.dataset_path is not None  # checked by EvalSpec
-    reader = _Reader(spec.dataset_path)
+    reader = _LocalCopy(spec.dataset_path)
     with tempfile.TemporaryDirectory() as cache, reader.instead_of_the_hub(cache), _explained(name, reader):
         loaded: dict[str, Any] = _manager(name).load([name])
         for task in loaded["tasks"].values():
@@ -84,7 +84,7 @@ def _check(name: str, tasks: Mapping[str, Any], folder: Path) -> None:
         raise UserError.of(faults)
 
 
-class _Reader:
+class _LocalCopy:
     """Reads data sets from a folder where lm-eval asks for them by their Hub name.
 
     Attributes:
@@ -143,7 +143,7 @@ def _named(folder: Path, name: str | None) -> bool:
 
 
 @contextmanager
-def _explained(name: str, reader: _Reader) -> Iterator[None]:
+def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
     """Turn what a task's code raises on foreign data into a fault of the user's files."""
     from jinja2 import UndefinedError
 

@@ -23,7 +23,7 @@ from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.schema import Sampling
-from pipelines.serving.openai.scoring import Scorer, Scoring, choice
+from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.served import ServedModel
 
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
@@ -74,7 +74,7 @@ def make_app(
 
 def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
     """Add OpenAI's endpoints."""
-    scorer = Scorer(backend)
+    scorer = PromptScorer(backend)
 
     async def answer(way: Literal["completions", "chat"], request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
@@ -145,7 +145,9 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
         return await _streamed(request, generate_events(await responses_of(name, request)))
 
 
-async def _scored(request: Request, asked: Scoring, served: ServedModel, scorer: Scorer, deadline: float) -> Response:
+async def _scored(
+    request: Request, asked: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
+) -> Response:
     """Answer with the log probabilities of the prompts."""
     assert served.tokens is not None  # checked when the request was read
     found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts)))

@@ -116,10 +116,12 @@ class CompletionRequest(Sampling):
             ("n", self.n, self.choices == 1),
             ("stream", self.stream, not self.stream),
             ("stop", self.stop, not self.stops),
+            ("presence_penalty", self.presence_penalty, not self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
         ):
             if not fits:
                 raise unsupported(name, given, "With echo and logprobs, the prompt is scored and one token is added:"
-                                  " give max_tokens=1, temperature=0 and no n, stream or stop.")  # fmt: skip
+                                  " give max_tokens=1, temperature=0 and no n, stream, stop or penalties.")  # fmt: skip
 
     def token_prompts(self, tokens: TokenCounter) -> list[tuple[int, ...]]:
         """Return the prompts as tokens.
@@ -127,10 +129,10 @@ class CompletionRequest(Sampling):
         Raises:
             ApiError: 400, there is none, or it has no tokens or impossible ones.
         """
-        given = self.prompt
+        given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]  # type: ignore[list-item]
-        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in given]  # type: ignore[arg-type]
+            given = [given]
+        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in given]
         if not found or not all(found):
             raise ApiError(400, "'prompt' has no tokens.", param="prompt")
         if any(not 0 <= token <= INT32_MAX for prompt in found for token in prompt):

@@ -55,7 +55,7 @@ class LogitsSource(Protocol):
     async def context_logits(self, inputs: Sequence[InputTensor]) -> Any: ...  # noqa: D102
 
 
-class Scorer:
+class PromptScorer:
     """Scores the prompts of all requests, one at a time."""
 
     def __init__(self, source: LogitsSource) -> None:
