@@ -29,7 +29,7 @@ MOST_STOPS = 4
 Json = dict[str, Any]
 
 
-class _ForTheMoment(Exception):  # noqa: N818 - caught here, and the request is sent again
+class ForTheMoment(Exception):  # noqa: N818 - caught here, and the request is sent again
     """A request that was not answered this time.
 
     Attributes:
@@ -153,7 +153,7 @@ class OpenAiServer:
         for attempt in range(1, self.attempts + 1):
             try:
                 return self._once(method, path, body)
-            except _ForTheMoment as error:
+            except ForTheMoment as error:
                 reason, asked = str(error), error.wait_s
             if attempt < self.attempts:
                 usual = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
@@ -171,13 +171,13 @@ class OpenAiServer:
             status, headers, raw = self._exchange(method, path, body)
         except (OSError, http.client.HTTPException) as error:
             self._local.connection = None
-            raise _ForTheMoment(f"{type(error).__name__}: {error}") from None
+            raise ForTheMoment(f"{type(error).__name__}: {error}") from None
         try:
             reply = json.loads(raw)
         except ValueError:
             reply = None
         if status in FOR_THE_MOMENT or (status == http.HTTPStatus.OK and not isinstance(reply, dict)):
-            raise _ForTheMoment(f"HTTP status {status}, {_message(reply, raw)}", _seconds(headers.get("Retry-After")))
+            raise ForTheMoment(f"HTTP status {status}, {_message(reply, raw)}", _seconds(headers.get("Retry-After")))
         if status != http.HTTPStatus.OK:
             raise UserError(
                 f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",

@@ -129,8 +129,9 @@ class EvalSettings(Group):
             `hugging_face` the model as Transformers computes it in float32, before any conversion; `skip` nothing, and
             then no loss can be stated.
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
-        url: OpenAI-compatible server that runs already, http://host:8000/v1; nothing is built then.
-        model: name of the model on that server; null is the only one that it lists.
+        url: OpenAI-compatible server that runs already, http://host:8000/v1, or a Triton one, grpc://host:8001; nothing
+            is built then.
+        model: name of the model on that server; null is the only one that it lists, or `ensemble` on Triton.
         concurrency: requests that the server is sent at a time.
         attempts: how often a request is sent while the server refuses it for the moment or does not answer.
         timeout_s: longest wait for one response, seconds.
@@ -155,6 +156,6 @@ class EvalSettings(Group):
     def _is_consistent(self) -> Self:
         if self.url is None and self.model is not None:
             raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
-        if self.url is not None and not re.match(r"^https?://[^/\s]+", self.url):
-            raise ValueError(f"has url='{self.url}'; give http://host:port/v1")
+        if self.url is not None and not re.match(r"^(https?|grpc)://[^/\s]+", self.url):
+            raise ValueError(f"has url='{self.url}'; give http://host:port/v1, or grpc://host:port of a Triton server")
         return self

@@ -194,6 +194,7 @@ class EvaluateServed:
         from eval.harness import evaluate
         from eval.server import OpenAiServer
         from eval.spec import EvalSpec
+        from eval.triton import SCHEME, TritonGrpc
 
         identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
         answers = AnswerLog(self.answers / f"{self.model}-{self.eval.task}-{identity}.jsonl")
@@ -208,8 +209,10 @@ class EvaluateServed:
             dataset_path=inputs["dataset"],
             metric=self.eval.metric,
         )
-        server = OpenAiServer(
-            str(self.eval.url), self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
+        url = str(self.eval.url)
+        client = TritonGrpc if url.startswith(f"{SCHEME}://") else OpenAiServer
+        server = client(
+            url, self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
             self.eval.timeout_s,
         )  # fmt: skip
         server.choose_model()

@@ -94,12 +94,12 @@ def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) ->
 def _scoring(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Scoring:
     if model.tokens is None:
         raise unsupported("logprobs", asked.logprobs, "This repository has no tokenizer.json.")
-    given = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    given = asked.separate()
+    _check_count(len(given), asked, limits)
     for prompt in given:
         if isinstance(prompt, str):
             model.check_length(prompt, "prompt")
     prompts = tuple(asked.token_prompts(model.tokens))
-    _check_count(len(prompts), asked, limits)
     for tokens in prompts:
         model.check_tokens(len(tokens), "prompt")
     return Scoring(asked, prompts)

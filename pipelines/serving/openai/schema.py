@@ -123,16 +123,19 @@ class CompletionRequest(Sampling):
                 raise unsupported(name, given, "With echo and logprobs, the prompt is scored and one token is added:"
                                   " give max_tokens=1, temperature=0 and no n, stream, stop or penalties.")  # fmt: skip
 
+    def separate(self) -> list[str | list[int]]:
+        """Return the prompts one by one; a flat list of tokens is one."""
+        given: Any = self.prompt
+        one = isinstance(given, str) or (given and isinstance(given[0], int))
+        return [given] if one else list(given)
+
     def token_prompts(self, tokens: TokenCounter) -> list[tuple[int, ...]]:
         """Return the prompts as tokens.
 
         Raises:
             ApiError: 400, there is none, or it has no tokens or impossible ones.
         """
-        given: Any = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]
-        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in given]
+        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in self.separate()]
         if not found or not all(found):
             raise ApiError(400, "'prompt' has no tokens.", param="prompt")
         if any(not 0 <= token <= INT32_MAX for prompt in found for token in prompt):

@@ -11,6 +11,7 @@ import pytest
 from eval.answers import AnswerLog
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.server import OpenAiServer
+from eval.triton import TritonGrpc
 from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
@@ -32,17 +33,42 @@ def server(served: TritonServer, openai_service: OpenAiFrontend, tmp_path: Path)
     return made
 
 
+@pytest.fixture
+def triton(served: TritonServer, tmp_path: Path) -> TritonGrpc:
+    made = TritonGrpc(f"grpc://{served.grpc_url}", "", AnswerLog(tmp_path / "triton.jsonl"), concurrency=4)
+    made.choose_model()
+    return made
+
+
 @pytest.mark.parametrize("task", ["mini_mmlu", "mini_answers"])
-def test_the_server_answers_as_its_engine(served: TritonServer, server: OpenAiServer, task: str) -> None:
-    """One question of each subject: the same prompts, the same choices or texts, log probabilities within 1e-3."""
-    ours = asked(server, task, limit=1)
+def test_the_server_answers_as_its_engine(
+    served: TritonServer, server: OpenAiServer, triton: TritonGrpc, task: str
+) -> None:
+    """One question of each subject: the same prompts, the same choices or texts, log probabilities within 1e-3.
+
+    Over OpenAI's interface as over Triton's.
+    """
     with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
         engine = asked(session, task, limit=1)
-    assert (server.model, ours.prompts_sha256, ours.questions) == ("tiny_gemma", engine.prompts_sha256, 12)
-    assert ours.accuracy > 0.5
-    for served_record, engine_record in zip(ours.records, engine.records, strict=True):
-        assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=1e-3)
-        assert (served_record.choice, served_record.correct) == (engine_record.choice, engine_record.correct)
+    assert (server.model, triton.model) == ("tiny_gemma", "ensemble")
+    assert engine.accuracy > 0.5
+    for ours in (asked(server, task, limit=1), asked(triton, task, limit=1)):
+        assert (ours.prompts_sha256, ours.questions) == (engine.prompts_sha256, 12)
+        for served_record, engine_record in zip(ours.records, engine.records, strict=True):
+            assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=1e-3)
+            assert (served_record.choice, served_record.correct) == (engine_record.choice, engine_record.correct)
+
+
+def test_a_triton_that_is_not_there(tmp_path: Path) -> None:
+    nobody = TritonGrpc("grpc://127.0.0.1:9", "", AnswerLog(tmp_path / "a"), attempts=1)
+    with pytest.raises(UserError, match=r"grpc://127\.0\.0\.1:9 did not answer in 1 attempt: the server is not ready"):
+        nobody.choose_model()
+
+
+def test_triton_says_what_is_wrong(triton: TritonGrpc) -> None:
+    """Not sent again: it would be refused again."""
+    with pytest.raises(UserError, match=r"grpc://.* refused a request: .*(300|256)"):
+        triton.loglikelihood([([2] * 299, [3])], SilentProgress())
 
 
 def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, server: OpenAiServer) -> None:
@@ -67,6 +93,7 @@ def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, s
         ({"temperature": 1}, "'temperature' = 1"),
         ({"logprobs": 5}, "'logprobs' = 5"),
         ({"prompt": []}, "'prompt' has no tokens"),
+        ({"prompt": ["a"] * 200}, "200 prompts with n=1 are 200 answers"),
         ({"prompt": [-1]}, "'prompt' has a token id that is not 0 to"),
         ({"prompt": [2] * 300}, "'prompt' has 300 tokens; this model takes 256"),
         ({"prompt": "word " * 3000}, "context_length_exceeded|more than 256 tokens|tokens; this model takes 256"),
