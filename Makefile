@@ -28,7 +28,7 @@ ifeq ($(filter-out $(COMMANDS),$(WORDS))$(word 2,$(WORDS)),)
 
 .PHONY: $(COMMANDS) $(COMMANDS:%=%.run)
 $(COMMANDS:%=%.run): %.run: $(READY)
-	@$(PYTHON) -m pipelines --from-make $* || scripts/make_exit.sh $$? $$PPID $(filter load,$(.FEATURES))
+	@MAKE_PID=$$PPID $(PYTHON) -m pipelines --from-make $* || scripts/make_exit.sh $$? $$PPID $(filter load,$(.FEATURES))
 # GNU make ends with 2 whatever the exit code of a command was. make_exit.sh has compiled an extension that ends make
 # with the command's own code; it is loaded here, after the command.
 $(COMMANDS): %: %.run

@@ -24,5 +24,6 @@ EXTENSION
 then
     exit 0
 fi
-[ "$code" -eq 130 ] && kill -INT "$make"
+# make has to see the signal before the end of this script, or it trips over the missing child and ends with 2
+[ "$code" -eq 130 ] && kill -INT "$make" && sleep 1
 exit "$code"

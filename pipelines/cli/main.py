@@ -15,6 +15,7 @@ from pipelines.cli.make_args import overrides_from
 from pipelines.cli.words import check_command, overrides_of
 from pipelines.domain.errors import Fault, UserError
 from pipelines.host.disk import disk_error
+from pipelines.host.follow import end_with
 from pipelines.host.screen import complain, outlive_readers
 
 HELP = ("help", "-h", "--help")
@@ -23,11 +24,15 @@ CORE = ("hydra", "omegaconf", "pydantic", "filelock", "rich", "yaml")
 OWN = ("pipelines", "eval", "triton_repo")
 MAKE_TARGETS = "MAKE_TARGETS"
 """Environment variable with targets of the Makefile that are not commands, for suggestions."""
+MAKE_PID = "MAKE_PID"
+"""Environment variable with make's own process id: whatever ends make ends the command too."""
 
 
 def program() -> None:
     """Run the command line of this process: the console script and `python -m pipelines`."""
     outlive_readers()
+    if make := os.environ.pop(MAKE_PID, None):
+        end_with(int(make))
     sys.exit(main(sys.argv[1:]))
 
 

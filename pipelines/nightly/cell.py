@@ -7,7 +7,6 @@ the combination, else "failed"). SINCE is the ISO time at which the run began.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,14 +18,13 @@ from typing import Any
 
 from pipelines.domain.errors import UserError
 from pipelines.host.files import write_json
+from pipelines.host.follow import end_with
 from pipelines.host.machine import gather
 from pipelines.nightly import facts
 from pipelines.plan.plan import make_plan
 from pipelines.run.session import run_target
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     result, since, overrides = Path(arguments[0]), datetime.fromisoformat(arguments[1]), list(arguments[2:])
     signal.signal(signal.SIGTERM, _terminate)
-    _end_with_parent()
+    end_with(os.getppid())  # when the night is killed, unwind as after Ctrl-C and stop the server
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         found = _run(overrides, since)
@@ -63,15 +61,6 @@ def _run(overrides: list[str], since: datetime) -> dict[str, Any]:
         return {"failed": f"the benchmark is incomplete: {measured.facts['reason']}"}
     artifacts = {outcome.node.id: outcome.artifact.path for outcome in outcomes}
     return {"facts": facts.of_artifacts(artifacts, since), "loads": facts.loads(measured.path)}
-
-
-def _end_with_parent() -> None:
-    """Let the cell unwind as after Ctrl-C, and stop its server, when the night is killed."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != parent:
-            raise KeyboardInterrupt
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ from pipelines.plan.user_inputs import Found
 from pipelines.predict.performance.hardware import resolved
 from pipelines.rules.record import DeploymentFacts, Images
 from pipelines.settings.root import Settings
+from triton_repo.tensors import BLS
 
 
 def deployment(
@@ -33,6 +34,7 @@ def deployment(
         chunked_context=settings.runtime.enable_chunked_context,
         build=settings.build,
         triton=settings.triton,
+        through_bls=BLS in (settings.serving.openai_target, settings.benchmark.model_name),
         speculation=guess.mode,
         draft=found.draft or guess.draft_shape,
         draft_depth=guess.num_heads or guess.num_layers,

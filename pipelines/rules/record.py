@@ -86,6 +86,7 @@ class DeploymentFacts:
         chunked_context: whether long prompts are to be processed in chunks.
         build: options of trtllm-build.
         triton: parameters of the served model.
+        through_bls: whether requests go to `tensorrt_llm_bls`.
         speculation: kind of speculative decoding.
         draft: dimensions of the draft model.
         draft_depth: tokens that Medusa's heads or EAGLE's layers guess in a row.
@@ -111,6 +112,7 @@ class DeploymentFacts:
     chunked_context: bool = False
     build: BuildSettings = field(default_factory=BuildSettings)
     triton: TritonSettings = field(default_factory=TritonSettings)
+    through_bls: bool = False
     speculation: SpeculationMode = "none"
     draft: ModelShape | None = None
     draft_depth: int | None = None

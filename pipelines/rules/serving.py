@@ -52,6 +52,17 @@ RULES = (
         source=TEMPLATES,
     ),
     Rule(
+        name="bls-answers-one-request-per-instance",
+        topic=TOPIC,
+        severity=Severity.WARN,
+        engines=BUILT,
+        when=lambda d: d.through_bls and d.triton.bls_instance_count < d.build.max_batch_size,
+        failed="Of requests to tensorrt_llm_bls, triton.bls_instance_count={d.triton.bls_instance_count} are answered"
+        " at a time, and the engine takes {d.build.max_batch_size}: the others wait.",
+        todo="Raise triton.bls_instance_count to the requests you expect at a time, or send them to ensemble.",
+        source=MODEL_CONFIG,
+    ),
+    Rule(
         name="static-batching-has-no-chunks",
         topic=TOPIC,
         engines=GPU,

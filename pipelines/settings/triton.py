@@ -51,7 +51,8 @@ class TritonSettings(ChoosingGroup):
         max_queue_delay_microseconds: how long Triton waits for more requests to batch.
         preprocessing_instance_count: processes that tokenize.
         postprocessing_instance_count: processes that detokenize.
-        bls_instance_count: instances of tensorrt_llm_bls.
+        bls_instance_count: processes of tensorrt_llm_bls, each of which answers one request at a time; further ones
+            wait. For full concurrency, as many as the engine takes requests (19 MiB each).
         add_special_tokens: add the tokenizer's special tokens to a prompt.
         skip_special_tokens: leave special tokens out of the text.
         accumulate_tokens: tensorrt_llm_bls: every streamed response holds all text so far.
@@ -113,7 +114,7 @@ class TritonSettings(ChoosingGroup):
 
     preprocessing_instance_count: Ranks = 1
     postprocessing_instance_count: Ranks = 1
-    bls_instance_count: Ranks = 1
+    bls_instance_count: Ranks = 4
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
     accumulate_tokens: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines.domain.errors import UserError
+from pipelines.host.follow import end_with
 from pipelines.host.machine import Machine, gather
 from pipelines.plan.plan import make_plan
 from pipelines.plan.targets import MEASURED
 from pipelines.settings.compose import load
 from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell, read
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(file: Path) -> int:
@@ -28,11 +26,10 @@ def main(file: Path) -> int:
     Returns:
         0 if it is done, 1 if it failed, 130 if it was stopped.
     """
-    if sys.platform == "linux":  # a cell must not outlive its launcher
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    end_with(os.getppid())  # a cell must not outlive its launcher
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see pipelines/__main__.py
     begin, machine = time.monotonic(), gather()
     cell = replace(read(file), state="running", host=os.uname().nodename, machine=machine.to_json(), reason="")

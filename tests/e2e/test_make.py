@@ -62,7 +62,7 @@ def test_without_a_compiler_make_ends_with_2_and_names_the_code(make, tmp_path):
 
 
 def test_without_a_compiler_an_interrupt_still_interrupts_make(make, tmp_path):
-    for name in ("make", "sh", "mkdir"):
+    for name in ("make", "sh", "mkdir", "sleep"):
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     assert make("serve", code="130", PATH=str(tmp_path / "bin"))[0] == -signal.SIGINT

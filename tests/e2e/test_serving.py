@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from pipelines.domain.benchmark import RESULT, BenchmarkResult
+from tests.conftest import ROOT
 
 QUICK = ["quant=int4_wo", "build.max_batch_size=16", "engine.openvino.num_threads=1"]
 SHORT = ["workload.isl=16", "workload.osl=8", "benchmark.warmup_s=0.2", "benchmark.duration_s=1"]
@@ -157,6 +159,30 @@ def test_a_server_whose_parent_is_killed_goes_too(cli, copied):
     served.process.kill()
     served.process.communicate()
     wait_until_gone(copied)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ending_make_alone_ends_the_server_too(cli, copied, number):
+    """As service managers do, which know only the process that they started."""
+    words = ["make", f"PYTHON={sys.executable}", "serve", f"paths.store={cli.store}", f"serving.repository={copied}"]
+    environment = {name: value for name, value in cli.env().items() if not name.startswith("MAKE")}
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as make:  # fmt: skip
+        said = []
+        for line in make.stdout:
+            said.append(line)
+            if "Ctrl-C drains" in line:
+                break
+        started = psutil.Process(make.pid).children(recursive=True)
+        make.send_signal(number)
+        make.wait()
+        _, left = psutil.wait_procs(started, timeout=60)
+        for process in left:
+            process.kill()
+    assert len(started) > 5, said  # shell, program, keeper, server, stubs
+    assert not left
 
 
 def test_a_port_in_use_is_named(cli, copied):

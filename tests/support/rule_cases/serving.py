@@ -15,6 +15,11 @@ CASES = {
         "max_beam_width=4 is more than .*max_beam_width=1",
         {"build": {"max_beam_width": 4}},
     ),
+    "bls-answers-one-request-per-instance": Case(
+        {"through_bls": True, "triton": {"bls_instance_count": 7}, "build": {"max_batch_size": 8}},
+        "bls_instance_count=7 are answered at a time, and the engine takes 8",
+        {"triton": {"bls_instance_count": 8}},
+    ),
     "static-batching-has-no-chunks": Case(
         {"triton": {"batching_strategy": "V1"}, "chunked_context": True},
         "batching_strategy=V1 is static",

@@ -5,16 +5,19 @@ parameter `accumulate_tokens` every streamed response holds the whole text so fa
 a request's `num_draft_tokens` decodes speculatively; with `retention_tokens` the blocks of every prompt's beginning are
 kept in the KV cache with the priority given. The same file serves the GPU and the CPU repository.
 
-Requests are answered by threads, so one instance serves many at a time.
+An instance answers one request at a time: with several, two threads of a process would make nested calls at once, which
+Triton's python backend cannot do without a deadlock sooner or later. As many requests are answered at a time as the
+model has instances (`triton.bls_instance_count`); the others wait in Triton's queue.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,7 +41,6 @@ Array = np.ndarray[Any, Any]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 REPLACEMENT = "\ufffd"
-THREADS = 64
 CANCELLATION_PERIOD_S = 0.1
 
 
@@ -64,25 +66,13 @@ class TritonPythonModel:
             )
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._nested = NestedCalls(decoupled=decoupled)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bls")
-        self._calls: set[Call] = set()
-        self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="cancellation", daemon=True)
-        self._watcher.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand the requests to threads."""
+        """Answer the requests, one after the other."""
         for request in requests:
-            self._threads.submit(self._answer, Call(request))
-
-    def finalize(self) -> None:
-        """Wait for what runs."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._closing.set()
-        self._watcher.join()
+            self._answer(Call(request))
 
     def _answer(self, call: Call) -> None:
-        self._calls.add(call)
         try:
             if call.streaming:
                 for tensors in self._responses(call):
@@ -95,8 +85,6 @@ class TritonPythonModel:
         except Exception as error:  # noqa: BLE001 - every request must get its end, or its client waits for ever
             pb_utils.Logger.log_error(f"tensorrt_llm_bls: {error}")
             call.fail(str(error), pb_utils.TritonError.INTERNAL)
-        finally:
-            self._calls.discard(call)
 
     def _answer_whole(self, call: Call) -> None:
         """One response per sequence; the end rides on the last, as models without streaming need it."""
@@ -129,9 +117,16 @@ class TritonPythonModel:
 
     def _generate(self, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         if call.draft_tokens:
-            yield from self._speculate(call, inputs)
-        else:
-            yield from self._ask(self._model, call, {**inputs, **self._retention.inputs(inputs)})
+            with self._watched(call):
+                yield from self._speculate(call, inputs)
+            return
+        several = call.streaming or len(call.inputs["text_input"]) > 1 or call.sequences > 1
+        watched: AbstractContextManager[None] = nullcontext() if several else self._watched(call)
+        with watched:
+            for outputs in self._ask(self._model, call, {**inputs, **self._retention.inputs(inputs)}):
+                yield outputs
+                if several:
+                    self._stop_if_left(call)
 
     def _speculate(self, call: Call, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         """Let the draft model guess; one response per round when streaming, else one for all."""
@@ -159,13 +154,35 @@ class TritonPythonModel:
         outputs = ["output_ids", "sequence_length", *sorted(PASSED_ON)]
         yield from self._nested.ask(as_request(model, inputs, outputs, call.inner_id), call.pass_queue)
 
-    def _watch(self) -> None:
-        """Stop the generation of clients that are gone."""
-        while not self._closing.wait(CANCELLATION_PERIOD_S):
-            for call in list(self._calls):
-                if not call.stopped and call.is_cancelled():
-                    call.stopped = True
-                    self._stop(call)
+    @contextmanager
+    def _watched(self, call: Call) -> Iterator[None]:
+        """Stop the generation from another thread when the client leaves.
+
+        Only while each nested call has one response (both engines send the end with the last one): a second one,
+        arriving while the main thread takes the first and this one makes a call, would be the deadlock.
+        """
+        done = threading.Event()
+
+        def watch() -> None:
+            while not (call.stopped or done.wait(CANCELLATION_PERIOD_S)):
+                self._stop_if_left(call)
+
+        watcher = threading.Thread(target=watch, name="cancellation", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _stop_if_left(self, call: Call) -> None:
+        """Stop the generation if the client is gone; asks at most every `CANCELLATION_PERIOD_S`."""
+        now = time.monotonic()
+        if not call.stopped and now >= call.ask_again:
+            call.ask_again = now + CANCELLATION_PERIOD_S
+            if call.is_cancelled():
+                call.stopped = True
+                self._stop(call)
 
     def _stop(self, call: Call) -> None:
         one = np.array([[1]], dtype=np.int32)
@@ -191,6 +208,7 @@ class Call:
         }
         self.inner_id = f"bls-{uuid.uuid4().hex}"
         self.stopped = False
+        self.ask_again = 0.0
         self._lock = threading.Lock()
         self._finished = False
 
@@ -198,6 +216,11 @@ class Call:
     def streaming(self) -> bool:
         """Whether the client wants pieces."""
         return "stream" in self.inputs and bool(self.inputs["stream"].any())
+
+    @property
+    def sequences(self) -> int:
+        """How many answers to each prompt are asked for."""
+        return int(self.inputs["num_return_sequences"].max()) if "num_return_sequences" in self.inputs else 1
 
     @property
     def draft_tokens(self) -> int:

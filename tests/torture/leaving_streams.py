@@ -1,0 +1,134 @@
+"""Clients that stream from `tensorrt_llm_bls` and leave at random: those that stay get their whole answer.
+
+Its nested calls can deadlock Triton's python backend when more than one thread of a process is in one (decision 19);
+then the model answers nobody any more. It takes responses that come faster than the interpreter takes them, so the
+engine is a stand-in that counts.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pipelines.serving.process import TritonServer
+from pipelines.settings.serving import ServingSettings
+from tests.support.served_gemma import LIMITS, Client, write_gemma
+from tests.torture.row import Row
+
+CLIENTS, INSTANCES = 16, 4
+TOKENS = 300
+ENGINE = """
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def value(request, name, default):
+    tensor = pb.get_input_tensor_by_name(request, name)
+    return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.stopped = set()
+
+    def execute(self, requests):
+        for request in requests:
+            if value(request, "stop", False):
+                self.stopped.add(request.request_id())
+                request.get_response_sender().send(flags=FINAL)
+            else:
+                threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+
+    def answer(self, request, sender):
+        tokens = list(range(100, 100 + int(value(request, "request_output_len", 1))))
+        pieces = [[token] for token in tokens] if value(request, "streaming", False) else [tokens]
+        for piece in pieces:
+            last = piece is pieces[-1] or request.request_id() in self.stopped
+            tensors = [pb.Tensor("output_ids", np.array([[piece]], np.int32)),
+                pb.Tensor("sequence_length", np.array([[len(piece)]], np.int32))]
+            sender.send(pb.InferenceResponse(tensors), FINAL if last else 0)
+            if last:
+                break
+"""
+MODEL = "tensorrt_llm_bls"
+STAYS = 0.1
+"""Share of the clients that stay to the end."""
+ASKED = {"text_input": "The capital of", "max_tokens": TOKENS}
+
+
+@dataclass
+class Outcome:
+    """What became of the streams, filled by the threads of the clients."""
+
+    begun: int = 0
+    ended: int = 0
+    worst_s: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def run(seed: int, seconds: float) -> list[Row]:
+    """Let clients come and go for about so many seconds."""
+    settings = ServingSettings(drain_timeout_s=5, startup_timeout_s=300)
+    with tempfile.TemporaryDirectory(prefix="leaving-streams-") as root:
+        limits = replace(LIMITS, max_batch_size=CLIENTS)
+        repository = write_gemma(Path(root), limits=limits, bls_instance_count=INSTANCES)
+        (repository / "tensorrt_llm" / "1" / "model.py").write_text(ENGINE)
+        with TritonServer(repository, settings) as server:
+            expected = {stream: _ask(server.grpc_url, stream=stream) for stream in (True, False)}
+            outcome, until = Outcome(), time.monotonic() + seconds
+            threads = [
+                threading.Thread(
+                    target=_visit, args=(server.grpc_url, random.Random(f"{seed}-{number}"), until, expected, outcome)
+                )
+                for number in range(CLIENTS)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    what = f"streams of {MODEL} whose clients leave at random: whoever stays is answered"
+    return [Row(what, outcome.begun, outcome.ended, outcome.worst_s, "; ".join(outcome.faults[:3]))]
+
+
+def _visit(url: str, rng: random.Random, until: float, expected: Mapping[bool, str], outcome: Outcome) -> None:
+    """Come again and again until the time is over, or nobody answers."""
+    while time.monotonic() < until and not outcome.faults:
+        stays, streams = rng.random() < STAYS, rng.random() < 0.8
+        begun, fault = time.monotonic(), ""
+        if stays:
+            try:
+                answer = _ask(url, stream=streams)
+                fault = "" if answer == expected[streams] else f"another answer: {answer[:80]!r}"
+            except (queue.Empty, AssertionError) as error:
+                fault = f"no answer within 30 s ({type(error).__name__} {error})"
+        else:
+            client = Client(url)
+            client.send(MODEL, "one", stream=streams, **ASKED)
+            time.sleep(rng.uniform(0, 0.5))
+            client.close(cancel=True)
+        with outcome.lock:
+            outcome.begun += 1
+            outcome.ended += not fault
+            outcome.worst_s = max(outcome.worst_s, time.monotonic() - begun)
+            if fault:
+                outcome.faults.append(fault)
+
+
+def _ask(url: str, *, stream: bool) -> str:
+    """Ask and wait for the whole answer."""
+    client = Client(url)
+    try:
+        return client.ask(MODEL, stream=stream, **ASKED).text
+    finally:
+        client.close(cancel=True)
