@@ -181,7 +181,12 @@ class EvaluateServed:
     version = "1"
     measures = True
     libraries: tuple[str, ...] = ("transformers", "lm-eval", "tokenizers")
-    needs: tuple[str, ...] = ("transformers", "lm_eval")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the packages; a Triton server is asked with its own client."""
+        triton = ("tritonclient",) if str(self.eval.url).startswith("grpc://") else ()
+        return ("transformers", "lm_eval", *triton)
 
     def identity(self) -> dict[str, Any]:
         """Return task, server and limit, and the label, because it appears in the result."""
