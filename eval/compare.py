@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from eval.paired import ALPHA, SMALL_LOSS, above_chance, compare_pair, logprob_shift
+from eval.paired import above_chance, compare_pair, logprob_shift
+from eval.references import SOURCE, differences, references_of
 from eval.results import EvalResult, Score
+from eval.spec import TASK_SIZES
+from eval.verdict import Criteria, Judgement, Verdict, judge
 from pipelines.document.show import count
 from pipelines.host.text import table, wrapped
 
 Row = dict[str, Any]
 
 _LOSS_HEADER = ("model", "format", "base %", "after", "loss %", "verdict")
-_PAIRED_HEADER = ("format", "asked", "lost", "gained", "change", "95 % interval", "p")
+_PAIRED_HEADER = ("format", "asked", "lost", "gained", "loss", "at least", "at most", "p")
 _FORMATS_PER_BLOCK = 6
 ITSELF = "baseline"
 """Verdict on the result that the others are compared with."""
@@ -21,20 +25,33 @@ ORIGINAL = "transformers"
 """What executes the model in a result of the model itself, before any conversion."""
 
 
-def loss_rows(baseline: EvalResult, others: Iterable[EvalResult]) -> list[Row]:
-    """Return one row per compressed result, paired with its baseline; plain JSON values.
+def loss_rows(pairs: Sequence[tuple[EvalResult, EvalResult]], criteria: Criteria) -> list[Row]:
+    """Return one row per pair (baseline, result), with a verdict; plain JSON values.
 
-    Accuracies, `difference`, `stderr` and `interval` are fractions (0..1); `loss_percent` is in percent
-    of the baseline's accuracy, negative for a gain. `logprob_shift_mean` and `_max` are distances between the
-    natural-log probabilities of a choice. The baseline itself may be among the others.
+    Results of one model are judged together. Accuracies, `difference`, `loss_least`, `loss_most` and `margin` are
+    fractions (0..1); `loss_percent` is in percent of the baseline's accuracy, negative for a gain.
+    `logprob_shift_mean` and `_max` are distances between the natural-log probabilities of a choice. A baseline may be
+    paired with itself; it has no verdict.
 
     Raises:
-        UserError: a result did not answer the baseline's questions.
+        UserError: a result did not answer its baseline's questions.
     """
-    return [_loss_row(baseline, other) for other in others]
+    judged: dict[int, Judgement] = {}
+    for model in dict.fromkeys(other.model for _, other in pairs):
+        places = [i for i, (base, other) in enumerate(pairs) if other.model == model and base is not other]
+        judged |= zip(places, judge([compare_pair(*pairs[i]).changed for i in places], criteria), strict=True)
+    return [
+        {**change_row(baseline, other), **_verdict_of(judged.get(place), other, criteria)}
+        for place, (baseline, other) in enumerate(pairs)
+    ]
 
 
-def _loss_row(baseline: EvalResult, other: EvalResult) -> Row:
+def change_row(baseline: EvalResult, other: EvalResult) -> Row:
+    """Return what changed between two results, without a verdict; units as in `loss_rows`.
+
+    Raises:
+        UserError: the two did not answer the same questions.
+    """
     pair, (mean, most) = compare_pair(baseline, other), logprob_shift(baseline, other)
     return {
         "model": other.model,
@@ -55,13 +72,35 @@ def _loss_row(baseline: EvalResult, other: EvalResult) -> Row:
         "gained": pair.gained,
         "flips": pair.flips,
         "difference": pair.difference,
-        "stderr": pair.stderr,
-        "interval": None if pair.interval is None else list(pair.interval),
-        "p_value": pair.p_value,
         "logprob_shift_mean": mean,
         "logprob_shift_max": most,
-        "verdict": ITSELF if other is baseline else pair.verdict,
     }
+
+
+def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria) -> Row:
+    """Return the verdict with what it rests on; for the baseline itself only that it is the baseline."""
+    row: Row = {"margin": criteria.margin, "false_go": criteria.false_go, "power": criteria.power}
+    if judged is None:
+        nothing = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_limit")
+        return row | dict.fromkeys(nothing) | {"compared": 0, "verdict": ITSELF}
+    return row | {
+        "loss_least": judged.least,
+        "loss_most": judged.most,
+        "p_go": judged.p_go,
+        "p_no_go": judged.p_no_go,
+        "questions_needed": judged.needed,
+        "next_limit": _next_limit(judged, other),
+        "compared": judged.compared,
+        "verdict": str(judged.verdict),
+    }
+
+
+def _next_limit(judged: Judgement, result: EvalResult) -> int | None:
+    """Return the `eval.limit` that asks the questions needed; None if decided, or if the task has too few."""
+    subjects, questions = TASK_SIZES.get(result.task, (0, 0))
+    if judged.needed is None or result.limit is None or judged.needed > questions:
+        return None
+    return -(-judged.needed // subjects)
 
 
 def loss_table(rows: Sequence[Row]) -> str:
@@ -88,25 +127,30 @@ def _loss_cells(row: Row) -> tuple[str, ...]:
 
 
 def _paired_cells(row: Row) -> tuple[str, ...]:
-    low_high = row["interval"]
     return (
         row["format"],
         str(row["questions"]),
         str(row["lost"]),
         str(row["gained"]),
-        f"{100 * row['difference']:+.2f}",
-        "-" if low_high is None else f"{100 * low_high[0]:+.2f} .. {100 * low_high[1]:+.2f}",
-        f"{row['p_value']:.4f}" if row["p_value"] >= 0.0001 else "< 0.0001",
+        f"{0.0 - 100 * row['difference']:+.2f}",
+        *bound_cells(row),
+    )
+
+
+def bound_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the bounds of the loss in points and the p-value of the verdict; dashes for the baseline itself."""
+    if row["loss_least"] is None:
+        return "-", "-", "-"
+    p = min(row["p_go"], row["p_no_go"])
+    return (
+        f"{100 * row['loss_least']:+.2f}",
+        f"{100 * row['loss_most']:+.2f}",
+        f"{p:.4f}" if p >= 0.0001 else "< 0.0001",
     )
 
 
 def _footnotes(rows: Sequence[Row]) -> list[str]:
-    notes = [
-        "Loss is in percent of the baseline's accuracy, change and interval in points.",
-        "lost, gained: questions right only before, only after. p: McNemar's exact test;",
-        f"below {ALPHA}, accuracy changed. Above, 'no measurable loss' if the interval",
-        f"excludes a loss of {100 * SMALL_LOSS:g} point, else 'not decided': ask more questions.",
-    ]
+    notes = [wrapped(f"Loss % is in percent of the baseline's accuracy. {method_text(rows[0])}", 0)]
     if any(row["verdict"] == ITSELF for row in rows):
         itself = "The 16-bit engine is the baseline. eval.baseline=hugging_face compares it with the model itself."
         notes += ["", wrapped(itself, 0)]
@@ -118,7 +162,59 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         notes.append(
             wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing, so no loss could be measured.", 0)
         )
-    return notes
+    verdicts = [wrapped(sentence, 0) for row in rows if (sentence := verdict_sentence(row))]
+    return [*notes, "", *verdicts] if verdicts else notes
+
+
+def method_text(row: Mapping[str, Any]) -> str:
+    """Explain the verdict, its bounds and its p-value in a few sentences, with the numbers that it was made with."""
+    false = f"{100 * row['false_go']:g} %"
+    return (
+        f"GO: the loss is below {in_points(row['margin'])}; NO-GO: it is above; each is wrong in at most {false} of "
+        "cases. UNDECIDED: neither is proven. Lost, gained: right only before, only after. Loss in points, with bounds "
+        f"(at least, at most) that are each wrong in at most {false} of cases. p: chance of answers as good (or bad) "
+        "as these if the loss were the margin, from an exact paired test, corrected by Holm's method for the formats "
+        "of a model compared here."
+    )
+
+
+def in_points(share: float) -> str:
+    """Return a fraction of the questions in percentage points: "1 point", "0.5 points"."""
+    return f"{100 * share:g} point{'' if share == 0.01 else 's'}"
+
+
+def verdict_sentence(row: Mapping[str, Any]) -> str:
+    """State a verdict with what it rests on, as somebody would sign it; empty for the baseline itself."""
+    who, margin = f"{row['model']} {row['format']}", in_points(row["margin"])
+    sure = f"{100 * (1 - row['false_go']):g} % sure"
+    if row["verdict"] == Verdict.GO:
+        most = 100 * row["loss_most"]
+        loses = f"loses at most {most:.2f} points" if most >= 0 else f"gains at least {-most:.2f} points"
+        return f"GO: {who} {loses} ({sure}); the margin is {margin}."
+    if row["verdict"] == Verdict.NO_GO:
+        return f"NO-GO: {who} loses at least {100 * row['loss_least']:.2f} points ({sure}); the margin is {margin}."
+    if row["verdict"] == Verdict.UNDECIDED:
+        between = f"{100 * row['loss_least']:+.2f} and {100 * row['loss_most']:+.2f} points"
+        return f"UNDECIDED: the loss of {who} is between {between}; the margin is {margin}. {_what_decides(row)}"
+    return ""
+
+
+def _what_decides(row: Mapping[str, Any]) -> str:
+    """Say how many more questions would decide, and whether they can be asked."""
+    needed = row["questions_needed"]
+    if needed is None:
+        return "How many questions would decide is unknown: the loss seen equals the margin."
+    more = count(needed - row["questions"], "more question")
+    chance = f"with a probability of {100 * row['power']:g} %, if answers go on changing at this rate"
+    if not row["lost"] + row["gained"]:
+        chance = "if none of their answers changes either"
+    if row["next_limit"] is not None:
+        return f"{more} would decide (eval.limit={row['next_limit']}), {chance}."
+    total = TASK_SIZES.get(row["task"], (0, 0))[1]
+    left = total - row["questions"]
+    if needed > total > 0:
+        return f"{more} would decide, {chance}; {row['task']} has {f'{left:,}' if left else 'no'} more."
+    return f"{more} would decide, {chance}."
 
 
 def against_original(row: Mapping[str, Any]) -> str:
@@ -136,7 +232,7 @@ def against_original(row: Mapping[str, Any]) -> str:
 
 
 def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
-    """Return one row per result that has no baseline to be compared with; accuracies are fractions (0..1)."""
+    """Return one row per result that is not compared with a baseline; accuracies are fractions (0..1)."""
     return [
         {
             "model": result.model,
@@ -159,6 +255,29 @@ def alone_table(rows: Sequence[Row]) -> str:
     return "\n".join(
         [*lines, "", "There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
     )
+
+
+def reference_rows(results: Iterable[EvalResult]) -> list[Row]:
+    """Return the rows of `alone_rows` with what NVIDIA published of each model, in percent."""
+    results = list(results)
+    published = [[asdict(each) for each in references_of(result.model, result.task)] for result in results]
+    return [{**row, "published": found} for row, found in zip(alone_rows(results), published, strict=True)]
+
+
+def reference_table(results: Sequence[EvalResult]) -> str:
+    """Return accuracies beside published ones as text, with the differences of the measurement."""
+    blocks = []
+    for result in results:
+        measured = 100 * result.accuracy
+        published = references_of(result.model, result.task)
+        cells = [("measured", result.qformat, "", f"{measured:.2f}", "")]
+        for each in published:
+            minus = f"{measured - each.accuracy:+.2f}"
+            cells.append(("published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}", minus))
+        lines = table([("", "format", "KV cache", "accuracy %", "measured - this"), *cells], left=3)
+        who = f"{result.model} on {result.task}, and what NVIDIA published of {published[0].model} ({SOURCE})."
+        blocks.append("\n".join([wrapped(who, 0), "", *lines, "", wrapped(differences(result), 0)]))
+    return "\n\n".join(blocks)
 
 
 def subject_rows(baseline: EvalResult, others: Sequence[EvalResult]) -> list[Row]:

@@ -1,22 +1,13 @@
-"""Compare two results on the same questions: what changed, and whether chance explains it. Standard library only."""
+"""Compare two results on the same questions: which answers changed. Standard library only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.results import EvalResult
+from eval.verdict import Changed
 from pipelines.domain.errors import UserError
-
-ALPHA = 0.05
-"""A change is called measurable if chance alone would produce one as large in fewer than 5 % of cases."""
-
-SMALL_LOSS = 0.01
-"""A format keeps its accuracy only if a loss of one point (of all questions) can be excluded."""
-
-Z_95 = 1.959964
-"""Half width of a 95 % interval in standard errors (normal distribution)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +22,6 @@ class Paired:
         gained: questions wrong before and right after.
         flips: questions answered differently, right or wrong.
         difference: accuracy after minus before; the mean of the per-question differences.
-        stderr: standard error of `difference` over questions; None for a single question.
-        p_value: McNemar's exact test, two-sided.
     """
 
     questions: int
@@ -42,15 +31,11 @@ class Paired:
     gained: int
     flips: int
     difference: float
-    stderr: float | None
-    p_value: float
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of `difference`."""
-        if self.stderr is None:
-            return None
-        return self.difference - Z_95 * self.stderr, self.difference + Z_95 * self.stderr
+    def changed(self) -> Changed:
+        """What a verdict is made from."""
+        return Changed(self.questions, self.lost, self.gained)
 
     @property
     def loss_percent(self) -> float | None:
@@ -60,28 +45,6 @@ class Paired:
         """
         right_before = self.baseline_accuracy * self.questions
         return 100 * (self.lost - self.gained) / right_before if right_before else None
-
-    @property
-    def greatest_loss(self) -> float:
-        """Upper end of the 95 % interval of the loss, as a fraction of all questions.
-
-        If no answer changed, the interval has no width, however few the questions; the rule of three bounds the loss
-        instead: an event that did not occur in n trials has a probability of at most 3 / n.
-        """
-        if self.interval is None:
-            return 1.0
-        return -self.interval[0] if self.lost or self.gained else min(1.0, 3 / self.questions)
-
-    @property
-    def verdict(self) -> str:
-        """One of "loses accuracy", "gains", "no measurable loss", "not decided".
-
-        A p-value of 0.05 or more alone proves nothing: too few questions give one as well. It means "no measurable
-        loss" only if a loss of `SMALL_LOSS` can be excluded.
-        """
-        if self.p_value >= ALPHA:
-            return "no measurable loss" if self.greatest_loss < SMALL_LOSS else "not decided"
-        return "loses accuracy" if self.lost > self.gained else "gains"
 
 
 def mcnemar_exact(lost: int, gained: int) -> float:
@@ -116,8 +79,6 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
         gained=changes.count(1),
         flips=sum(a.choice != b.choice for a, b in zip(before, after, strict=True)),
         difference=sum(changes) / len(changes),
-        stderr=_stderr_of_mean(changes),
-        p_value=mcnemar_exact(changes.count(-1), changes.count(1)),
     )
 
 
@@ -154,12 +115,3 @@ def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
                 f" questions: {name} is {ours!r} and {theirs!r}.",
                 todo="Evaluate both with the same eval settings.",
             )
-
-
-def _stderr_of_mean(values: Sequence[int]) -> float | None:
-    """Return sqrt(sum((x - mean)^2) / (n - 1) / n), or None for fewer than two values."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean = sum(values) / n
-    return math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1) / n)

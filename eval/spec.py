@@ -20,6 +20,10 @@ def task_fault(task: str) -> Fault | None:
     )
 
 
+TASK_SIZES = {"mini_mmlu": (12, 1104), "mmlu": (57, 14042)}
+"""Subjects and questions of the tasks whose size is known before they are read."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
     """Settings of one evaluation.

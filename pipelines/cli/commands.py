@@ -84,7 +84,8 @@ COMMANDS = {
         "pipelines.run.commands:evaluate",
         "build, then accuracy beside the 16-bit baseline",
         "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
-        "with a paired test of their difference. eval.baseline=hugging_face compares with the original model instead.",
+        "with a verdict on the loss: GO, NO-GO or UNDECIDED (docs/accuracy-evidence.md). eval.baseline=hugging_face "
+        "compares with the original model instead.",
         (*BUILD, "eval"),
         ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
     ),
@@ -184,8 +185,8 @@ COMMANDS = {
         "Markdown and one HTML file from what was made and measured",
         "Writes the report of a model from what the store holds: formats, accuracy, sizes, loads and pictures. It "
         "measures nothing.",
-        ("model", "report", "paths"),
-        ("report", "report model=tiny_llama", "report report.max_accuracy_loss_percent=0.5"),
+        ("model", "report", "eval", "paths"),
+        ("report", "report model=tiny_llama", "report eval.margin_points=0.5 report.max_accuracy_loss_percent=0.5"),
     ),
     "plan": Command(
         "pipelines.run.commands:plan",

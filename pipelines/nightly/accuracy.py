@@ -1,23 +1,44 @@
-"""Judge the accuracy of a night against a pinned limit and, question by question, against earlier nights."""
+"""Judge the accuracy of a night against its limit and, question by question, against earlier nights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from eval.paired import mcnemar_exact
+from eval.verdict import Changed, Verdict, p_below, verdict_of
 from pipelines.nightly.record import Record, unpack_bits
 from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
 
 
-def accuracy_limit(record: Record, expect: ExpectSettings) -> list[Regression]:
-    """Find a loss above the format's limit that chance does not explain."""
-    found = record.accuracy
+def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verdict | None:
+    """Judge the loss against the format's limit.
+
+    Args:
+        record: line of the history.
+        expect: contains the limits.
+        chance: probability of a wrong verdict.
+
+    Returns:
+        None without a limit or a baseline, and for a line that was written before lost and gained were recorded.
+    """
+    found, limit = record.accuracy, _limit(record, expect)
+    if found is None or limit is None or found.get("lost") is None:
+        return None
+    changed = Changed(found["questions"], found["lost"], found["gained"])
+    margin = limit / 100 * found["baseline"]
+    return verdict_of(p_below(changed, margin), p_below(changed.mirrored, -margin), chance)
+
+
+def _limit(record: Record, expect: ExpectSettings) -> float | None:
     limits = expect.accuracy_loss_percent
-    limit = limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
-    if found is None or limit is None or found["loss_percent"] is None:
-        return []
-    if found["loss_percent"] <= limit or found["verdict"] != "loses accuracy":
+    return limits.get(f"{record.model} {record.precision}", limits.get(record.precision))
+
+
+def accuracy_limit(record: Record, expect: ExpectSettings, chance: float) -> list[Regression]:
+    """Find a loss that is proven to be above the format's limit."""
+    found, limit = record.accuracy, _limit(record, expect)
+    if found is None or limit is None or limit_verdict(record, expect, chance) is not Verdict.NO_GO:
         return []
     least = found["baseline"] * (1 - limit / 100)
     why = f"loses {found['loss_percent']:.2f} % of the baseline's accuracy; the limit is {limit:g} %"

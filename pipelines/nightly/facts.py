@@ -30,6 +30,8 @@ NOT_DECIDING = (
 """Groups of settings that do not affect results."""
 LOADS = ("benchmark.concurrency", "benchmark.request_rate")
 """The load is part of a metric's name, so that adding a load keeps the series of the others."""
+CRITERIA = ("eval.margin_points", "eval.false_go", "eval.power")
+"""How an accuracy is judged, which is not part of the measurement."""
 PLACES = ("eval.dataset_path", "workload.trace", "benchmark.url", "benchmark.metrics_url")
 Artifacts = Mapping[str, Path]
 
@@ -54,7 +56,7 @@ def _processor() -> str:
 def deciding(settings: Settings) -> dict[str, Any]:
     """Return all settings that determine the result, flattened, for the digest and for naming changes."""
     raw = {group: value for group, value in settings.model_dump(mode="json").items() if group not in NOT_DECIDING}
-    return flatten(raw)
+    return {key: value for key, value in flatten(raw).items() if key not in CRITERIA}
 
 
 def protocol(settings: Settings) -> dict[str, Any]:
@@ -166,9 +168,8 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
         "stderr": after.overall.stderr,
         "baseline": pair.baseline_accuracy if pair else None,
         "loss_percent": pair.loss_percent if pair else None,
-        "interval": pair.interval if pair else None,
-        "p_value": pair.p_value if pair else None,
-        "verdict": pair.verdict if pair else "no baseline",
+        "lost": pair.lost if pair else None,
+        "gained": pair.gained if pair else None,
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),
     }

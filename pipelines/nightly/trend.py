@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eval.verdict import Verdict
 from pipelines.document.blocks import (
     LEFT,
     Block,
@@ -21,6 +22,7 @@ from pipelines.document.blocks import (
 )
 from pipelines.document.show import NONE, machine_text, number, percent, when
 from pipelines.domain.metrics import NIGHTLY_TABLE
+from pipelines.nightly.accuracy import limit_verdict
 from pipelines.nightly.history import History, HistoryContents
 from pipelines.nightly.record import Record
 from pipelines.nightly.sentences import by_reason, causes, headline
@@ -36,7 +38,7 @@ def trend_document(
     """Build the trend report of one run."""
     first = verdict.records[0]
     sections = (
-        Section("tonight", "Tonight", tuple(_tonight(verdict))),
+        Section("tonight", "Tonight", tuple(_tonight(verdict, settings))),
         Section("trends", "Trends", tuple(_trends(verdict))),
         Section("not-measured", "Not measured", tuple(_not_measured(verdict))),
         Section("judged", "Every comparison", tuple(_judged(verdict))),
@@ -89,7 +91,7 @@ def _lead(history: History, read: HistoryContents, verdict: NightVerdict) -> lis
     return blocks + [Callout("note", note) for note in read.notes]
 
 
-def _tonight(verdict: NightVerdict) -> list[Block]:
+def _tonight(verdict: NightVerdict, settings: NightlySettings) -> list[Block]:
     done = [record for record in verdict.records if record.status == "done"]
     if not done:
         return [Text("No cell was measured.")]
@@ -97,11 +99,12 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
     worse = {found.cell for found in verdict.regressions}
     columns = (
         Column("cell", right=LEFT), Column("", right=LEFT), Column("ISL"), Column("OSL"), Column("load", right=LEFT),
-        Column("%", "accuracy"), Column("loss %", "accuracy"),
+        Column("%", "accuracy"), Column("loss %", "accuracy"), Column("limit", "accuracy", right=LEFT),
         *(Column(name, figure.title) for figure in NIGHTLY_TABLE for name in ("now", "change %")),
         Column("engine, MiB"),
     )  # fmt: skip
-    rows = [row for record in done for row in _rows(record, lines, record.cell in worse)]
+    words = {record.key: limit_verdict(record, settings.expect, verdict.chance(settings)) for record in done}
+    rows = [row for record in done for row in _rows(record, lines, record.cell in worse, words[record.key])]
     note = (
         "Change is relative to the median of earlier nights; a dash means not yet known. Of repeated measurements the"
         " median is shown."
@@ -111,7 +114,9 @@ def _tonight(verdict: NightVerdict) -> list[Block]:
     return [Table(caption, "measured", columns, tuple(rows), None, (note,))]
 
 
-def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> list[tuple[str, ...]]:
+def _rows(
+    record: Record, lines: dict[tuple[str, str], Series], worse: bool, word: Verdict | None
+) -> list[tuple[str, ...]]:
     """Make one row per load; the first row also contains the values that the loads share."""
     rows = []
     for place, load in enumerate(record.measurements[-1]):
@@ -122,7 +127,8 @@ def _rows(record: Record, lines: dict[tuple[str, str], Series], worse: bool) -> 
             line = lines.get((record.cell, metric))
             cells += [number(figure.shown(value)), _signed(_change(line) if line else None)]
         accuracy = record.accuracy or {}
-        shared = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent"))) if not place else ("", "")
+        loss = (percent(accuracy.get("accuracy")), _plain(accuracy.get("loss_percent")), str(word or NONE))
+        shared = loss if not place else ("",) * len(loss)
         size = number(record.sizes.get("engine_bytes", 0) / 2**20 or None) if not place else ""
         state = ("worse" if worse else "") if not place else ""
         name = record.cell if not place else ""
@@ -217,7 +223,7 @@ def _method(settings: NightlySettings, verdict: NightVerdict) -> tuple[tuple[str
         ("jump, shift", "Worse means that tonight alone, or the last four nights together, are beyond their limit."),
         ("until repaired", "Later nights are not compared with a worse night."),
         ("floors", f"Smaller changes never count: {floors}."),
-        ("accuracy loss", f"Limits against 16 bit, for losses measurable by McNemar's exact test: {limits or 'none'}."),
+        ("accuracy loss", f"Limits against 16 bit, for losses proven to be larger (NO-GO): {limits or 'none'}."),
         ("accepted", accepted or "nothing"),
         ("pinned", "; ".join(f"{p.cell}, {p.metric}: {p.worst:g} ({p.reason})" for p in expect.pinned) or "nothing"),
     )

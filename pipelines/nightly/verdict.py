@@ -49,6 +49,10 @@ class NightVerdict:
     failures: tuple[tuple[str, str], ...]
     questions: int
 
+    def chance(self, settings: NightlySettings) -> float:
+        """Return the chance of a false alarm of each comparison, which together have that of the settings."""
+        return settings.false_alarms / max(1, self.questions)
+
     @property
     def exit_code(self) -> int:
         """Return the exit code: 3 for a regression, 1 if a cell failed or no cell could run, else 0."""
@@ -86,7 +90,7 @@ def judge(records: Sequence[Record], run: str, settings: NightlySettings) -> Nig
         found += _pinned(record, settings.expect) + _errors(record, settings.expect)
         asked = [*nights, record]
         since = max(restarts_of(asked, "accuracy", settings.expect), default=0)
-        found += accuracy_limit(record, settings.expect) + accuracy_fell(asked[since:], settings, chance)
+        found += accuracy_limit(record, settings.expect, chance) + accuracy_fell(asked[since:], settings, chance)
     if not any(record.status == "done" for record in ours):
         failures.append(("the run", "no cell could be measured here"))
     return NightVerdict(run, tuple(ours), tuple(series), tuple(found), tuple(failures), questions)

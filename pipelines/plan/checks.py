@@ -18,6 +18,7 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan import memory_checks, serving_checks
+from pipelines.plan.accuracy_checks import few_questions, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import EVALUATED, SERVED, STARTED, Target, has_baseline, has_reference, is_elsewhere
@@ -82,9 +83,10 @@ def check(
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
     checked.faults += refused(findings)
-    checked.warnings = (*warned(findings), *_few_texts(settings, found))
+    checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
+    checked.faults += unknown_reference(settings, target)
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
     known = {finding.rule.name for finding in findings if finding.rule.severity is Severity.REFUSE}

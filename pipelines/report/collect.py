@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from eval.compare import loss_rows
+from eval.compare import change_row, loss_rows
 from eval.results import EvalResult
+from eval.verdict import USUAL, Criteria
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
 from pipelines.domain.errors import UserError, did_you_mean
@@ -26,13 +28,16 @@ _HEADS = ("benchmark", "evaluate", "repository", "build", "quantize")
 """Stages in order of preference; the newest artifact of the first one present determines a format's chain."""
 
 
-def collect(store: Store, model: str | None = None, variants: Sequence[str] | None = None) -> ReportData:
+def collect(
+    store: Store, model: str | None = None, variants: Sequence[str] | None = None, criteria: Criteria = USUAL
+) -> ReportData:
     """Collect all data of a report.
 
     Args:
         store: is only read; the artifacts' large files may be missing.
         model: label of one model; None is every model of the store.
         variants: formats in the order to show; None is every format of the store, the baseline first.
+        criteria: which loss is acceptable, and how sure a verdict has to be.
 
     Raises:
         UserError: the store has no matching artifact, or a manifest or result is broken.
@@ -44,7 +49,22 @@ def collect(store: Store, model: str | None = None, variants: Sequence[str] | No
     results = {piece.place: _benchmark(shelf, piece) for piece in benchmarks}
     evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
     formats = tuple(_format(shelf, label, by_label[label], results, evaluations) for label in labels)
+    formats = _judged(formats, evaluations, criteria)
     return ReportData(formats, group_runs(formats))
+
+
+def _judged(
+    formats: Sequence[FormatReport], evaluations: Mapping[str, EvalResult], criteria: Criteria
+) -> tuple[FormatReport, ...]:
+    """Judge all formats with a baseline together, because several comparisons need a correction."""
+    found = [item.accuracy for item in formats if item.accuracy and item.accuracy.baseline]
+    rows = iter(loss_rows([(evaluations[each.baseline or ""], each.result) for each in found], criteria))
+    return tuple(
+        replace(item, accuracy=replace(item.accuracy, row=next(rows)))
+        if item.accuracy and item.accuracy.baseline
+        else item
+        for item in formats
+    )
 
 
 def _stage(pieces: Iterable[ReportedArtifact], stage: str) -> list[ReportedArtifact]:
@@ -233,7 +253,7 @@ def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], sh
     for other in shelf.of("evaluate"):
         baseline = evaluations.get(other.place)
         if baseline and baseline.qformat == BASELINE and _pairs(baseline, result):
-            return Accuracy(piece, result, loss_rows(baseline, [result])[0], other.place, original=original)
+            return Accuracy(piece, result, None, other.place, original=original)
     missing = "no 16-bit baseline answered the same questions on the same engine"
     return Accuracy(piece, result, None, None, missing, original)
 
@@ -244,7 +264,7 @@ def _against_original(result: EvalResult, shelf: Shelf) -> Mapping[str, Any] | N
         if piece.model == result.model:
             original = _evaluation(shelf, piece)
             if _same_prompts(original, result):
-                return loss_rows(original, [result])[0]
+                return change_row(original, result)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.verdict import Criteria
 from pipelines.document.write import ReportPaths, write_document
 from pipelines.host.paths import relative_to_cwd
 from pipelines.host.screen import say
@@ -45,7 +46,7 @@ def write(
         UserError: there is nothing to report, or the folder cannot be written.
     """
     loss = settings.report.max_accuracy_loss_percent
-    data = with_models(collect(store, model, variants), settings, store.root)
+    data = with_models(collect(store, model, variants, Criteria.of(settings.eval)), settings, store.root)
     paths = write_report(data, settings.report.folder / model, loss)
     if compared:
         say("\n" + comparison_text(comparison(data, loss)))

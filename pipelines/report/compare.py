@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.verdict import Verdict
 from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
 from pipelines.engines.registry import ENGINES
@@ -33,8 +34,8 @@ class FormatRow:
         variant: compression in one word.
         accuracy: share of right answers, 0..1.
         loss_percent: loss in percent of the baseline's accuracy; 0 for the baseline itself.
-        interval_percent: 95 % interval of that loss.
-        verdict: result of the paired statistics.
+        most_percent: upper bound of that loss.
+        verdict: GO, NO-GO or UNDECIDED, or why there is none.
         engine_bytes: size of the engine on disk.
         run: the benchmark.
         peak: level with the most output tokens/s; None if no level counts (see `Level.counts`).
@@ -47,7 +48,7 @@ class FormatRow:
     variant: str
     accuracy: float | None
     loss_percent: float | None
-    interval_percent: tuple[float, float] | None
+    most_percent: float | None
     verdict: str
     engine_bytes: int | None
     run: BenchmarkRun | None
@@ -218,19 +219,19 @@ def _measured(row: FormatRow) -> bool:
 
 
 def _acceptable(row: FormatRow, limit: float) -> bool:
-    return row.loss_percent is not None and row.loss_percent <= limit
+    return row.loss_percent is not None and row.loss_percent <= limit and row.verdict != Verdict.NO_GO
 
 
 def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
     build = item.piece("build")
     levels = [level for level in finished(run) if level.counts]
-    loss, interval, verdict = _loss(item)
+    loss, most, verdict = _loss(item)
     return FormatRow(
         model=item.model,
         variant=item.variant,
         accuracy=item.accuracy.result.accuracy if item.accuracy else None,
         loss_percent=loss,
-        interval_percent=interval,
+        most_percent=most,
         verdict=verdict,
         engine_bytes=build.facts.get("engine_bytes") if build else None,
         run=run,
@@ -240,17 +241,16 @@ def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
     )
 
 
-def _loss(item: FormatReport) -> tuple[float | None, tuple[float, float] | None, str]:
-    """Return the loss in percent of the baseline, its 95 % interval, and the verdict."""
+def _loss(item: FormatReport) -> tuple[float | None, float | None, str]:
+    """Return the loss in percent of the baseline, its upper bound, and the verdict."""
     if item.accuracy is None:
         return None, None, "not measured"
     if item.accuracy.row is None:
         is_base = item.variant == BASELINE
         return (0.0, None, "baseline") if is_base else (None, None, "no baseline")
     row = item.accuracy.row
-    base, interval = row["baseline_accuracy"], row["interval"]
-    shown = (-100 * interval[1] / base, -100 * interval[0] / base) if interval and base else None
-    return row["loss_percent"], shown, str(row["verdict"])
+    base = row["baseline_accuracy"]
+    return row["loss_percent"], 100 * row["loss_most"] / base if base else None, str(row["verdict"])
 
 
 def finished(run: BenchmarkRun | None) -> list[Level]:
@@ -279,6 +279,8 @@ def _refusal(row: FormatRow, limit: float) -> str:
         return f"its accuracy is unknown ({row.verdict})"
     if row.loss_percent > limit:
         return f"loses {row.loss_percent:.2f} % of the accuracy; the limit is {limit:g} %"
+    if row.verdict == Verdict.NO_GO:
+        return f"NO-GO: loses {row.loss_percent:.2f} % of the accuracy, proven to be more than the margin"
     if row.run is None:
         return "it was not benchmarked"
     if not finished(row.run):
@@ -297,7 +299,7 @@ def in_words(variant: str) -> str:
 
 def _reason(best: FormatRow, limit: float, *, alone: bool) -> str:
     what = "is the only format that qualifies" if alone else "gives the most throughput"
-    loss = f"loss {best.loss_percent:.2f} %" + (" (not decided)" if best.verdict == "not decided" else "")
+    loss = f"loss {best.loss_percent:.2f} %" + (" (UNDECIDED)" if best.verdict == Verdict.UNDECIDED else "")
     return f"{in_words(best.variant)} {what} within an accuracy loss of {limit:g} %: {_told(best)}, {loss}."
 
 
@@ -324,10 +326,10 @@ def _choice_notes(best: FormatRow, eligible: Sequence[FormatRow], limit: float) 
     others = [row for row in eligible if row is not best]
     second = max(others, key=lambda row: row.score or 0.0, default=None)
     notes = _noise(best, second) if second is not None else []
-    if best.interval_percent and best.interval_percent[1] > limit:
+    if best.most_percent is not None and best.most_percent > limit:
         notes.append(
-            f"The 95 % interval of the accuracy loss of {best.variant} reaches {best.interval_percent[1]:.2f} %, "
-            f"above the limit of {limit:g} %: evaluate more questions to be sure."
+            f"The accuracy loss of {best.variant} may be up to {best.most_percent:.2f} % (upper bound), above the "
+            f"limit of {limit:g} %: evaluate more questions to be sure."
         )
     return notes
 

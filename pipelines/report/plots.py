@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from eval.compare import in_points
+from eval.verdict import Verdict
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.document.labels import beside, place
@@ -205,33 +207,42 @@ def _in_words(curves: Sequence[tuple[BenchmarkRun, list[Point]]], y_unit: str, x
     return "Line plot, one line per format. At the last load, " + "; ".join(parts) + "."
 
 
-def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "accuracy") -> Figure | None:
-    """Plot the change in accuracy with its 95 % interval per format; None if nothing was paired with a baseline."""
+_VERDICT_COLOURS = {Verdict.GO: "work", Verdict.NO_GO: "bad", Verdict.UNDECIDED: "wait"}
+
+
+def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> Figure | None:
+    """Plot the change in accuracy with bounds and verdict per format; None if nothing was paired with a baseline."""
     rows = [item.accuracy.row for item in formats if item.accuracy and item.accuracy.row]
     if not rows:
         return None
     several = len({row["model"] for row in rows}) > 1
     names = [f"{row['model']} {row['format']}" if several else str(row["format"]) for row in rows]
+    widest = 100 * max(row["margin"] for row in rows)
 
     def draw(figure: Drawing, theme: Theme) -> None:
         axes = figure.subplots()
         axes.axvline(0, color=theme["ink"], linewidth=0.9)
         for at, row in enumerate(rows):
-            accepted = -limit * row["baseline_accuracy"]
-            axes.plot([accepted] * 2, [at - 0.5, at + 0.5], color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
+            margin = -100 * row["margin"]
+            axes.plot([margin] * 2, [at - 0.5, at + 0.5], color=theme["bad"], linewidth=1, linestyle=(0, (4, 3)))
             middle = 100 * row["difference"]
-            colour = theme["bad"] if row["verdict"] == "loses accuracy" else theme["work"]
-            if row["interval"]:
-                low, high = (100 * value for value in row["interval"])
-                axes.plot([low, high], [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
+            colour = theme[_VERDICT_COLOURS[row["verdict"]]]
+            ends = [-100 * row["loss_most"], -100 * row["loss_least"]]
+            axes.plot(ends, [at, at], color=colour, linewidth=2.2, solid_capstyle="butt")
             axes.plot([middle], [at], marker="o", color=colour, markersize=6)
-            # Beside the axes: on a line of zero or of the accepted loss, the number would look struck through.
-            axes.annotate(f"{middle:+.2f}", (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+            # Beside the axes: on a line of zero or of the margin, the number would look struck through.
+            axes.annotate(
+                f"{middle:+.2f}  {row['verdict']}",
+                (1.01, at),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=8,
+            )
         axes.set_yticks(range(len(rows)), names)
         axes.tick_params(axis="y", length=0, labelcolor=theme["ink"])
         axes.set_ylim(len(rows) - 0.5, -0.7)
         low, high = axes.get_xlim()
-        axes.set_xlim(min(low, -2 * limit) * 1.03, max(high, limit))
+        axes.set_xlim(min(low, -2 * widest) * 1.03, max(high, widest))
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("change in accuracy against the 16-bit baseline, percentage points")
@@ -242,12 +253,15 @@ def accuracy_change(formats: Sequence[FormatReport], limit: float, name: str = "
         draw,
         title="Change in accuracy by format",
         caption=(
-            "Dot: change; bar: 95 % interval over the same questions, paired; dashed: the accepted loss "
-            f"({limit:g} % of the baseline). Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
+            f"Dot: change; bar: its bounds, each wrong in at most {100 * rows[0]['false_go']:g} % of cases; dashed: "
+            f"the margin ({in_points(rows[0]['margin'])} lost). "
+            f"Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
             f"{count(rows[0]['questions'], 'question')}, engine {rows[0]['engine']}."
         ),
         alt="Change in accuracy in points. "
-        + "; ".join(f"{label} {100 * row['difference']:+.2f}" for label, row in zip(names, rows, strict=True))
+        + "; ".join(
+            f"{label} {100 * row['difference']:+.2f}, {row['verdict']}" for label, row in zip(names, rows, strict=True)
+        )
         + ".",
     )
 

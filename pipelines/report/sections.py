@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from eval.compare import against_original
+from eval.compare import against_original, in_points, method_text, verdict_sentence
+from eval.verdict import Verdict
 from pipelines.document.blocks import (
     Block,
     BulletList,
@@ -50,7 +51,7 @@ def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Docume
     compared = comparison(data, max_accuracy_loss_percent)
     sections = (
         _formats(compared),
-        _accuracy(data, max_accuracy_loss_percent),
+        _accuracy(data),
         *(_load(workload, data, number, len(data.workloads)) for number, workload in enumerate(data.workloads, 1)),
         _sizes(data),
         _made_from(data),
@@ -93,13 +94,19 @@ def _accuracy_card(data: ReportData) -> Card:
         asked = f"{evaluated[0].label}, {result.task}, {count(result.questions, 'question')}"
         detail = f"{asked}; no compressed format to compare"
         return Card("Accuracy", percent(result.accuracy), "%", detail, "measured")
-    kept = [item.variant for item, row in rows if row["verdict"] in ("no measurable loss", "gains")]
-    lost = [f"{i.variant} loses {row['loss_percent']:.2f} %" for i, row in rows if row["verdict"] == "loses accuracy"]
-    open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == "not decided")
+    kept = [item for item, row in rows if row["verdict"] == Verdict.GO]
+    lost = [
+        f"{item.variant} NO-GO, at least {100 * row['loss_least']:.2f} points lost"
+        for item, row in rows
+        if row["verdict"] == Verdict.NO_GO
+    ]
+    open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == Verdict.UNDECIDED)
     first = rows[0][1]
     asked = f"{first['task']}, {count(first['questions'], 'question')}, paired with 16 bit"
-    detail = "; ".join([*lost, *([f"{open_} not decided"] if open_ else []), asked])
-    return Card("No measurable loss", f"{len(kept)} of {len(rows)}", "formats", detail, "measured")
+    detail = "; ".join([*lost, *([f"{open_} UNDECIDED"] if open_ else []), asked])
+    return Card(
+        f"GO: less than {in_points(first['margin'])} lost", f"{len(kept)} of {len(rows)}", "formats", detail, "measured"
+    )
 
 
 def _load_cards(compared: Sequence[Comparison]) -> list[Card]:
@@ -172,15 +179,18 @@ def _formats(compared: Sequence[Comparison]) -> Section:
     return Section("formats", "Formats side by side", tuple(blocks))
 
 
-def _accuracy(data: ReportData, limit: float) -> Section:
+def _accuracy(data: ReportData) -> Section:
     if not any(item.accuracy for item in data.formats):
         return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"),))
     blocks: list[Block] = [accuracy_table(data)]
+    rows = [item.accuracy.row for item in data.formats if item.accuracy and item.accuracy.row]
+    if rows:
+        blocks += [BulletList(tuple(map(verdict_sentence, rows))), Text(method_text(rows[0]))]
     found = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
     if found:
         blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
         blocks.append(BulletList(tuple(map(against_original, found))))
-    if figure := plots.accuracy_change(data.formats, limit):
+    if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
     for model in data.models:
         if table := subject_table([item for item in data.formats if item.model == model]):

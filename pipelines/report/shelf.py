@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from pipelines.domain.errors import Fault, UserError
+from pipelines.domain.errors import UserError
 from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
-from pipelines.store.manifest import MANIFEST, DamagedError, Json, read_manifest
+from pipelines.store.manifest import MANIFEST, Json, Manifests
 from pipelines.store.store import KEY_LENGTH, Store
 
 STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "repository", "benchmark")
@@ -85,20 +85,13 @@ def _manifests(store: Store) -> list[Json]:
     Raises:
         UserError: names every one that is damaged.
     """
-    found: list[Json] = []
-    faults: list[Fault] = []
-    for folder in store.folders():
-        try:
-            if folder.parent.name in STAGES and (folder / MANIFEST).exists():
-                found.append(read_manifest(folder))
-        except DamagedError as error:
-            if error.older:
-                warn(f"{folder} is {error.state}; it is left out.")
-            else:
-                faults.extend(error.faults)
-    if faults:
-        raise UserError.of(faults)
-    found.sort(key=lambda manifest: str(manifest["created"]), reverse=True)
+    folders = [folder for folder in store.folders() if folder.parent.name in STAGES and (folder / MANIFEST).exists()]
+    manifests = Manifests.read(folders)
+    for folder in manifests.older:
+        warn(f"{folder} is of an older version: its {MANIFEST} has no checksum; it is left out.")
+    if manifests.faults:
+        raise UserError.of(manifests.faults)
+    found = sorted(manifests.whole.values(), key=lambda manifest: str(manifest["created"]), reverse=True)
     return sorted(found, key=lambda manifest: STAGES.index(manifest["stage"]))
 
 

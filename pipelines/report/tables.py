@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eval.compare import bound_cells
 from pipelines.document.blocks import LEFT, Column, Table, groups
 from pipelines.document.show import NONE, percent, when
 from pipelines.domain.units import show_bytes, show_seconds
@@ -11,7 +12,7 @@ from pipelines.report.data import FormatReport, ReportData, ReportedArtifact
 
 
 def accuracy_table(data: ReportData) -> Table:
-    """Return the accuracy of every format with the paired statistics against the baseline."""
+    """Return the accuracy of every format with the verdict against the baseline and what it rests on."""
     items = [item for item in data.formats if item.accuracy]
     results = [item.accuracy.result for item in items if item.accuracy]
     tasks = dict.fromkeys(f"{each.task}, {each.num_fewshot}-shot, engine {each.engine}" for each in results)
@@ -22,14 +23,13 @@ def accuracy_table(data: ReportData) -> Table:
             Column("format", right=LEFT),
             Column("questions"),
             *groups("accuracy", ("%", "± %")),
-            *groups("against the baseline", ("loss %", "lost", "gained", "change, points", "95 % interval", "p")),
+            *groups("against the baseline", ("loss %", "lost", "gained")),
+            *groups("loss, points", ("measured", "at least", "at most")),
+            Column("p"),
             Column("verdict", right=LEFT),
         ),
         rows=tuple(_accuracy_cells(item, _name(item, data)) for item in items),
-        notes=(
-            "Lost: answered right only by the baseline; gained: only by this format. ±: standard error. No question "
-            "lost or gained: the interval has no width, and the loss is at most 3 / questions (rule of three).",
-        ),
+        notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
     )
 
 
@@ -44,16 +44,14 @@ def _accuracy_cells(item: FormatReport, name: str) -> tuple[str, ...]:
     cells = [name, f"{result.questions:,}", percent(result.accuracy), percent(result.overall.stderr)]
     if row is None:
         why = item.accuracy.missing or "baseline"
-        return (*cells, *[NONE] * 6, why)
-    interval = row["interval"]
+        return (*cells, *[NONE] * 7, why)
     return (
         *cells,
         NONE if row["loss_percent"] is None else f"{row['loss_percent']:.2f}",
         str(row["lost"]),
         str(row["gained"]),
-        f"{100 * row['difference']:+.2f}",
-        NONE if interval is None else f"{100 * interval[0]:+.2f} .. {100 * interval[1]:+.2f}",
-        f"{row['p_value']:.4f}" if row["p_value"] >= 0.0001 else "< 0.0001",
+        f"{0.0 - 100 * row['difference']:+.2f}",
+        *bound_cells(row),
         row["verdict"],
     )
 

@@ -18,7 +18,6 @@ CONVENTIONS: tuple[tuple[str, str], ...] = (
      "schedule regardless of the server."),
     ("client-limited", "The load generator itself was the bottleneck. The throughput is a lower bound; latencies "
      "include waiting in the load generator. Such a load, or one that was cut short, is shown but never chosen."),
-    ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, over the same questions. Accuracy changed "
-     "if p < 0.05 in McNemar's exact test. Otherwise there is no measurable loss if the 95 % interval excludes a loss "
-     "of one point, and the loss is not decided if it does not."),
+    ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, or in points of all questions, over the "
+     "same questions. GO: it is proven to be below the margin; NO-GO: above; UNDECIDED: neither."),
 )  # fmt: skip

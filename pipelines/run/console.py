@@ -20,6 +20,7 @@ from pipelines.plan.needs import needs
 from pipelines.plan.plan import Plan, PlannedStep
 from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
+from pipelines.settings.engine import EvalSettings
 from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, EvaluateServed, baseline_of
 
 
@@ -132,15 +133,15 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
 
 
-def accuracy_table(outcomes: Sequence[StepOutcome]) -> ResultTable:
-    """Compare the accuracy of what was built with the baseline, if one was evaluated."""
+def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> ResultTable:
+    """Compare the accuracy of what was built with the baseline, if one was evaluated, and judge the loss."""
     evaluated, variant = {}, ""
     for outcome in outcomes:
         if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
         if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
             variant = stage.variant
-    return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"])])
+    return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"])], settings)
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -150,21 +151,26 @@ def measured_table(outcome: StepOutcome) -> str:
     return benchmark_table(BenchmarkResult.from_json(json.loads((outcome.artifact.path / BENCHMARK).read_text())))
 
 
-def comparison(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
-    """Compare pairs of evaluation folders (baseline, after) in one table with paired statistics.
+def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings) -> ResultTable:
+    """Compare pairs of evaluation folders (baseline, after) in one table with a verdict on each.
 
     Results whose baseline was skipped follow in a table of accuracies alone.
     """
-    from eval.compare import alone_rows, alone_table, loss_rows, loss_table
+    from eval.compare import alone_rows, alone_table, loss_rows, loss_table, reference_rows, reference_table
     from eval.results import EvalResult
+    from eval.verdict import Criteria
 
-    rows, alone = [], []
+    if settings.baseline == "reference":
+        results = [EvalResult.load(after / RESULT) for _, after in pairs]
+        return ResultTable(reference_rows(results), reference_table(results))
+    paired, alone = [], []
     for before, after in pairs:
         result = EvalResult.load(after / RESULT)
         if before is None:
             alone += alone_rows([result])
         else:
-            rows += loss_rows(result if before == after else EvalResult.load(before / RESULT), [result])
+            paired.append((result if before == after else EvalResult.load(before / RESULT), result))
+    rows = loss_rows(paired, Criteria.of(settings))
     texts = [loss_table(rows)] if rows or not alone else []
     return ResultTable(rows + alone, "\n\n".join([*texts, *([alone_table(alone)] if alone else [])]))
 

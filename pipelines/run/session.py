@@ -39,7 +39,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         store.hashes.save()
         say(console.outcome_table(outcomes))
         if any(outcome.node.id == "evaluate" for outcome in outcomes):
-            table = console.accuracy_table(outcomes)
+            table = console.accuracy_table(outcomes, plan.settings.eval)
             say("\n" + table.text)
             _save(folder / "accuracy.json", table)
         if (measured := outcomes[-1]).node.id == "benchmark":

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.document.show import count
-from pipelines.domain.errors import Fault, UserError, collecting
+from pipelines.domain.errors import UserError, collecting
 from pipelines.domain.progress import Advance
 from pipelines.domain.units import show_bytes
 from pipelines.host.machine import gather
@@ -16,7 +16,7 @@ from pipelines.host.screen import ScreenProgress, warn
 from pipelines.plan.plan import make_plan
 from pipelines.settings.compose import load
 from pipelines.settings.root import Settings
-from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, read_manifest, unlisted_files
+from pipelines.store.manifest import MANIFEST, Json, Manifests, check_files, read_manifest, unlisted_files
 from pipelines.store.store import Store
 
 
@@ -25,59 +25,46 @@ def verify(overrides: Sequence[str]) -> int:
     settings = load(overrides)
     store = Store(settings.paths.store)
     if settings.verify.path is None and all(word.startswith("paths.") for word in overrides):
-        folders = _of_this_version(store.folders())
-        text = _checked(folders, store) if folders else "it holds no artifact of this version"
+        manifests = Manifests.read(store.folders())
+        if manifests.older:
+            warn(
+                f"{count(len(manifests.older), 'artifact')} of an older version cannot be checked, because the "
+                "manifest has no checksum. What is needed of them is made again."
+            )
+        nothing = not (manifests.whole or manifests.faults)
+        text = "it holds no artifact of this version" if nothing else _checked(manifests, store)
         sys.stdout.write(f"{store.root}: {text}\nverified: no faults found\n")
         return 0
     folder = _folder(settings, store)
     sys.stdout.write(f"{folder}\n")
     has_manifest = (folder / MANIFEST).is_file()
     if has_manifest:
-        sys.stdout.write(f"{_checked([folder], store)}\n")
+        alone = Manifests({folder: read_manifest(folder)}, older=(), faults=())
+        sys.stdout.write(f"{_checked(alone, store)}\n")
     if not has_manifest or (folder / "rank0.safetensors").is_file():
         sys.stdout.write(f"{_checkpoint(folder)}\n")
     sys.stdout.write("verified: no faults found\n")
     return 0
 
 
-def _checked(folders: Sequence[Path], store: Store) -> str:
+def _checked(manifests: Manifests, store: Store) -> str:
     """Read every byte of artifacts from the disk, and say how many there were.
 
     Raises:
         UserError: names each artifact that differs from its manifest, and the command that makes it again.
     """
-    faults: list[Fault] = []
-    manifests: dict[Path, Json] = {}
-    for folder in folders:
-        with collecting(faults):
-            manifests[folder] = read_manifest(folder)
-    entries = [entry for manifest in manifests.values() for entry in manifest["files"].values()]
+    faults = list(manifests.faults)
+    entries = [entry for manifest in manifests.whole.values() for entry in manifest["files"].values()]
     total = sum(int(entry["size"]) for entry in entries)
     with ScreenProgress().task("verifying", total, "bytes") as advance:
-        for folder, manifest in manifests.items():
+        for folder, manifest in manifests.whole.items():
             with collecting(faults):
                 _check(folder, manifest, store, advance)
     store.hashes.save()
     if faults:
         raise UserError.of(faults)
-    artifacts = f"{count(len(folders), 'artifact')}, " if len(folders) > 1 else ""
+    artifacts = f"{count(len(manifests.whole), 'artifact')}, " if len(manifests.whole) > 1 else ""
     return f"{artifacts}{count(len(entries), 'file')}, {show_bytes(total)}, each byte as its manifest says"
-
-
-def _of_this_version(folders: Sequence[Path]) -> list[Path]:
-    """Leave out, with a warning, artifacts that nothing reads any more, because an older version made them."""
-    older: list[Path] = []
-    for folder in folders:
-        try:
-            read_manifest(folder)
-        except DamagedError as error:
-            older += [folder] if error.older else []
-    if older:
-        warn(
-            f"{count(len(older), 'artifact')} of an older version cannot be checked, because the manifest has no "
-            "checksum. What is needed of them is made again."
-        )
-    return [folder for folder in folders if folder not in older]
 
 
 def _check(folder: Path, manifest: Json, store: Store, advance: Advance) -> None:

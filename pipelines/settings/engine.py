@@ -126,9 +126,12 @@ class EvalSettings(Group):
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
         baseline: what the accuracy is compared with: `build` evaluates the 16-bit engine of the same model as well,
-            `hugging_face` the model as Transformers computes it in float32, before any conversion; `skip` nothing, and
-            then no loss can be stated.
+            `hugging_face` the model as Transformers computes it in float32, before any conversion; `reference` shows
+            NVIDIA's published accuracies beside it, of other questions, so that there is no verdict; `skip` nothing.
         baseline_tp_size: tensor parallel ranks of the baseline, which needs more memory; null is build.tp_size.
+        margin_points: loss that is not acceptable, in percentage points of all questions; GO needs a smaller one.
+        false_go: highest probability of GO although the loss is the margin or more (and of NO-GO although it is not).
+        power: probability of a verdict that the stated number of further questions is meant for.
         url: OpenAI-compatible server that runs already, http://host:8000/v1, or a Triton one, grpc://host:8001; nothing
             is built then.
         model: name of the model on that server; null is the only one that it lists, or `ensemble` on Triton.
@@ -144,8 +147,11 @@ class EvalSettings(Group):
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None
-    baseline: Literal["build", "hugging_face", "skip"] = "build"
+    baseline: Literal["build", "hugging_face", "reference", "skip"] = "build"
     baseline_tp_size: Ranks | None = None
+    margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0
+    false_go: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
+    power: Annotated[float, Field(ge=0.5, le=0.99)] = 0.8
     url: str | None = None
     model: str | None = None
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8

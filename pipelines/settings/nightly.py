@@ -62,7 +62,7 @@ class ExpectSettings(Group):
 
     Attributes:
         accuracy_loss_percent: format -> largest loss against the 16-bit baseline, in percent of its accuracy. A larger
-            one fails when it is measurable (McNemar's exact test); a format that is not listed has no limit.
+            one fails when it is proven (NO-GO); a format that is not listed has no limit.
         floor_percent: metric -> change that is ignored; a metric that is not listed is recorded but not judged.
         accepted: changes of level that were accepted.
         pinned: absolute values.

@@ -15,7 +15,8 @@ class ReportSettings(Group):
 
     Attributes:
         folder: where the files are written, relative to the current folder.
-        max_accuracy_loss_percent: a format that loses more is not chosen; percent of the baseline's accuracy.
+        max_accuracy_loss_percent: a format that loses more, or has NO-GO, is not chosen; percent of the baseline's
+            accuracy.
     """
 
     folder: Path = Path("reports")

@@ -9,10 +9,11 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.domain.errors import UserError
+from pipelines.domain.errors import Fault, UserError
 
 MANIFEST = "manifest.json"
 CHECKSUM = "checksum"
@@ -76,6 +77,37 @@ def read_manifest(folder: Path) -> Json:
         raise DamagedError(folder, f"{MANIFEST} does not match its own checksum", manifest)
     found: Json = manifest
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """Manifests of several artifacts, read together.
+
+    Attributes:
+        whole: those that can be read, by folder.
+        older: folders of an older version, whose manifests have no checksum.
+        faults: what is wrong with the others.
+    """
+
+    whole: Mapping[Path, Json]
+    older: tuple[Path, ...]
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def read(cls, folders: Sequence[Path]) -> Manifests:
+        """Read the manifest in each folder."""
+        whole: dict[Path, Json] = {}
+        older: list[Path] = []
+        faults: list[Fault] = []
+        for folder in folders:
+            try:
+                whole[folder] = read_manifest(folder)
+            except DamagedError as error:
+                if error.older:
+                    older.append(folder)
+                else:
+                    faults += error.faults
+        return cls(whole, tuple(older), tuple(faults))
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *hashes: Callable[[Path], str]) -> None:

@@ -15,6 +15,9 @@ from pipelines.store.store import Store
 from pipelines.sweep.cells import SweepCell
 from pipelines.sweep.launch import run_cells
 
+CRITERIA = ("eval.baseline=", "eval.margin_points=", "eval.false_go=", "eval.power=")
+"""Overrides that say what a table compares with, and when a loss is acceptable."""
+
 
 def sweep(overrides: Sequence[str]) -> int:
     """Evaluate every combination and print one table.
@@ -25,9 +28,10 @@ def sweep(overrides: Sequence[str]) -> int:
     Raises:
         UserError: Hydra cannot compose the combinations.
     """
+    settings = load(_single(overrides))
     folder, cells = run_cells("evaluate", overrides)
     good = [cell for cell in cells if cell.state == "done"]
-    table = comparison([(cell.baseline, cell.after) for cell in good])
+    table = comparison([(cell.baseline, cell.after) for cell in good], settings.eval)
     say("\n" + table.text if good else "\nNo cell finished.")
     write_json(folder / "accuracy.json", table.rows)
     return _close(folder, cells)
@@ -42,8 +46,8 @@ def compare(overrides: Sequence[str]) -> int:
     from pipelines.report.command import write
     from pipelines.store.measurements import recover
 
-    folder, cells = run_cells("all", overrides)
     settings = load(_single(overrides))
+    folder, cells = run_cells("all", overrides)
     store = Store(settings.paths.store)
     recover(store)
     measured = [cell for cell in cells if "evaluate" in cell.artifacts]
@@ -55,8 +59,8 @@ def compare(overrides: Sequence[str]) -> int:
 
 
 def _single(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that have a single value; folders are the same for every cell."""
-    return [text for text in overrides if text.startswith(("paths.", "report."))]
+    """Return the overrides that have a single value: folders and criteria are the same for every cell."""
+    return [text for text in overrides if text.startswith(("paths.", "report.", *CRITERIA))]
 
 
 def _close(folder: Path, cells: Sequence[SweepCell]) -> int:

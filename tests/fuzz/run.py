@@ -27,7 +27,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     options = [
         f"-max_total_time={seconds}",
-        "-timeout=120",
+        "-timeout=600",  # by the clock, and this runs at the lowest priority
         "-rss_limit_mb=3000",
         "-max_len=4096",
         "-print_final_stats=1",

@@ -118,6 +118,9 @@ MUST_RERUN = {
     "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
     "eval.baseline": ("skip", BASE),
     "eval.baseline_tp_size": (2, BASE),
+    "eval.margin_points": (2.0, NOTHING),
+    "eval.false_go": (0.01, NOTHING),
+    "eval.power": (0.9, NOTHING),
     "plan.target": ("build", NOTHING),  # `make plan` alone reads it
     "stage.name": ("build", NOTHING),  # `make stage` alone reads them
     "stage.link": (Path("/link"), NOTHING),

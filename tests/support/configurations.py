@@ -315,6 +315,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "workload.arrival": ("closed",),
     "sizing.peak_percentile": ("50", "99.9"),
     "triton.guided_decoding_backend": ("null",),
+    "triton.decoding_mode": ("null", "top_k", "top_p", "top_k_top_p"),
+    "nightly.least": ("4", "20"),
     "triton.batching_strategy": ("inflight_fused_batching", "inflight_batching"),
     "triton.max_beam_width": ("1",),
     "triton.speculative_decoding_fast_logits": ("false",),

@@ -40,8 +40,8 @@ def accuracy(right: Sequence[bool], baseline: float = 1.0, **changed: Any) -> di
     share = sum(right) / len(right)
     return {
         "task": "mini_mmlu", "num_fewshot": 5, "questions": len(right), "prompts_sha256": "p", "accuracy": share,
-        "stderr": 0.01, "baseline": baseline, "loss_percent": 100 * (1 - share / baseline), "interval": [0.0, 0.0],
-        "p_value": 1.0, "verdict": "no measurable loss", "subjects": {}, "right": pack_bits(right),
+        "stderr": 0.01, "baseline": baseline, "loss_percent": 100 * (1 - share / baseline),
+        "lost": 0, "gained": 0, "subjects": {}, "right": pack_bits(right),
     } | changed  # fmt: skip
 
 

@@ -133,6 +133,33 @@ def test_few_calibration_texts_cause_a_warning(tmp_path):
     assert not plan(tmp_path, words, "build").warnings
 
 
+def test_too_few_questions_for_go_cause_a_warning(tmp_path):
+    """20 of each of 12 subjects are 240, GO takes 299, and 25 of each are 300."""
+    (warning,) = plan(tmp_path, ["quant=fp8", "eval.limit=20"], "evaluate").warnings
+    assert "eval.limit=20 asks 240 questions, which are too few for GO" in str(warning)
+    assert "GO takes 299 or more" in str(warning)
+    assert "Set eval.limit=25 or more" in str(warning)
+    for enough in (
+        ["eval.limit=25"],
+        ["eval.limit=20", "eval.margin_points=2"],
+        ["eval.limit=20", "eval.baseline=skip"],
+    ):
+        assert not plan(tmp_path, ["quant=fp8", *enough], "evaluate").warnings
+    assert not plan(tmp_path, ["quant=fp8", "eval.limit=20"], "build").warnings
+    (warning,) = plan(tmp_path, ["quant=fp8", "eval.margin_points=0.1"], "evaluate").warnings
+    assert "eval.task=mini_mmlu asks 1,104 questions" in str(warning)
+    assert "Give a larger eval.margin_points" in str(warning)
+
+
+def test_a_reference_that_nobody_published_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no published accuracy of tiny_gemma on mini_mmlu is known"):
+        plan(tmp_path, ["eval.baseline=reference"], "evaluate")
+    assert plan(tmp_path, ["eval.baseline=reference"], "build").steps
+    words = ["model=llama_3_1_8b", "eval=mmlu", "quant=fp8", "eval.baseline=reference", "engine=tensorrt_llm"]
+    steps = plan(tmp_path, [*words, "hardware=h100_sxm"], "evaluate").steps
+    assert not any(step.node.id.startswith("baseline.") for step in steps)
+
+
 def test_a_trace_or_lengths_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"workload\.trace=/no/trace cannot be read"):
         plan(tmp_path, ["workload=trace", "workload.trace=/no/trace"])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from eval.compare import loss_rows, loss_table, subject_rows, subject_table
+from eval.compare import in_points, loss_rows, loss_table, subject_rows, subject_table, verdict_sentence
+from eval.verdict import USUAL, Criteria
 from pipelines.domain.errors import UserError
 
 LONG = "magnitude_2_4-int4_awq-kv_fp8"
+
+
+def rows_of(baseline, others, criteria=USUAL):
+    return loss_rows([(baseline, other) for other in others], criteria)
 
 
 @pytest.fixture
@@ -25,69 +31,80 @@ def sweep(result):
 
 def test_rows_of_a_sweep(sweep) -> None:
     """Loss in percent of the baseline: 0.6 -> 0.3 is 50, -> 0.55 is 8.33, -> 0.9 is -50."""
-    rows = loss_rows(*sweep)
+    rows = rows_of(*sweep)
     assert [row["format"] for row in rows] == ["int4_awq", "fp8", LONG]
     assert [row["loss_percent"] for row in rows] == pytest.approx([50.0, 8.3333333, -50.0])
-    assert [row["verdict"] for row in rows] == ["loses accuracy", "not decided", "gains"]
+    assert [row["verdict"] for row in rows] == ["NO-GO", "UNDECIDED", "GO"]
     assert [(row["baseline_accuracy"], row["accuracy"]) for row in rows] == [(0.6, 0.3), (0.6, 0.55), (0.6, 0.9)]
 
 
 def test_rows_are_json(sweep) -> None:
     """Rows survive JSON unchanged."""
-    rows = loss_rows(*sweep)
+    rows = rows_of(*sweep)
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
 def test_table_text(sweep) -> None:
     """The whole text, read by a person once."""
     baseline, others = sweep
-    assert loss_table(loss_rows(baseline, others)).splitlines() == [
-        "model      format                        base % after loss % verdict",
-        "tiny_llama int4_awq                       60.00 30.00  50.00 loses accuracy",
-        "tiny_llama fp8                            60.00 55.00   8.33 not decided",
-        "tiny_llama magnitude_2_4-int4_awq-kv_fp8  60.00 90.00 -50.00 gains",
+    assert loss_table(rows_of(baseline, others)).splitlines() == [
+        "model       format                         base %  after  loss %  verdict",
+        "tiny_llama  int4_awq                        60.00  30.00   50.00  NO-GO",
+        "tiny_llama  fp8                             60.00  55.00    8.33  UNDECIDED",
+        "tiny_llama  magnitude_2_4-int4_awq-kv_fp8   60.00  90.00  -50.00  GO",
         "",
-        "format                        asked lost gained change   95 % interval      p",
-        "int4_awq                         20    6      0 -30.00 -50.61 .. -9.39 0.0312",
-        "fp8                              20    1      0  -5.00 -14.80 .. +4.80 1.0000",
-        "magnitude_2_4-int4_awq-kv_fp8    20    0      6 +30.00 +9.39 .. +50.61 0.0312",
+        "format                        asked lost gained   loss at least at most      p",
+        "int4_awq                         20    6      0 +30.00   +11.74  +50.78 0.0239",
+        "fp8                              20    1      0  +5.00    -8.89  +21.61 0.6471",
+        "magnitude_2_4-int4_awq-kv_fp8    20    0      6 -30.00   -50.78  -11.74 0.0185",
         "",
-        "Loss is in percent of the baseline's accuracy, change and interval in points.",
-        "lost, gained: questions right only before, only after. p: McNemar's exact test;",
-        "below 0.05, accuracy changed. Above, 'no measurable loss' if the interval",
-        "excludes a loss of 1 point, else 'not decided': ask more questions.",
+        "Loss % is in percent of the baseline's accuracy. GO: the loss is below 1 point;",
+        "NO-GO: it is above; each is wrong in at most 5 % of cases. UNDECIDED: neither",
+        "is proven. Lost, gained: right only before, only after. Loss in points, with",
+        "bounds (at least, at most) that are each wrong in at most 5 % of cases. p:",
+        "chance of answers as good (or bad) as these if the loss were the margin, from",
+        "an exact paired test, corrected by Holm's method for the formats of a model",
+        "compared here.",
+        "",
+        "NO-GO: tiny_llama int4_awq loses at least 11.74 points (95 % sure); the margin",
+        "is 1 point.",
+        "UNDECIDED: the loss of tiny_llama fp8 is between -8.89 and +21.61 points; the",
+        "margin is 1 point. 214 more questions would decide, with a probability of 80 %,",
+        "if answers go on changing at this rate.",
+        "GO: tiny_llama magnitude_2_4-int4_awq-kv_fp8 gains at least 11.74 points (95 %",
+        "sure); the margin is 1 point.",
     ]
 
 
 def test_tables_fit_80_columns(sweep) -> None:
     """Long names wrap instead of widening the table."""
     baseline, others = sweep
-    text = loss_table(loss_rows(baseline, others * 3)) + "\n" + subject_table(baseline, others * 3)
+    text = loss_table(rows_of(baseline, others * 3)) + "\n" + subject_table(baseline, others * 3)
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_several_models_in_one_table(result) -> None:
     """Rows of different baselines may stand together."""
     rows = [
-        *loss_rows(result([1] * 6), [result([1] * 6, qformat="fp8")]),
-        *loss_rows(result([1] * 6, model="tiny_gemma"), [result([0] * 6, model="tiny_gemma", qformat="fp8")]),
+        *rows_of(result([1] * 6), [result([1] * 6, qformat="fp8")]),
+        *rows_of(result([1] * 6, model="tiny_gemma"), [result([0] * 6, model="tiny_gemma", qformat="fp8")]),
     ]
     text = loss_table(rows)
     lines = [line.split() for line in text.splitlines()]
-    assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "not", "decided"] in lines
-    assert ["tiny_gemma", "fp8", "100.00", "0.00", "100.00", "loses", "accuracy"] in lines
+    assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "UNDECIDED"] in lines
+    assert ["tiny_gemma", "fp8", "100.00", "0.00", "100.00", "NO-GO"] in lines
 
 
 def test_guessing_baseline_is_told(result) -> None:
     """25 of 100 right is chance: the table says that a loss could not show."""
     guess = result([1] * 25 + [0] * 75)
-    assert "The baseline of tiny_llama does not beat guessing" in loss_table(loss_rows(guess, [guess]))
+    assert "The baseline of tiny_llama does not beat guessing" in loss_table(rows_of(guess, [guess]))
 
 
 def test_zero_baseline_shows_no_percent(result) -> None:
     """A percentage that does not exist is shown as a dash."""
-    row = loss_table(loss_rows(result([0, 0]), [result([0, 1], qformat="fp8")])).splitlines()[1]
-    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "not", "decided"]
+    row = loss_table(rows_of(result([0, 0]), [result([0, 1], qformat="fp8")])).splitlines()[1]
+    assert row.split() == ["tiny_llama", "fp8", "0.00", "50.00", "-", "UNDECIDED"]
 
 
 def test_nothing_to_compare() -> None:
@@ -127,15 +144,15 @@ def test_subject_table_refuses_other_questions(result) -> None:
 def test_the_baseline_is_not_judged_against_itself(result) -> None:
     """20 questions are too few to exclude a loss of one point, but there is nothing to decide."""
     baseline = result([1] * 20)
-    rows = loss_rows(baseline, [baseline, result([1] * 20, qformat="fp8")])
-    assert [row["verdict"] for row in rows] == ["baseline", "not decided"]
+    rows = rows_of(baseline, [baseline, result([1] * 20, qformat="fp8")])
+    assert [row["verdict"] for row in rows] == ["baseline", "UNDECIDED"]
     assert "eval.baseline=hugging_face compares it with the model itself" in " ".join(loss_table(rows).split())
 
 
 def test_a_comparison_with_the_model_itself_states_the_distance(result) -> None:
     """One answer of 20 differs: its first two choices are 1 apart, so 2 of 80 distances are 1, the mean is 0.025."""
     original = result([1] * 20, qformat="hugging_face", engine="transformers")
-    rows = loss_rows(original, [result([0] + [1] * 19)])
+    rows = rows_of(original, [result([0] + [1] * 19)])
     assert (rows[0]["logprob_shift_mean"], rows[0]["logprob_shift_max"]) == (0.025, 1.0)
     text = " ".join(loss_table(rows).split())
     assert "Baseline: the model itself, computed by Transformers in float32." in text
@@ -144,3 +161,49 @@ def test_a_comparison_with_the_model_itself_states_the_distance(result) -> None:
         "0.025 on average, 1 at most."
     ) in text
     assert "The 16-bit engine is the baseline" not in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "lost", "said"),
+    [
+        (20, 0, "59 more questions would decide (eval.limit=25), if none of their answers changes either."),
+        (20, 2, r"more questions would decide, with a .* at this rate; mini_mmlu has 864 more\."),
+        (None, 9, r"more questions would decide, with a .* at this rate; mini_mmlu has no more\."),
+    ],
+)
+def test_undecided_says_what_would_decide(result, limit, lost, said) -> None:
+    """The number of questions, how to ask them, and whether the task has as many."""
+    asked = 20 * 12 if limit else 1104
+    after = result([0] * lost + [1] * (asked - lost), qformat="fp8", limit=limit)
+    (row,) = loss_rows([(result([1] * asked, limit=limit), after)], USUAL)
+    assert row["verdict"] == "UNDECIDED"
+    assert re.search(said if lost else re.escape(said), verdict_sentence(row))
+
+
+def test_a_loss_equal_to_the_margin_has_no_number(result) -> None:
+    """No number of questions is known to tell 1 point from 1 point."""
+    (row,) = rows_of(result([1] * 200), [result([0] * 2 + [1] * 198)])
+    assert (row["verdict"], row["questions_needed"]) == ("UNDECIDED", None)
+    assert verdict_sentence(row).endswith(
+        "How many questions would decide is unknown: the loss seen equals the margin."
+    )
+
+
+def test_more_formats_of_a_model_take_more_proof(result) -> None:
+    """299 unchanged answers are GO for one format; of two formats, neither has p <= 0.05 / 2. Models are apart."""
+    base, other = result([1] * 299), result([1] * 299, qformat="fp8")
+    assert [row["verdict"] for row in rows_of(base, [other])] == ["GO"]
+    rows = rows_of(base, [base, other, other])
+    assert [(row["verdict"], row["compared"]) for row in rows] == [("baseline", 0), ("UNDECIDED", 2), ("UNDECIDED", 2)]
+    apart = [(result([1] * 299, model=name), result([1] * 299, model=name, qformat="fp8")) for name in ("a", "b")]
+    assert [row["verdict"] for row in loss_rows(apart, USUAL)] == ["GO", "GO"]
+
+
+def test_criteria_are_stated(result) -> None:
+    """Another margin and level give another verdict, and both are said."""
+    (row,) = rows_of(result([1] * 240), [result([1] * 240, qformat="fp8")], Criteria(2.5, 0.1))
+    said = "GO: tiny_llama fp8 loses at most 0.95 points (90 % sure); the margin is 2.5 points."
+    assert verdict_sentence(row) == said
+    text = " ".join(loss_table([row]).split())
+    assert "GO: the loss is below 2.5 points; NO-GO: it is above; each is wrong in at most 10 % of cases." in text
+    assert in_points(0.01) == "1 point"

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from eval.verdict import Verdict
+from pipelines.nightly.accuracy import limit_verdict
 from pipelines.nightly.command import words
 from pipelines.nightly.history import History
 from pipelines.nightly.sentences import causes, headline
@@ -135,24 +137,45 @@ def test_a_run_that_could_measure_nothing_has_failed():
     assert found.failures == (("the run", "no cell could be measured here"),)
 
 
-def lossy(lost, **changed):
-    return accuracy([place >= lost for place in range(1000)], **changed)
+def lossy(wrong, **changed):
+    return accuracy([place >= wrong for place in range(1000)], **changed)
 
 
 def test_more_loss_than_the_format_may_have():
-    bad = night(8, accuracy=lossy(20, verdict="loses accuracy"))
+    bad = night(8, accuracy=lossy(20, lost=20))
     (found,) = verdict(bad, before=[]).regressions
     assert found.metric == "accuracy"
     assert found.reason == "loses 2.00 % of the baseline's accuracy; the limit is 1 %"
 
 
-def test_a_loss_that_chance_explains_is_none():
-    assert verdict(night(8, accuracy=lossy(20)), before=[]).exit_code == 0
+def test_a_loss_that_is_not_proven_to_be_above_the_limit_is_none():
+    """14 lost of 1,000 are above 1 %, but so many are likely at a loss of 1 %."""
+    assert verdict(night(8, accuracy=lossy(14, lost=14)), before=[]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ((0, 0), Verdict.GO),
+        ((20, 0), Verdict.UNDECIDED),
+        ((30, 0), Verdict.NO_GO),
+        ((None, None), None),  # a line from before they were recorded
+    ],
+)
+def test_a_night_has_the_verdict_of_an_evaluation(changed, word):
+    found = accuracy([True] * 1000, lost=changed[0], gained=changed[1])
+    assert limit_verdict(night(8, accuracy=found), nightly_settings().expect, 0.001) is word
+
+
+def test_a_format_without_a_limit_or_a_baseline_has_no_verdict():
+    expect = nightly_settings().expect
+    assert limit_verdict(night(8, precision="nvfp4"), expect, 0.001) is None
+    assert limit_verdict(night(8, accuracy=None), expect, 0.001) is None
 
 
 def test_a_models_own_limit_goes_before_the_formats():
     settings = nightly_settings(expect={"accuracy_loss_percent": {"fp8": 1, "tiny_gemma fp8": 3}})
-    bad = night(8, accuracy=lossy(20, verdict="loses accuracy"))
+    bad = night(8, accuracy=lossy(20, lost=20))
     assert verdict(bad, before=[], settings=settings).exit_code == 0
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from eval.verdict import Criteria
 from pipelines.document.markdown import render_markdown
 from pipelines.domain.errors import UserError
 from pipelines.report.collect import collect
@@ -39,6 +40,16 @@ def test_the_accuracy_is_paired_with_the_baseline_of_the_same_questions(two_form
     assert none.accuracy.row is None
     assert fp8.accuracy.row["loss_percent"] == 0
     assert fp8.accuracy.baseline == none.accuracy.piece.place
+    assert (fp8.accuracy.row["verdict"], fp8.accuracy.row["compared"]) == ("UNDECIDED", 1)
+
+
+def test_formats_of_a_report_are_judged_together(tmp_path):
+    """Four formats with a baseline: each p-value is corrected for four, and other criteria change the verdict."""
+    store = full_store(tmp_path)
+    rows = [item.accuracy.row for item in collect(store).formats if item.accuracy.row]
+    assert [row["compared"] for row in rows] == [4] * 4
+    loose = collect(store, criteria=Criteria(margin_points=5)).formats
+    assert [item.accuracy.row["verdict"] for item in loose if item.accuracy.row] == ["GO", "GO", "GO", "NO-GO"]
 
 
 def test_two_engines_of_one_label_are_not_mixed(tmp_path):

@@ -37,9 +37,17 @@ def test_a_stricter_limit_changes_the_choice(everything):
     assert found.chosen == "fp8"
 
 
+def test_a_format_with_no_go_is_not_chosen_whatever_the_limit(everything):
+    """int4_wo is the fastest and loses 20 %, less than 30 %, but that is proven to be more than the margin."""
+    (found,) = comparison(everything, 30.0)
+    assert found.chosen == "int4_awq"
+    reasons = {rejection.variant: rejection.reason for rejection in found.rejected}
+    assert reasons["int4_wo"] == "NO-GO: loses 20.00 % of the accuracy, proven to be more than the margin"
+
+
 def test_a_wide_interval_is_said(everything):
     (found,) = comparison(everything, 1.0)
-    assert any("95 % interval of the accuracy loss of int4_awq reaches 1.48 %" in note for note in found.notes)
+    assert any("accuracy loss of int4_awq may be up to 2." in note for note in found.notes)
 
 
 def test_an_unknown_accuracy_is_not_chosen(tmp_path):
@@ -132,7 +140,7 @@ def test_the_only_format_within_the_loss_is_not_called_the_fastest(tmp_path):
 
 def test_a_loss_that_is_not_decided_is_said_with_the_choice(everything):
     (found,) = comparison(everything, 1.0)
-    assert found.reason.endswith("loss 0.50 % (not decided).")
+    assert found.reason.endswith("loss 0.50 % (UNDECIDED).")
 
 
 def test_an_incomplete_level_is_not_the_peak(tmp_path):
@@ -181,8 +189,9 @@ def test_tiles_show_no_marked_load(tmp_path):
     cards = {card.title: card for card in document(collect(store)).cards}
     assert cards["Throughput"].value == "1,393"
     assert cards["Throughput"].detail == "fp8 at concurrency 4, within the SLO TTFT 30 ms, ITL 5 ms"
-    assert cards["No measurable loss"].value == "0 of 3"
-    assert cards["No measurable loss"].detail.startswith("int4_wo loses 20.00 %; fp8, int8_sq not decided; mini_mmlu")
+    assert cards["GO: less than 1 point lost"].value == "0 of 3"
+    detail = cards["GO: less than 1 point lost"].detail
+    assert detail.startswith("int4_wo NO-GO, at least 15.46 points lost; fp8, int8_sq UNDECIDED; mini_mmlu")
 
 
 def test_a_benchmark_without_a_load_that_counts_has_no_headline(tmp_path):

@@ -1,0 +1,147 @@
+"""Error rates of the verdict: populations of real answers with a known loss, draws from them, and the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from eval.verdict import USUAL, Changed, Criteria, Verdict, p_below
+from pipelines.nightly.record import unpack_bits
+
+ANSWERS = Path(__file__).parent / "answers.json"
+"""Whether each question was answered right, by format: four evaluations of a bundled model, as bits."""
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy-evidence.md"
+BEGIN, END = "<!-- rates: written by python -m scripts.verdict_rates --write -->", "<!-- end of rates -->"
+
+MODEL = "tiny_llama"
+FORMATS = ("none", "fp8", "int4_wo", "magnitude_2_4")
+BASES = {"few answers change": ("none", "fp8"), "many answers change": ("int4_wo", "magnitude_2_4")}
+"""Pairs of formats of nearly equal accuracy; the second pair answers one question in twelve differently."""
+LOSSY = ("none", "int4_wo")
+"""A pair that loses 5 points: a share of the questions is drawn from it, so that the true loss is the one wanted."""
+
+LOSSES = (0.0, 0.005, 0.01, 0.02, 0.03)
+SIZES = (1104, 7021)
+"""Questions: all of mini_mmlu, and half of MMLU."""
+DRAWS = 10_000
+SEED = 20261123
+
+Rates = tuple[float, float]
+"""P(lost) and P(gained) of one question drawn at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Verdicts on `DRAWS` draws.
+
+    Attributes:
+        base: which answers were drawn.
+        questions: in each draw.
+        loss: the true loss, a fraction.
+        changing: share of all questions that is lost or gained, a fraction.
+        counts: draws by verdict.
+    """
+
+    base: str
+    questions: int
+    loss: float
+    changing: float
+    counts: dict[Verdict, int]
+
+
+def measured(draws: int = DRAWS, sizes: tuple[int, ...] = SIZES, criteria: Criteria = USUAL) -> list[Row]:
+    """Draw every case and return a row each."""
+    return list(_cases(draws, sizes, criteria))
+
+
+def _cases(draws: int, sizes: tuple[int, ...], criteria: Criteria) -> Iterator[Row]:
+    rng = np.random.default_rng(SEED)
+    for questions in sizes:
+        verdict = Decided(questions, criteria)
+        for base in BASES:
+            for loss in LOSSES:
+                lost, gained = rates_at(base, loss)
+                # Drawing questions one by one with replacement gives counts with a multinomial distribution.
+                found = rng.multinomial(questions, [lost, gained, 1 - lost - gained], size=draws)
+                counts = dict.fromkeys(Verdict, 0)
+                for (a, b, _), times in zip(*np.unique(found, axis=0, return_counts=True), strict=True):
+                    counts[verdict(int(a), int(b))] += int(times)
+                yield Row(base, questions, loss, lost + gained, counts)
+
+
+def rates_at(base: str, loss: float) -> Rates:
+    """Return P(lost) and P(gained) of a mixture of two pairs of real results, whose loss is the one wanted."""
+    first, second = _rates(*BASES[base]), _rates(*LOSSY)
+    share = (loss - first[0] + first[1]) / ((second[0] - second[1]) - (first[0] - first[1]))
+    if not 0 <= share <= 1:
+        raise ValueError(f"a loss of {loss} is not between those of the two pairs")
+    lost, gained = ((1 - share) * a + share * b for a, b in zip(first, second, strict=True))
+    return lost, gained
+
+
+def _rates(before: str, after: str) -> Rates:
+    stored = json.loads(ANSWERS.read_text(encoding="utf-8"))
+    one, other = (np.array(unpack_bits(stored["right"][name], stored["questions"])) for name in (before, after))
+    return float((one & ~other).mean()), float((other & ~one).mean())
+
+
+class Decided:
+    """The verdict for each result of a number of questions, by the same p-values as `eval.verdict.judge`.
+
+    More gained answers never make a result worse, so for each number of lost answers there is a least number of gained
+    ones for GO and a greatest for NO-GO. They are searched near those of the nearest number already known.
+    """
+
+    def __init__(self, questions: int, criteria: Criteria) -> None:
+        self.questions, self._margin, self._level = questions, criteria.margin, criteria.false_go
+        self._go: dict[int, int] = {}
+        self._no_go: dict[int, int] = {}
+
+    def __call__(self, lost: int, gained: int) -> Verdict:
+        """Return the verdict."""
+        if gained >= self._least(self._go, lost, self._is_go):
+            return Verdict.GO
+        return Verdict.UNDECIDED if gained >= self._least(self._no_go, lost, self._is_not_no_go) else Verdict.NO_GO
+
+    def _is_go(self, lost: int, gained: int) -> bool:
+        return p_below(Changed(self.questions, lost, gained), self._margin) <= self._level
+
+    def _is_not_no_go(self, lost: int, gained: int) -> bool:
+        return p_below(Changed(self.questions, gained, lost), -self._margin) > self._level
+
+    def _least(self, known: dict[int, int], lost: int, holds: Callable[[int, int], bool]) -> int:
+        """Return the least number of gained answers for which something holds, at this number of lost ones."""
+        if lost not in known:
+            nearest = min(known, key=lambda other: abs(other - lost), default=lost)
+            at = min(max(known.get(nearest, 0) + lost - nearest, 0), self.questions - lost)
+            while at > 0 and holds(lost, at - 1):
+                at -= 1
+            while at <= self.questions - lost and not holds(lost, at):
+                at += 1
+            known[lost] = at
+        return known[lost]
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [
+        "| questions | answers | true loss, points | answers that change, % | GO, % | NO-GO, % | UNDECIDED, % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        total = sum(row.counts.values())
+        shares = (f"{100 * row.counts[word] / total:.2f}" for word in Verdict)
+        start = (f"{row.questions:,}", row.base, f"{100 * row.loss:g}", f"{100 * row.changing:.1f}")
+        lines.append(f"| {' | '.join((*start, *shares))} |")
+    return "\n".join(lines)
+
+
+def written(page: str, text: str) -> str:
+    """Return the page with its table replaced."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
