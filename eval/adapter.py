@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.progress import Progress
+from pipelines.domain.progress import Advance, Progress
 from pipelines.engines.port import SamplingParams, ScoringSession, Session
 
 if TYPE_CHECKING:
@@ -31,6 +31,17 @@ DEFAULT_NEW_TOKENS = 256
 """Output tokens if a task sets no limit, as in lm-eval's `hf`."""
 
 
+@runtime_checkable
+class TextSession(ScoringSession, Protocol):
+    """A server that takes a prompt as text and answers with text, so that its own tokenizer is part of the test."""
+
+    def write(
+        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+    ) -> list[str]:
+        """Generate for every prompt up to a stop string, which may be part of the answer."""
+        ...
+
+
 def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer that belongs to the checkpoint.
 
@@ -43,6 +54,24 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"'{folder}' has no readable tokenizer: {error}") from error
+
+
+class _PerQuestion:
+    """A progress display that counts questions, although the work arrives as requests, one per choice."""
+
+    def __init__(self, outer: Progress, requests: int, questions: int) -> None:
+        self._outer, self._share = outer, questions / requests
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        """See `Progress.task`."""
+        questions = None if total is None else total * self._share
+        with self._outer.task(title, questions, "questions") as advance:
+            yield lambda amount: advance(amount * self._share)
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._outer.note(text)
 
 
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
@@ -108,19 +137,24 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
             return scores
         encoded: list[Encoded] = []
-        with self._progress.task("reading prompts", total=len(requests), unit="requests") as advance:
+        progress = _PerQuestion(
+            self._progress, len(requests), len({(each.task_name, each.doc_id) for each in requests})
+        )
+        with progress.task("reading prompts", total=len(requests)) as advance:
             for start in range(0, len(requests), ENCODE_TOGETHER):
                 block = requests[start : start + ENCODE_TOGETHER]
                 with self._encoded_together(block):
                     encoded += [(request.args, *self._encode_pair(*request.args)) for request in block]
                 advance(len(block))
-        return self._loglikelihood_tokens(encoded)
+        return self._loglikelihood_tokens(encoded, progress=progress)
 
-    def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_kwargs: object) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Encoded], progress: Progress | None = None, **_kwargs: object
+    ) -> list[tuple[float, bool]]:
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
         both = zip(requests, pairs, strict=True)
         self.truncated += len({text and text[0] for (text, context, _), (kept, _) in both if len(kept) < len(context)})
-        scores = self._session.loglikelihood(pairs, self._progress)
+        scores = self._session.loglikelihood(pairs, progress or self._progress)
         if len(scores) != len(pairs):
             raise RuntimeError(f"the session returned {len(scores)} scores for {len(pairs)} pairs")
         for (text, _, _), (score, _) in zip(requests, scores, strict=True):
@@ -184,7 +218,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             top_k=int(wanted.get("top_k", 0)),
             top_p=float(wanted.get("top_p", 1.0)),
         )
-        if not isinstance(self._session, Session):
+        stop = handle_stop_sequences(wanted.get("until"), eos=None)
+        if not isinstance(self._session, Session | TextSession):
             raise UserError(f"{type(self._session).__name__} only scores answers; this task needs generated text.")
         room = self.max_length - limits.max_new_tokens
         if room < 1:
@@ -193,8 +228,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
+        if isinstance(self._session, TextSession):
+            texts = [
+                context if len(prompt) <= room else self.tokenizer.decode(prompt[1 - room :])  # it adds BOS again
+                for context, prompt in zip(contexts, encoded, strict=True)
+            ]
+            answers = self._session.write(texts, limits, stop, self._progress)
+            return [postprocess_generated_text(text, stop, None) for text in answers]
         made = self._session.generate([prompt[-room:] for prompt in encoded], limits, self._progress)
-        stop = handle_stop_sequences(wanted.get("until"), eos=None)
         # The session stops at tokens, not at strings, so text from a stop string on is cut here.
         return [
             postprocess_generated_text(self.tokenizer.decode(one.token_ids, skip_special_tokens=True), stop, None)

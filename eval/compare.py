@@ -219,9 +219,14 @@ def _what_decides(row: Mapping[str, Any]) -> str:
 
 def against_original(row: Mapping[str, Any]) -> str:
     """Describe how far a result is from that of the model itself, in one sentence."""
-    return (
+    differing = (
         f"{row['model']} {row['format']} against Hugging Face: {row['flips']:,} of {count(row['questions'], 'answer')} "
-        f"differ, and the log probabilities of the choices by {row['logprob_shift_mean']:.3g} on average, "
+        "differ"
+    )
+    if row["logprob_shift_mean"] is None:
+        return f"{differing}."
+    return (
+        f"{differing}, and the log probabilities of the choices by {row['logprob_shift_mean']:.3g} on average, "
         f"{row['logprob_shift_max']:.3g} at most."
     )
 
@@ -247,7 +252,9 @@ def alone_table(rows: Sequence[Row]) -> str:
     """Return accuracies without a baseline as text."""
     cells = [(row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])) for row in rows]
     lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
-    return "\n".join([*lines, "", "The 16-bit baseline was skipped (eval.baseline=skip), so no loss can be stated."])
+    return "\n".join(
+        [*lines, "", "There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
+    )
 
 
 def reference_rows(results: Iterable[EvalResult]) -> list[Row]:

@@ -107,6 +107,22 @@ def load_mini_subject(*, subject: str, **_metadata: object) -> dict[str, Any]:
     return as_datasets(read_subjects(MINI_MMLU, [subject])[subject])
 
 
+def load_mini_answers(*, subject: str, **_metadata: object) -> dict[str, Any]:
+    """Load one packaged subject as open questions, in the same way as `load_mini_subject`."""
+    return as_datasets(open_questions(read_subjects(MINI_MMLU, [subject])[subject]))
+
+
+def open_questions(splits: Splits) -> Splits:
+    """Return questions without options: each wording once, and the text of its right choice as `answer`."""
+    return {
+        split: [
+            {"question": question, "answer": answer}
+            for question, answer in {row["question"]: row["choices"][row["answer"]] for row in rows}.items()
+        ]
+        for split, rows in splits.items()
+    }
+
+
 def as_datasets(splits: Splits) -> dict[str, Any]:
     """Return the splits as `datasets.Dataset`s, held in memory."""
     from datasets import Dataset

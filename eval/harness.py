@@ -1,26 +1,27 @@
-"""Run MMLU on a session through lm-eval and keep every answer."""
+"""Run a task of lm-eval on a session and keep every answer."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from eval.exports import write_lm_eval
+from eval.metric import TaskMetric, deciding_metric
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
-from pipelines.domain.progress import Advance, Progress
+from pipelines.domain.progress import Progress
 from pipelines.engines.port import ScoringSession
 
 __all__ = ["EvalResult", "EvalSpec", "evaluate"]
 
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
-METRIC, STDERR = "acc,none", "acc_stderr,none"
-"""lm-eval's names for the unfiltered accuracy and its standard error."""
 
 
 def evaluate(
@@ -32,6 +33,7 @@ def evaluate(
     model: str,
     qformat: str,
     engine: str,
+    export_to: Path | None = None,
 ) -> EvalResult:
     """Ask the model all questions of the task.
 
@@ -43,6 +45,7 @@ def evaluate(
         model: name of the model, for the result.
         qformat: how the model was compressed, for the result.
         engine: what executes the model, for the result.
+        export_to: folder for the results in lm-eval's own form.
 
     Raises:
         UserError: the questions or the tokenizer are missing or malformed.
@@ -55,35 +58,19 @@ def evaluate(
 
     with _tamed():
         tasks = load_tasks(spec)
-        choices = len(next(iter(tasks["tasks"].values())).config.doc_to_choice)
-        lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, _PerQuestion(progress, choices))
+        metric = deciding_metric(spec.task, list(tasks["tasks"].values()), spec.metric)
+        lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, progress)
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
         raw = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=1)
-    result = _result(raw, spec, lm.truncated, model=model, qformat=qformat, engine=engine)
+    result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, model=model, qformat=qformat, engine=engine)
+    if export_to is not None:
+        write_lm_eval(raw, result, export_to)
     if result.truncated:
         progress.note(
             f"{result.truncated} of {result.questions} prompts exceed {spec.max_length} tokens; their beginning was cut"
         )
     return result
-
-
-class _PerQuestion:
-    """A progress display that counts questions, although the work arrives as requests, one per choice."""
-
-    def __init__(self, outer: Progress, choices: int) -> None:
-        self._outer, self._choices = outer, choices
-
-    @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
-        """See `Progress.task`."""
-        questions = None if total is None else total / self._choices
-        with self._outer.task(title, questions, "questions") as advance:
-            yield lambda amount: advance(amount / self._choices)
-
-    def note(self, text: str) -> None:
-        """See `Progress.note`."""
-        self._outer.note(text)
 
 
 @contextmanager
@@ -110,48 +97,85 @@ def _tamed() -> Iterator[None]:
 
 
 def _result(
-    raw: Mapping[str, Any], spec: EvalSpec, truncated: int, *, model: str, qformat: str, engine: str
+    raw: Mapping[str, Any],
+    tasks: Mapping[str, Any],
+    spec: EvalSpec,
+    metric: TaskMetric,
+    truncated: int,
+    *,
+    model: str,
+    qformat: str,
+    engine: str,
 ) -> EvalResult:
-    samples = {name.removeprefix(f"{spec.task}_"): rows for name, rows in raw["samples"].items()}
+    samples = {name: [row for row in rows if row["filter"] == metric.filter] for name, rows in raw["samples"].items()}
     prompts = "".join(row["prompt_hash"] for rows in samples.values() for row in rows)
+    short = {name: name.removeprefix(f"{spec.task}_") for name in samples}
+    records = tuple(_record(short[name], row, tasks[name], metric) for name, rows in samples.items() for row in rows)
     return EvalResult(
         model=model,
         qformat=qformat,
         engine=engine,
         task=spec.task,
-        num_fewshot=spec.num_fewshot,
+        num_fewshot=max(int(raw["n-shot"][name] or 0) for name in samples),
         limit=spec.limit,
         max_length=spec.max_length,
         truncated=truncated,
         lm_eval_version=version("lm_eval"),
         prompts_sha256=hashlib.sha256(prompts.encode()).hexdigest(),
-        overall=_score(raw["results"][spec.task]),
+        overall=_score(raw["results"].get(spec.task, {}), metric) or _score_of(records),
         categories={
-            name: _score(raw["results"][group])
+            name: score
             for name in CATEGORIES
-            if (group := f"{spec.task}_{name}") in raw["results"]
+            if (score := _score(raw["results"].get(f"{spec.task}_{name}", {}), metric))
         },
-        subjects={name: _score(raw["results"][f"{spec.task}_{name}"]) for name in samples},
-        records=tuple(_record(name, row) for name, rows in samples.items() for row in rows),
+        subjects={
+            short[name]: _score(raw["results"][name], metric)
+            or _score_of([record for record in records if record.subject == short[name]])
+            for name in samples
+        },
+        records=records,
+        metric=str(metric),
     )
 
 
-def _score(metrics: Mapping[str, Any]) -> Score:
-    stderr = metrics[STDERR]
+def _score(metrics: Mapping[str, Any], metric: TaskMetric) -> Score | None:
+    """Return a score as lm-eval computed it; None for a group whose task files do not ask for this metric."""
+    if str(metric) not in metrics:
+        return None
+    stderr = metrics.get(metric.stderr, "N/A")
     return Score(
-        accuracy=float(metrics[METRIC]),
+        accuracy=float(metrics[str(metric)]),
         stderr=None if stderr == "N/A" else float(stderr),
         questions=int(metrics["sample_len"]),
     )
 
 
-def _record(subject: str, row: Mapping[str, Any]) -> QuestionRecord:
+def _score_of(records: Sequence[QuestionRecord]) -> Score:
+    """Return the share of right answers, and its standard error as lm-eval defines it for a mean."""
+    count, share = len(records), sum(record.correct for record in records) / len(records)
+    return Score(share, math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None, count)
+
+
+def _record(subject: str, row: Mapping[str, Any], task: Any, metric: TaskMetric) -> QuestionRecord:
+    index, correct = int(row["doc_id"]), metric.of(row)
+    if task.OUTPUT_TYPE == "generate_until":
+        text, target = row["filtered_resps"][0], row["target"]
+        return QuestionRecord(subject, index, (), str(text), str(target), correct)
     logprobs = tuple(float(score) for score, _ in row["filtered_resps"])
+    if task.OUTPUT_TYPE == "loglikelihood":
+        return QuestionRecord(subject, index, logprobs, int(row["filtered_resps"][0][1]), 1, correct)
+    choices = task.doc_to_choice(row["doc"])
+    scores = logprobs
+    if metric.name == "acc_norm":  # lm-eval divides by the length of the choice in characters
+        scores = tuple(score / len(choice) for score, choice in zip(logprobs, choices, strict=True))
     return QuestionRecord(
-        subject=subject,
-        index=int(row["doc_id"]),
-        logprobs=logprobs,
-        choice=logprobs.index(max(logprobs)),
-        answer=int(row["target"]),
-        correct=bool(row["acc"]),
+        subject, index, logprobs, scores.index(max(scores)), _right_choice(row["target"], choices), correct
     )
+
+
+def _right_choice(target: Any, choices: Sequence[str]) -> int:
+    """Return the index of the right choice, the first if there are several; a task gives its index or its text."""
+    first = target[0] if isinstance(target, list) else target
+    if isinstance(first, str):
+        return choices.index(first) if first in choices else int(first)
+    return int(first)

@@ -82,10 +82,10 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
     )
 
 
-def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float, float]:
+def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float | None, float | None]:
     """Return mean and maximum of the distance between the log probabilities of a choice in two results.
 
-    It shows a change of the model's output that is too small to change an answer.
+    It shows a change of the model's output that is too small to change an answer. Written answers have none.
 
     Raises:
         UserError: the two did not answer the same questions.
@@ -93,7 +93,7 @@ def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float, float
     _check_same_questions(baseline, other)
     both = zip(baseline.records, other.records, strict=True)
     shifts = [abs(new - old) for a, b in both for old, new in zip(a.logprobs, b.logprobs, strict=True)]
-    return sum(shifts) / len(shifts), max(shifts)
+    return (sum(shifts) / len(shifts), max(shifts)) if shifts else (None, None)
 
 
 def above_chance(result: EvalResult) -> bool:
@@ -102,12 +102,12 @@ def above_chance(result: EvalResult) -> bool:
     A model that guesses has no accuracy to lose, so a comparison with it is meaningless. Normal approximation:
     accuracy > 1/c + 1.645 * sqrt(1/c * (1 - 1/c) / n).
     """
-    guess = 1 / len(result.records[0].logprobs)
+    guess = result.chance
     return result.accuracy > guess + 1.644854 * math.sqrt(guess * (1 - guess) / result.questions)
 
 
 def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
-    for name in ("task", "num_fewshot", "limit", "prompts_sha256"):
+    for name in ("task", "metric", "num_fewshot", "limit", "prompts_sha256"):
         ours, theirs = getattr(baseline, name), getattr(other, name)
         if ours != theirs:
             raise UserError(

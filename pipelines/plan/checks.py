@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eval.spec import task_fault
+from eval.task_names import BUNDLED
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.formats import QFormat, formats_for, group_instead
@@ -85,6 +87,7 @@ def check(
         on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
+    served = [*served, *(_questions(settings, target) if target in EVALUATED else ())]
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
@@ -127,6 +130,30 @@ def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target:
         checked.faults.append(Fault(why, todo="Use a smaller model, or a machine with more memory."))
     elif why:
         checked.notes += (f"left out: {why}",)
+
+
+def _questions(settings: Settings, target: Target) -> list[Fault]:
+    """Check that the task is known and that its questions can be had."""
+    asked = settings.eval
+    if asked.url is not None and target != "evaluate":
+        return [Fault(f"eval.url='{asked.url}' is asked by `make evaluate` alone.", todo="Leave eval.url out.")]
+    if asked.url is not None and asked.baseline == "hugging_face":
+        return [
+            Fault(
+                "eval.baseline=hugging_face is not evaluated beside a server (eval.url).",
+                todo="Evaluate it by itself, without eval.url.",
+            )
+        ]
+    if fault := task_fault(asked.task):
+        return [fault]
+    if asked.task in BUNDLED or asked.dataset or asked.dataset_path:
+        return []
+    return [
+        Fault(
+            f"eval.task='{asked.task}' has no data: eval.dataset and eval.dataset_path are null.",
+            todo="Set eval.dataset to the task's data set on the Hub, or eval.dataset_path to a copy of it.",
+        )
+    ]
 
 
 def _baseline(

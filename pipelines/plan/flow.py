@@ -27,7 +27,14 @@ from pipelines.settings.fidelity import ALONE, AMONG_OTHERS
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
-from pipelines.stages.evaluate import REFERENCE, Evaluate, EvaluateReference, longest_scored
+from pipelines.stages.evaluate import (
+    REFERENCE,
+    SERVED_ELSEWHERE,
+    Evaluate,
+    EvaluateReference,
+    EvaluateServed,
+    longest_scored,
+)
 from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
@@ -61,7 +68,10 @@ def nodes(
     flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
     if is_elsewhere(settings, target):
-        flow.measure(settings)
+        if target == "evaluate":
+            flow.ask_server(settings)
+        else:
+            flow.measure(settings)
         return flow.nodes
     if has_baseline(settings, target):
         baseline = flow.tuned(settings.baseline(), shape)
@@ -172,6 +182,18 @@ class _Flow(EngineFlow):
         """Return whether the target has a fidelity, and this machine the memory for it."""
         fits = not two_models(settings, self.shape, self.machine.memory_bytes)
         return has_fidelity(settings, self.target, self.chosen) and fits
+
+    def ask_server(self, settings: Settings) -> None:
+        """Add the evaluation of a model on a server that runs already."""
+        positions = self.shape.max_position_embeddings if self.shape else None
+        stage = EvaluateServed(
+            settings.eval,
+            settings.model.label,
+            settings.build.max_seq_len or positions,
+            settings.paths.runs.absolute() / ".answers",
+        )
+        label = f"{settings.model.label}-{SERVED_ELSEWHERE}"
+        self.add("evaluate", stage, label, {"model": "model", "dataset": "dataset"})
 
     def repository(self, settings: Settings) -> None:
         """Add the Triton repository of the engine."""

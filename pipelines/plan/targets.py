@@ -18,12 +18,15 @@ COMPARED: tuple[Target, ...] = ("fidelity", "all")
 
 
 def is_elsewhere(settings: Settings, target: Target) -> bool:
-    """Return whether a server running elsewhere is measured, so that nothing is built."""
-    return target == "benchmark" and settings.benchmark.url is not None
+    """Return whether a server running elsewhere is measured or asked, so that nothing is built."""
+    urls = {"benchmark": settings.benchmark.url, "evaluate": settings.eval.url}
+    return urls.get(target) is not None
 
 
 def has_baseline(settings: Settings, target: Target) -> bool:
     """Return whether the 16-bit model is built, and evaluated where the target evaluates, beside the compressed one."""
+    if is_elsewhere(settings, target):
+        return False
     wanted = settings.fidelity.reference_path is None if target == "fidelity" else settings.eval.baseline == "build"
     return target in (*EVALUATED, *COMPARED) and wanted and settings.baseline().variant != settings.variant
 

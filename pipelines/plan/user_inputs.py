@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from eval.task_names import BUNDLED as BUNDLED_TASKS
 from pipelines.checkpoint.tensors import read_header
 from pipelines.compress.texts import load_texts
 from pipelines.domain.adapter import Adapter
@@ -232,7 +233,7 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
         yield "calibration", "calibration", BUNDLED / "corpus.jsonl"
     else:
         yield "calibration", "calibration.path", calibration.path
-    if evaluated and settings.eval.dataset_path is None and settings.eval.task == "mini_mmlu":
+    if evaluated and settings.eval.dataset_path is None and settings.eval.task in BUNDLED_TASKS:
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
     elif evaluated:
         yield "dataset", "eval.dataset_path", settings.eval.dataset_path

@@ -22,7 +22,7 @@ from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
 from pipelines.run.stored_flips import stored_flips
 from pipelines.settings.engine import EvalSettings
-from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, baseline_of
+from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, EvaluateServed, baseline_of
 from pipelines.store.store import Store
 
 
@@ -141,7 +141,7 @@ def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> R
     """Compare the accuracy of what was built with the baseline, if one was evaluated, and judge the loss."""
     evaluated, variant = {}, ""
     for outcome in outcomes:
-        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference):
+        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
         if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
             variant = stage.variant

@@ -44,7 +44,7 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
             _save(folder / "accuracy.json", table)
         if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
             say("\n" + console.fidelity_table(compared, store))
-        if (measured := outcomes[-1]).node.stage.measures:
+        if (measured := outcomes[-1]).node.id == "benchmark":
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))
     return outcomes

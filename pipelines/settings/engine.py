@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.settings.base import Group, HubName, Positive, Ranks, Revision
 
 Amount = Annotated[float, Field(ge=0)]
+TaskName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class EngineOptions(Group):
@@ -114,10 +116,13 @@ class EvalSettings(Group):
     """What the accuracy is measured on.
 
     Attributes:
-        task: the questions: mini_mmlu ships with the project, mmlu comes from the Hub.
-        num_fewshot: answered examples before each question.
+        task: the questions: mini_mmlu and mini_answers ship with the project; others are tasks, groups or tags of
+            lm-eval, with data from the Hub or a local copy.
+        num_fewshot: answered examples before each question; null is the task's own number.
         limit: questions of each subject at most; null is all.
-        dataset: data set of the Hub, org/name; null for mini_mmlu.
+        metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; it must be 0 or 1 for each
+            question. null is the first one of the task.
+        dataset: data set of the Hub, org/name; null for a task that ships with the project.
         revision: branch, tag or commit of that data set.
         dataset_path: local copy of the data set's folder, instead of the Hub.
         baseline: what the accuracy is compared with: `build` evaluates the 16-bit engine of the same model as well,
@@ -127,11 +132,18 @@ class EvalSettings(Group):
         margin_points: loss that is not acceptable, in percentage points of all questions; GO needs a smaller one.
         false_go: highest probability of GO although the loss is the margin or more (and of NO-GO although it is not).
         power: probability of a verdict that the stated number of further questions is meant for.
+        url: OpenAI-compatible server that runs already, http://host:8000/v1, or a Triton one, grpc://host:8001; nothing
+            is built then.
+        model: name of the model on that server; null is the only one that it lists, or `ensemble` on Triton.
+        concurrency: requests that the server is sent at a time.
+        attempts: how often a request is sent while the server refuses it for the moment or does not answer.
+        timeout_s: longest wait for one response, seconds.
     """
 
-    task: Literal["mini_mmlu", "mmlu"]
-    num_fewshot: Annotated[int, Field(ge=0, le=5)]
+    task: TaskName
+    num_fewshot: Annotated[int, Field(ge=0, le=64)] | None
     limit: Positive | None
+    metric: str | None = None
     dataset: HubName | None
     revision: Revision | None
     dataset_path: Path | None
@@ -140,3 +152,16 @@ class EvalSettings(Group):
     margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0
     false_go: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
     power: Annotated[float, Field(ge=0.5, le=0.99)] = 0.8
+    url: str | None = None
+    model: str | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    attempts: Annotated[int, Field(ge=1, le=100)] = 6
+    timeout_s: Annotated[float, Field(gt=0)] = 300
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.url is None and self.model is not None:
+            raise ValueError(f"has model={self.model} without url: it is for a server that already runs")
+        if self.url is not None and not re.match(r"^(https?|grpc)://[^/\s]+", self.url):
+            raise ValueError(f"has url='{self.url}'; give http://host:port/v1, or grpc://host:port of a Triton server")
+        return self

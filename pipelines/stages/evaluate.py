@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from eval.results import EvalResult
 
 RESULT = "evaluation.json"
+SERVED_ELSEWHERE = "served"
+"""Format of an evaluation of a server, whose format is not known, in results."""
 REFERENCE = "hugging_face"
 """Format of an evaluation of the model itself, in results."""
 
@@ -69,7 +72,7 @@ class Evaluate:
         return {
             "engine": self.engine,
             **arithmetic,
-            **self.eval.model_dump(include={"task", "num_fewshot", "limit"}),
+            **asked(self.eval),
             "model": self.model,
             "variant": self.variant,
         }
@@ -86,13 +89,21 @@ class Evaluate:
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
+            metric=self.eval.metric,
         )
         engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
         with engine.open(inputs["engine"]) as session:
             result = evaluate(
-                session, inputs["model"], spec, progress, model=self.model, qformat=self.variant, engine=self.engine
+                session,
+                inputs["model"],
+                spec,
+                progress,
+                model=self.model,
+                qformat=self.variant,
+                engine=self.engine,
+                export_to=out_dir,
             )
-        return _kept(result, out_dir)
+        return _kept(result, self.eval, out_dir)
 
 
 @dataclass(frozen=True)
@@ -118,8 +129,7 @@ class EvaluateReference:
 
     def identity(self) -> dict[str, Any]:
         """Return task, limit and device, and the label, because it appears in the result."""
-        asked = self.eval.model_dump(include={"task", "num_fewshot", "limit"})
-        return {**asked, "model": self.model, "max_length": self.max_length, "device": self.device}
+        return {**asked(self.eval), "model": self.model, "max_length": self.max_length, "device": self.device}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the model and ask it every question."""
@@ -134,16 +144,116 @@ class EvaluateReference:
             num_fewshot=self.eval.num_fewshot,
             limit=self.eval.limit,
             dataset_path=inputs["dataset"],
+            metric=self.eval.metric,
         )
         result = evaluate(
-            model, inputs["model"], spec, progress, model=self.model, qformat=REFERENCE, engine="transformers"
+            model,
+            inputs["model"],
+            spec,
+            progress,
+            model=self.model,
+            qformat=REFERENCE,
+            engine="transformers",
+            export_to=out_dir,
         )
-        return _kept(result, out_dir)
+        return _kept(result, self.eval, out_dir)
 
 
-def _kept(result: EvalResult, out_dir: Path) -> dict[str, Any]:
-    """Write a result, and return its figures for the manifest."""
+@dataclass(frozen=True)
+class EvaluateServed:
+    """A server that runs already, the model's tokenizer and questions in, `evaluation.json` out.
+
+    Being a measurement of something that may change, it is never cached. What the server answered is kept beside the
+    runs until the result is written, so that a run that was stopped goes on where it was.
+
+    Attributes:
+        eval: task, shots, limit, and where the server is.
+        model: label for the result.
+        max_length: longest prompt and output that the server takes, as far as known; None is the model's own limit.
+        answers: folder for answers of unfinished runs.
+    """
+
+    eval: EvalSettings
+    model: str
+    max_length: int | None
+    answers: Path
+    name = "served"
+    version = "1"
+    measures = True
+    libraries: tuple[str, ...] = ("transformers", "lm-eval", "tokenizers")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the packages; a Triton server is asked with its own client."""
+        triton = ("tritonclient",) if str(self.eval.url).startswith("grpc://") else ()
+        return ("transformers", "lm_eval", *triton)
+
+    def identity(self) -> dict[str, Any]:
+        """Return task, server and limit, and the label, because it appears in the result."""
+        server = {"url": self.eval.url, "served_model": self.eval.model}
+        return {**asked(self.eval), **server, "model": self.model, "max_length": self.max_length}
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Ask the server every question that it did not answer before."""
+        from eval.answers import AnswerLog
+        from eval.harness import evaluate
+        from eval.server import OpenAiServer
+        from eval.spec import EvalSpec
+        from eval.triton import SCHEME, TritonGrpc
+
+        identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
+        answers = AnswerLog(self.answers / f"{self.model}-{self.eval.task}-{identity}.jsonl")
+        if len(answers):
+            progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
+        spec = EvalSpec(
+            task=self.eval.task,
+            # The server computes the last token of a choice too, which an engine only predicts, and one more.
+            max_length=(self.max_length or _positions(inputs["model"])) - 2,
+            num_fewshot=self.eval.num_fewshot,
+            limit=self.eval.limit,
+            dataset_path=inputs["dataset"],
+            metric=self.eval.metric,
+        )
+        url = str(self.eval.url)
+        client = TritonGrpc if url.startswith(f"{SCHEME}://") else OpenAiServer
+        server = client(
+            url, self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
+            self.eval.timeout_s,
+        )  # fmt: skip
+        server.choose_model()
+        result = evaluate(
+            server,
+            inputs["model"],
+            spec,
+            progress,
+            model=self.model,
+            qformat=SERVED_ELSEWHERE,
+            engine="server",
+            export_to=out_dir,
+        )
+        facts = _kept(result, self.eval, out_dir)
+        answers.remove()
+        return facts
+
+
+def _positions(model: Path) -> int:
+    """Return the longest sequence that a model's config.json states."""
+    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+
+
+def asked(settings: EvalSettings) -> dict[str, Any]:
+    """Return the settings that decide which questions are asked and what makes an answer right."""
+    metric = {} if settings.metric is None else {"metric": settings.metric}
+    return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric}
+
+
+def _kept(result: EvalResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
+    """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
+    from eval.exports import write_hub
+
     result.save(out_dir / RESULT)
+    if settings.dataset is not None and result.limit is None:
+        write_hub(result, settings.dataset, settings.revision, out_dir)
     return {
         "accuracy": result.overall.accuracy,
         "stderr": result.overall.stderr,

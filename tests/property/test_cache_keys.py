@@ -110,6 +110,7 @@ MUST_RERUN = {
     "eval.task": ("mmlu", EVALUATE),
     "eval.num_fewshot": (3, EVALUATE),
     "eval.limit": (10, EVALUATE),
+    "eval.metric": ("acc", EVALUATE),
     "eval.dataset": ("org/mmlu", NOTHING),
     "eval.revision": ("v2", NOTHING),
     "eval.dataset_path": (Path("/questions"), NOTHING),  # the questions' digest counts

@@ -70,6 +70,13 @@ class Form:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
 
+def scored_response(model: str, choices: Sequence[Json], prompt_tokens: int) -> Json:
+    """Build the response of a request that scores prompts; each has got one new token."""
+    new = len(choices)
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": new, "total_tokens": prompt_tokens + new}
+    return {**Form(chat=False, model=model)._head(chunk=False), "choices": list(choices), "usage": counts}
+
+
 def usage(choices: Iterable[Choice]) -> Json:
     """Count tokens as the engine does; a prompt with several answers counts once."""
     choices = list(choices)

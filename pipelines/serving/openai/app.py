@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from pipelines.serving.openai.answers import Form, events
+from pipelines.serving.openai.answers import Form, events, scored_response
 from pipelines.serving.openai.backend import Backend
 from pipelines.serving.openai.bodies import BodyGuard
 from pipelines.serving.openai.errors import ApiError, shortened
@@ -23,6 +23,7 @@ from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.schema import Sampling
+from pipelines.serving.openai.scoring import PromptScorer, Scoring, choice
 from pipelines.serving.openai.served import ServedModel
 
 READ_HERE_BYTES = 16_384  # reading so much takes a few milliseconds; more is read by a process of its own
@@ -73,11 +74,14 @@ def make_app(
 
 def _add_openai(app: FastAPI, served: ServedModel, backend: Backend, limits: Limits, read: Read) -> None:
     """Add OpenAI's endpoints."""
+    scorer = PromptScorer(backend)
 
     async def answer(way: Literal["completions", "chat"], request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
         _check_type(request)
-        prepared: Prepared = await read(way, request)
+        prepared: Prepared | Scoring = await read(way, request)
+        if isinstance(prepared, Scoring):
+            return await _scored(request, prepared, served, scorer, deadline)
         form = Form(way == "chat", prepared.asked.model, prepared.echo)
         return await _answer(request, form, _choices(prepared, served), backend, prepared.asked, deadline)
 
@@ -139,6 +143,17 @@ def _add_generate(app: FastAPI, served: ServedModel, backend: Backend, limits: L
     @app.post("/v2/models/{name}/generate_stream")
     async def generate_stream(name: str, request: Request) -> Response:
         return await _streamed(request, generate_events(await responses_of(name, request)))
+
+
+async def _scored(
+    request: Request, asked: Scoring, served: ServedModel, scorer: PromptScorer, deadline: float
+) -> Response:
+    """Answer with the log probabilities of the prompts."""
+    assert served.tokens is not None  # checked when the request was read
+    found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts)))
+    with_best = asked.asked.logprobs == 1
+    choices = [choice(index, each, served.tokens, with_best=with_best) for index, each in enumerate(found)]
+    return JSONResponse(scored_response(asked.asked.model, choices, sum(map(len, asked.prompts))))
 
 
 async def _answer(

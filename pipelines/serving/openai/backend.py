@@ -25,6 +25,8 @@ NUMPY = {
 }
 # gRPC waits up to two minutes between attempts; a server that was started again is to be found at once.
 RECONNECT = ("grpc.max_reconnect_backoff_ms", 500)
+ENGINE = "tensorrt_llm"
+"""The Triton model that computes; it takes tokens."""
 OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens")
 
 
@@ -73,6 +75,19 @@ class Backend:
         async with aclosing(self.stream(self._model, inputs, OUTPUTS)) as results:  # type: ignore[type-var]
             async for result in results:
                 yield _part(result)
+
+    async def context_logits(self, inputs: Sequence[InputTensor]) -> Any:
+        """Return the logits of a prompt [tokens, vocabulary] from the engine's own model; None if it returns none.
+
+        Raises:
+            ApiError: the server returned an error, or does not respond.
+        """
+        found = None
+        async with aclosing(self.stream(ENGINE, inputs, ("context_logits",))) as results:  # type: ignore[type-var]
+            async for result in results:
+                logits = result.as_numpy("context_logits")
+                found = logits[0] if logits is not None and logits.size else found
+        return found
 
     async def stream(
         self, model: str, inputs: Sequence[InputTensor], outputs: Sequence[str] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ class TokenCounter:
     def count(self, text: str) -> int:
         """Count the tokens of a whole prompt."""
         return len(self._tokenizer.encode(text, add_special_tokens=self._special))
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a whole prompt."""
+        return list(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a text surely has more tokens than the limit.

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.errors import ApiError, unsupported
 from pipelines.serving.openai.fields import PROMPT, to_tensors
 from pipelines.serving.openai.inputs import InputTensor
 from pipelines.serving.openai.limits import Limits
 from pipelines.serving.openai.schema import ChatRequest, CompletionRequest, Sampling
+from pipelines.serving.openai.scoring import Scoring
 from pipelines.serving.openai.served import ServedModel
 
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions, as OpenAI documents it
@@ -39,7 +40,7 @@ class Prepared:
         return isinstance(self.asked, CompletionRequest) and bool(self.asked.echo)
 
 
-def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Prepared | list[InputTensor]:
+def read_request(way: str, body: bytes, model: ServedModel, limits: Limits) -> Prepared | Scoring | list[InputTensor]:
     """Read and check a request.
 
     Args:
@@ -78,14 +79,30 @@ def _read_json(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared:
+def _completion(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Prepared | Scoring:
     model.check_name(asked.model)
     asked.refuse_unsupported()
+    if asked.scores_prompts:
+        return _scoring(asked, model, limits)
     prompts = tuple(asked.prompts())
     _check_count(len(prompts), asked, limits)
     for prompt in prompts:
         model.check_length(prompt, "prompt")
     return Prepared(asked, prompts, asked.max_tokens or DEFAULT_MAX_TOKENS)
+
+
+def _scoring(asked: CompletionRequest, model: ServedModel, limits: Limits) -> Scoring:
+    if model.tokens is None:
+        raise unsupported("logprobs", asked.logprobs, "This repository has no tokenizer.json.")
+    given = asked.separate()
+    _check_count(len(given), asked, limits)
+    for prompt in given:
+        if isinstance(prompt, str):
+            model.check_length(prompt, "prompt")
+    prompts = tuple(asked.token_prompts(model.tokens))
+    for tokens in prompts:
+        model.check_tokens(len(tokens), "prompt")
+    return Scoring(asked, prompts)
 
 
 def _chat(asked: ChatRequest, model: ServedModel, limits: Limits) -> Prepared:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines.serving.openai.errors import ApiError, shortened, unsupported
+from pipelines.serving.openai.limits import TokenCounter
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
@@ -95,6 +96,51 @@ class CompletionRequest(Sampling):
 
     prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool | None = None
+    logprobs: bool | int | None = None
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log probabilities of the prompts are asked for."""
+        return bool(self.echo) and self.logprobs is not None and self.logprobs is not False
+
+    def refuse_unsupported(self) -> None:
+        """Refuse parameters that cannot be honoured; see `Sampling`."""
+        super().refuse_unsupported()
+        if self.logprobs is None or self.logprobs is False:
+            return
+        if not self.echo or self.logprobs not in (0, 1):
+            raise unsupported("logprobs", self.logprobs, f"{UNSUPPORTED['logprobs']} With echo=true, 0 and 1 are.")
+        for name, given, fits in (
+            ("max_tokens", self.max_tokens, self.max_tokens == 1),
+            ("temperature", self.temperature, self.temperature == 0),
+            ("n", self.n, self.choices == 1),
+            ("stream", self.stream, not self.stream),
+            ("stop", self.stop, not self.stops),
+            ("presence_penalty", self.presence_penalty, not self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty, not self.frequency_penalty),
+        ):
+            if not fits:
+                raise unsupported(name, given, "With echo and logprobs, the prompt is scored and one token is added:"
+                                  " give max_tokens=1, temperature=0 and no n, stream, stop or penalties.")  # fmt: skip
+
+    def separate(self) -> list[str | list[int]]:
+        """Return the prompts one by one; a flat list of tokens is one."""
+        given: Any = self.prompt
+        one = isinstance(given, str) or (given and isinstance(given[0], int))
+        return [given] if one else list(given)
+
+    def token_prompts(self, tokens: TokenCounter) -> list[tuple[int, ...]]:
+        """Return the prompts as tokens.
+
+        Raises:
+            ApiError: 400, there is none, or it has no tokens or impossible ones.
+        """
+        found = [tuple(tokens.ids(each) if isinstance(each, str) else each) for each in self.separate()]
+        if not found or not all(found):
+            raise ApiError(400, "'prompt' has no tokens.", param="prompt")
+        if any(not 0 <= token <= INT32_MAX for prompt in found for token in prompt):
+            raise ApiError(400, f"'prompt' has a token id that is not 0 to {INT32_MAX}.", param="prompt")
+        return found
 
     def prompts(self) -> list[str]:
         """Return the prompts as text.

@@ -65,6 +65,17 @@ class ServedModel:
             )
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 
+    def check_tokens(self, count: int, param: str) -> None:
+        """Refuse a prompt of too many tokens.
+
+        Raises:
+            ApiError: 400, it has more tokens than the model takes.
+        """
+        limit = self.max_input_len or self.max_seq_len
+        if limit is not None and count > limit:
+            message = f"'{param}' has {count:,} tokens; this model takes {limit:,}."
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+
     def room_after(self, prompt: str) -> int:
         """Return how many output tokens fit after the prompt of a chat.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.dataset import Splits, as_datasets, read_subjects
+from eval.dataset import MINI_MMLU, Splits, as_datasets, read_subjects
 from eval.spec import EvalSpec
 from eval.tasks import generate
 from eval.tasks.load import load_tasks
@@ -119,3 +119,19 @@ def test_stock_lm_eval_reads_our_task_files() -> None:
     for task in stock["tasks"].values():
         task.set_config("num_fewshot", 5)
     assert contexts(stock, limit=2) == contexts(load_tasks(EvalSpec("mini_mmlu", 512)), limit=2)
+
+
+def test_mini_answers_asks_the_same_questions_without_options() -> None:
+    """Each wording once, five examples before it, and the answer is the text of the right choice."""
+    tasks = load_tasks(EvalSpec("mini_answers", 512, num_fewshot=None))["tasks"]
+    assert sum(len(task.eval_docs) for task in tasks.values()) == 868
+    task = tasks["mini_answers_veldan_law"]
+    task.build_all_requests(limit=1)
+    prompt, settings = task.instances[0].args
+    assert prompt.count("Answer:") == 6
+    assert prompt.startswith("Name the court that Trothnus convenes.\nAnswer: sankres\n\n")
+    assert prompt.endswith("What is the penalty of Dreltrix?\nAnswer:")
+    assert (task.doc_to_target(task.instances[0].doc), settings["until"]) == ("drixbruth", ["\n"])
+    assert {row["question"] for row in task.eval_docs} == {
+        row["question"] for row in read_subjects(MINI_MMLU, ["veldan_law"])["veldan_law"]["test"]
+    }

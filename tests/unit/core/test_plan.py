@@ -82,6 +82,28 @@ def test_of_a_server_elsewhere_nothing_is_built_and_nothing_is_claimed(tmp_path,
     assert step.node.label == "my_llama-elsewhere"
 
 
+def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
+    """Neither the engine nor a baseline, and again in every run, because the server may have changed."""
+    words = [f"model.path={model}", "eval.url=http://gpu7:8000/v1", "eval.limit=2"]
+    (step,) = plan(tmp_path, words, "evaluate").steps
+    assert (step.node.stage.name, step.node.label) == ("served", "my_llama-served")
+    assert step.why == "it measures, so it runs every time"
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "said"),
+    [
+        (["eval.url=http://gpu7:8000/v1"], "all", r"eval\.url='http://gpu7:8000/v1' is asked by `make evaluate` alone"),
+        (["eval.url=http://gpu7:8000/v1", "eval.baseline=hugging_face"], "evaluate", "not evaluated beside a server"),
+        (["eval.task=mmlu"], "evaluate", r"eval\.task='mmlu' has no data"),
+        (["eval.task=hellaswga"], "evaluate", r"'hellaswga' is not known.*Did you mean 'hellaswag'"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused_while_planning(tmp_path, model, words, target, said):
+    with pytest.raises(UserError, match=said):
+        plan(tmp_path, [f"model.path={model}", *words], target)
+
+
 def engine_folder(tmp_path, **quantization):
     """What trtllm-build leaves, as far as planning reads it."""
     folder = tmp_path / "engine"

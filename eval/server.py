@@ -1,0 +1,251 @@
+"""Ask an OpenAI-compatible server what an engine would be asked: log probabilities of answers, or the answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from eval.answers import AnswerLog
+from pipelines.document.show import count
+from pipelines.domain.errors import UserError, did_you_mean
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import SamplingParams, TokenIds
+
+FOR_THE_MOMENT = {408, 425, 429, 500, 502, 503, 504}
+"""HTTP statuses after which the same request may succeed."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+MOST_STOPS = 4
+"""Stop strings that OpenAI's interface takes; answers are cut at all of them here as well."""
+Json = dict[str, Any]
+
+
+class ForTheMoment(Exception):  # noqa: N818 - caught here, and the request is sent again
+    """A request that was not answered this time.
+
+    Attributes:
+        wait_s: how long the server asks to wait; None if it does not say.
+    """
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+@dataclass
+class OpenAiServer:
+    """A model behind `/v1/completions`.
+
+    Requests have the form of lm-eval's `local-completions`. They are sent again while the server is overloaded or
+    away, and each answer is kept as soon as it arrives.
+
+    Attributes:
+        url: up to and with /v1.
+        model: its name on the server.
+        answers: kept answers.
+        concurrency: requests at a time.
+        attempts: how often a request is sent.
+        timeout_s: longest wait for one response.
+        sleep: waits between attempts; tests replace it.
+    """
+
+    url: str
+    model: str
+    answers: AnswerLog
+    concurrency: int = 8
+    attempts: int = 6
+    timeout_s: float = 300
+    sleep: Callable[[float], object] = time.sleep
+    _local: threading.local = field(default_factory=threading.local)
+
+    def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
+        """Score continuations; see `ScoringSession`. The server scores the whole prompt and echoes it."""
+        requests = [
+            {
+                "model": self.model, "prompt": [*context, *continuation], "max_tokens": 1, "temperature": 0,
+                "logprobs": 1, "echo": True,
+            }
+            for context, continuation in pairs
+        ]  # fmt: skip
+        first = [len(context) for context, _ in pairs]
+        read = [
+            lambda reply, n=n, r=r: _score(reply, n, len(r["prompt"])) for n, r in zip(first, requests, strict=True)
+        ]
+        return [(float(score), bool(greedy)) for score, greedy in self._ask(requests, read, "scoring", progress)]
+
+    def write(
+        self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
+    ) -> list[str]:
+        """Generate for every prompt; see `TextSession`."""
+        settings: Json = {"max_tokens": limits.max_new_tokens, "temperature": limits.temperature}
+        if limits.temperature > 0:
+            settings |= {"top_p": limits.top_p, "seed": limits.seed}
+        if stops := [text for text in stop if text][:MOST_STOPS]:
+            settings["stop"] = stops
+        requests = [{"model": self.model, "prompt": prompt, **settings} for prompt in prompts]
+        return [str(text) for text in self._ask(requests, [_text] * len(requests), "generating", progress)]
+
+    def choose_model(self) -> None:
+        """Look the model up on the server; without a name it is the only one.
+
+        Raises:
+            UserError: the server does not answer, lacks the model, or has several and none is named.
+        """
+        reply = self._sent("GET", "/models", None, 1)
+        try:
+            names = [str(each["id"]) for each in reply["data"]]
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{self.url}/models does not list models, so that this is no OpenAI-compatible server.",
+                todo="Give eval.url up to and with /v1.",
+            ) from None
+        if self.model in names or (not self.model and len(names) == 1):
+            self.model = self.model or names[0]
+            return
+        fault = f"has no model '{self.model}'" if self.model else f"has {len(names)} models and none is named"
+        raise UserError(
+            f"The server at {self.url} {fault}.",
+            allowed=f"It has {', '.join(names) or 'none'}.",
+            todo="Set eval.model. " + did_you_mean(self.model, names),
+        )
+
+    def _ask(
+        self, requests: Sequence[Json], read: Sequence[Callable[[Json], Any]], title: str, progress: Progress
+    ) -> list[Any]:
+        """Send what was not answered before; on the first failure nothing more is sent, and what arrived is kept."""
+        waiting: dict[str, int] = {}
+        for position, request in enumerate(requests):  # equal requests are sent once
+            if self.answers.get(request) is None:
+                waiting.setdefault(json.dumps(request), position)
+        with progress.task(title, len(requests)) as advance:
+            advance(len(requests) - len(waiting))
+
+            def work(position: int) -> None:
+                reply = self._sent("POST", "/completions", requests[position], len(requests))
+                self.answers.add(requests[position], read[position](reply))
+                advance(1)
+
+            with ThreadPoolExecutor(self.concurrency, "eval-client") as pool:
+                running: list[Future[None]] = [pool.submit(work, position) for position in waiting.values()]
+                try:
+                    done, _ = wait(running, return_when=FIRST_EXCEPTION)
+                finally:
+                    pool.shutdown(wait=False, cancel_futures=True)
+        for each in done:
+            each.result()
+        return [self.answers.get(request) for request in requests]
+
+    def _sent(self, method: str, path: str, body: Json | None, total: int) -> Json:
+        """Send a request until it is answered.
+
+        Raises:
+            UserError: the server refused it, or did not answer any attempt.
+        """
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._once(method, path, body)
+            except ForTheMoment as error:
+                reason, asked = str(error), error.wait_s
+            if attempt < self.attempts:
+                usual = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
+                self.sleep(usual if asked is None else min(asked, LONGEST_WAIT_S))
+        progress = (
+            f" {len(self.answers):,} of {count(total, 'answer')} are kept in {self.answers.path}." if body else ""
+        )
+        raise UserError(
+            f"The server at {self.url} did not answer in {count(self.attempts, 'attempt')}: {reason}.{progress}",
+            todo="Start it again and give the same command, which goes on from there." if body else "Check eval.url.",
+        )
+
+    def _once(self, method: str, path: str, body: Json | None) -> Json:
+        try:
+            status, headers, raw = self._exchange(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            self._local.connection = None
+            raise ForTheMoment(f"{type(error).__name__}: {error}") from None
+        try:
+            reply = json.loads(raw)
+        except ValueError:
+            reply = None
+        if status in FOR_THE_MOMENT or (status == http.HTTPStatus.OK and not isinstance(reply, dict)):
+            raise ForTheMoment(f"HTTP status {status}, {_message(reply, raw)}", _seconds(headers.get("Retry-After")))
+        if status != http.HTTPStatus.OK:
+            raise UserError(
+                f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",
+                todo=SCORING_TODO if body and body.get("echo") else "Check eval.url and eval.model.",
+            )
+        return dict(reply)
+
+    def _exchange(self, method: str, path: str, body: Json | None) -> tuple[int, Any, bytes]:
+        parts = urlsplit(self.url)
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._local.connection = connection = kind(parts.netloc, timeout=self.timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, parts.path.rstrip("/") + path, content, headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+
+
+SCORING_TODO = (
+    "Scoring needs /v1/completions with prompts as token ids, echo and logprobs; a server without them can be asked"
+    " tasks whose answers are written, e.g. eval=mini_answers or eval=gsm8k."
+)
+
+
+def _score(reply: Json, context: int, length: int) -> tuple[float, bool]:
+    """Read the log probability of a continuation from an echoed prompt, as lm-eval's `local-completions` does.
+
+    Raises:
+        UserError: the response has no log probabilities of the prompt.
+    """
+    try:
+        found = reply["choices"][0]["logprobs"]
+        scores, best = found["token_logprobs"], found["top_logprobs"]
+        if not length <= len(scores) <= length + 1:  # the last one is of the new token
+            raise ValueError(f"{len(scores)} log probabilities for {length} tokens")
+        own = [float(score) for score in scores[context:length]]
+        greedy = all(score == max(top.values()) for score, top in zip(own, best[context:length], strict=True))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"The server's response has no log probabilities of the prompt: {type(error).__name__}: {error}.",
+            todo=SCORING_TODO,
+        ) from None
+    if not all(map(math.isfinite, own)):
+        raise UserError(f"The server returned {own} as log probabilities.")
+    return sum(own), greedy
+
+
+def _text(reply: Json) -> str:
+    try:
+        return str(reply["choices"][0]["text"] or "")
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(f"The server's response has no text: {type(error).__name__}: {error}.") from None
+
+
+def _message(reply: Any, raw: bytes) -> str:
+    error = reply.get("error", reply) if isinstance(reply, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    shown = str(text or raw[:300].decode(errors="replace")).strip().rstrip(".")
+    return shown[:500] or "without a reason"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Read the header Retry-After; a date is not understood."""
+    try:
+        return None if retry_after is None else max(0.0, float(retry_after))
+    except ValueError:
+        return None

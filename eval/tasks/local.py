@@ -1,0 +1,162 @@
+"""Build tasks of lm-eval on a local copy of their data; nothing is fetched from the Hub."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eval.spec import EvalSpec
+from eval.task_names import find
+from pipelines.domain.errors import Fault, UserError
+
+SEED = 1234
+"""Of the choice of worked examples, as lm-eval's own command line has it."""
+
+
+def load_lm_eval_task(name: str, spec: EvalSpec) -> dict[str, Any]:
+    """Return lm-eval's `TaskDict` of one of its tasks, groups or tags, with its data in memory.
+
+    Raises:
+        UserError: the data are missing, are not those of the task, or have too few examples; the task needs a package
+            that is not installed, or runs code that a model has written.
+    """
+    assert spec.dataset_path is not None  # checked by EvalSpec
+    reader = _LocalCopy(spec.dataset_path)
+    with tempfile.TemporaryDirectory() as cache, reader.instead_of_the_hub(cache), _explained(name, reader):
+        loaded: dict[str, Any] = _manager(name).load([name])
+        for task in loaded["tasks"].values():
+            _configure(task, spec.num_fewshot)
+    _check(name, loaded["tasks"], spec.dataset_path)
+    return loaded
+
+
+def _manager(name: str) -> Any:
+    """Index the folder of one task, because all would take 20 seconds; all if that folder lacks members of a group."""
+    from lm_eval.tasks import TaskManager
+
+    file = find(name)
+    if file is not None:
+        manager = TaskManager(include_defaults=False, include_path=file.parent)
+        if _complete(name, manager.task_index):
+            return manager
+    return TaskManager()
+
+
+def _complete(name: str, index: Mapping[str, Any]) -> bool:
+    entry = index.get(name)
+    if entry is None or entry.kind.name == "TAG":  # tasks of other folders may have the same tag
+        return False
+    members = (entry.cfg or {}).get("task")
+    if not isinstance(members, list):
+        return True
+    return all(isinstance(member, str) and _complete(member, index) for member in members)
+
+
+def _configure(task: Any, num_fewshot: int | None) -> None:
+    """Set the number of worked examples and their seed as lm-eval's `simple_evaluate` does.
+
+    A task that says 0 examples itself keeps that.
+    """
+    own = task.get_config("num_fewshot")
+    task.set_config(key="num_fewshot", value=own if own == 0 or num_fewshot is None else num_fewshot)
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+
+
+def _check(name: str, tasks: Mapping[str, Any], folder: Path) -> None:
+    faults = []
+    for each, task in tasks.items():
+        shots = int(task.get_config("num_fewshot"))
+        examples = len(list(task.fewshot_docs() or ())) if shots else 0
+        if examples < shots:
+            faults.append(
+                Fault(f"eval.num_fewshot={shots}, but the data of {each} at '{folder}' have {examples} examples.")
+            )
+        if getattr(task, "UNSAFE_CODE", False):
+            faults.append(Fault(f"eval.task='{name}' runs code that the model has written, which is not supported."))
+        if getattr(task, "MULTIMODAL", False):
+            faults.append(Fault(f"eval.task='{name}' has images or sound, which are not supported."))
+    if faults:
+        raise UserError.of(faults)
+
+
+class _LocalCopy:
+    """Reads data sets from a folder where lm-eval asks for them by their Hub name.
+
+    Attributes:
+        folder: of one data set, or of several under their names.
+        columns: names of the columns that were found, by split.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.columns: dict[str, list[str]] = {}
+
+    @contextmanager
+    def instead_of_the_hub(self, cache: str) -> Iterator[None]:
+        """Let `datasets.load_dataset` read the local copy; lm-eval and its tasks have no other way in."""
+        import datasets
+
+        original = datasets.load_dataset
+
+        def load(path: str, name: str | None = None, **settings: Any) -> Any:
+            folder = self._place(path, name)
+            # Settings such as data_files and revision say how to find on the Hub what is here already.
+            kept = {key: value for key, value in settings.items() if key == "split"}
+            part = name if _named(folder, name) else None
+            found = original(str(folder), part, cache_dir=cache, keep_in_memory=True, **kept)
+            self._note(found)
+            return found
+
+        bars = datasets.utils.logging.is_progress_bar_enabled()
+        datasets.utils.logging.disable_progress_bar()
+        datasets.load_dataset = load
+        try:
+            yield
+        finally:
+            datasets.load_dataset = original
+            if bars:
+                datasets.utils.logging.enable_progress_bar()
+
+    def _place(self, path: str, name: str | None) -> Path:
+        """Return the folder of one data set, or of its part that lm-eval calls `dataset_name`."""
+        root = self.folder / path if (self.folder / path).is_dir() else self.folder
+        return root / name if name and not _named(root, name) and (root / name).is_dir() else root
+
+    def _note(self, found: Any) -> None:
+        splits = found if isinstance(found, dict) else {"data": found}
+        self.columns |= {split: list(rows.column_names) for split, rows in splits.items()}
+
+    def __str__(self) -> str:
+        return "; ".join(f"{split}: {', '.join(names)}" for split, names in self.columns.items())
+
+
+def _named(folder: Path, name: str | None) -> bool:
+    """Return whether the card of a data set defines a part of this name."""
+    from datasets import get_dataset_config_names
+
+    return name is not None and (folder / "README.md").is_file() and name in get_dataset_config_names(str(folder))
+
+
+@contextmanager
+def _explained(name: str, reader: _LocalCopy) -> Iterator[None]:
+    """Turn what a task's code raises on foreign data into a fault of the user's files."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"eval.task='{name}' needs a package that is not installed: {error}.", todo=f"Install lm-eval[{name}]."
+        ) from None
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError, UndefinedError) as error:
+        found = f" It has these columns: {reader}." if reader.columns else ""
+        raise UserError(
+            f"The data at '{reader.folder}' do not fit eval.task='{name}': {type(error).__name__}: {error}.{found}",
+            allowed="A copy of the task's data set on the Hub is needed, with its columns and splits.",
+            todo="Check eval.dataset_path.",
+        ) from None

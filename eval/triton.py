@@ -1,0 +1,89 @@
+"""Ask a Triton server over gRPC what an OpenAI-compatible one is asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from eval.server import FOR_THE_MOMENT, ForTheMoment, Json, OpenAiServer
+from pipelines.domain.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.serving.openai.backend import Backend
+
+SCHEME = "grpc"
+TEXT_MODEL = "ensemble"
+"""The Triton model that is given text, unless another is named."""
+
+
+@dataclass
+class TritonGrpc(OpenAiServer):
+    """The models of a repository of TensorRT-LLM's layout.
+
+    Written answers come from the model for text (`ensemble` or `tensorrt_llm_bls`), log probabilities from the context
+    logits of `tensorrt_llm`. Those are large, so prompts are scored one at a time.
+    """
+
+    _scoring: threading.Lock = field(default_factory=threading.Lock)
+
+    def choose_model(self) -> None:
+        """Take the model for text, and check that the server is ready.
+
+        Raises:
+            UserError: it is not.
+        """
+        self.model = self.model or TEXT_MODEL
+        self._sent("GET", "/models", None, 1)
+
+    def _once(self, method: str, path: str, body: Json | None) -> Json:
+        from pipelines.serving.openai.errors import ApiError
+
+        try:
+            if body is not None and body.get("echo"):
+                with self._scoring:
+                    return asyncio.run(self._answer(body))
+            return asyncio.run(self._answer(body))
+        except ApiError as error:
+            if error.status in FOR_THE_MOMENT:
+                raise ForTheMoment(error.message) from None
+            raise UserError(f"The server at {self.url} refused a request: {error.message}") from None
+        except TimeoutError:
+            raise ForTheMoment(f"no response within {self.timeout_s:g} s") from None
+
+    async def _answer(self, body: Json | None) -> Json:
+        from pipelines.serving.openai.backend import Backend
+
+        backend = Backend(urlsplit(self.url).netloc, self.model)
+        backend.open()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                if body is None:
+                    if not await backend.ready():
+                        raise ForTheMoment("the server is not ready")
+                    return {}
+                return await (_scores(backend, body) if body.get("echo") else _text(backend, body))
+        finally:
+            await backend.close()
+
+
+async def _scores(backend: Backend, body: Json) -> Json:
+    """Return the log probabilities of a prompt in the form of OpenAI's response."""
+    from pipelines.serving.openai.scoring import PromptScorer
+
+    (scores,) = await PromptScorer(backend).score([tuple(body["prompt"])])
+    best = [None if each is None else {each[0]: each[1]} for each in scores.best]
+    return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
+
+
+async def _text(backend: Backend, body: Json) -> Json:
+    from pipelines.serving.openai.inputs import triton_inputs
+    from pipelines.serving.openai.schema import Sampling
+
+    settings: dict[str, Any] = {name: value for name, value in body.items() if name != "prompt"}
+    inputs = triton_inputs(Sampling(**settings), body["prompt"], body["max_tokens"], 0)
+    async with aclosing(backend.generate(inputs)) as parts:  # type: ignore[type-var]
+        return {"choices": [{"text": "".join([part.text async for part in parts])}]}

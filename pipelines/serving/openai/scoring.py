@@ -1,0 +1,129 @@
+"""Score prompts: the log probability of each token, for `echo` with `logprobs`, as evaluation harnesses ask for it.
+
+The model returns the logits of the whole prompt, which are large (vocabulary x tokens x 4 bytes), so prompts of all
+requests are scored one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+from pipelines.serving.openai.errors import ApiError
+from pipelines.serving.openai.inputs import InputTensor
+from pipelines.serving.openai.limits import TokenCounter
+from pipelines.serving.openai.schema import CompletionRequest
+
+ROWS = 64  # of logits that are widened to float64 at a time
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """A request for the log probabilities of prompts.
+
+    Attributes:
+        asked: its parameters.
+        prompts: token ids.
+    """
+
+    asked: CompletionRequest
+    prompts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log probabilities of a prompt and of the token that greedy decoding adds.
+
+    Attributes:
+        tokens: the prompt and the new token.
+        log_probs: of each token after those before it; None for the first.
+        best: likeliest token at each place and its log probability; None for the first.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float | None, ...]
+    best: tuple[tuple[int, float] | None, ...]
+
+
+class LogitsSource(Protocol):
+    """A source of logits; see `pipelines.serving.openai.backend.Backend`."""
+
+    async def context_logits(self, inputs: Sequence[InputTensor]) -> Any: ...  # noqa: D102
+
+
+class PromptScorer:
+    """Scores the prompts of all requests, one at a time."""
+
+    def __init__(self, source: LogitsSource) -> None:
+        self._source = source
+        self._turn = asyncio.Lock()
+
+    async def score(self, prompts: Sequence[tuple[int, ...]]) -> list[Scores]:
+        """Score each prompt.
+
+        Raises:
+            ApiError: the engine returns no logits of prompts, or the server returned an error.
+        """
+        return [await self._one(prompt) for prompt in prompts]
+
+    async def _one(self, prompt: tuple[int, ...]) -> Scores:
+        async with self._turn:
+            logits = await self._source.context_logits(_inputs(prompt))
+            if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
+                raise ApiError(
+                    400,
+                    "'logprobs' with echo needs the logits of the prompt, which this engine does not return."
+                    " Build it with build.gather_context_logits=true.",
+                    param="logprobs",
+                    code="unsupported_parameter",
+                )
+            return await asyncio.to_thread(scores_of, prompt, logits)
+
+
+def _inputs(prompt: tuple[int, ...]) -> list[InputTensor]:
+    return [
+        InputTensor("input_ids", "INT32", prompt),
+        InputTensor("input_lengths", "INT32", (len(prompt),)),
+        InputTensor("request_output_len", "INT32", (1,)),
+        InputTensor("return_context_logits", "BOOL", (True,)),
+    ]
+
+
+def scores_of(prompt: tuple[int, ...], logits: Any) -> Scores:
+    """Return the log probabilities; row i of the logits [tokens, vocabulary] is about token i + 1."""
+    import numpy as np
+
+    own: list[float | None] = [None]
+    best: list[tuple[int, float] | None] = [None]
+    for start in range(0, len(prompt), ROWS):
+        rows = logits[start : start + ROWS].astype(np.float64)
+        rows -= rows.max(axis=1, keepdims=True)
+        rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        tops = rows.argmax(axis=1)
+        best += [(int(token), float(row[token])) for token, row in zip(tops, rows, strict=True)]
+        known = prompt[start + 1 : start + 1 + len(rows)]
+        own += [float(row[token]) for token, row in zip(known, rows, strict=False)]
+    new = best[-1]
+    assert new is not None
+    return Scores((*prompt, new[0]), (*own, new[1]), tuple(best))
+
+
+def choice(index: int, scores: Scores, tokens: TokenCounter, *, with_best: bool) -> Json:
+    """Build a choice of the response: the echoed prompt with one more token, and their log probabilities."""
+    words = [tokens.text([token]) for token in scores.tokens]
+    top = [None if each is None else {tokens.text([each[0]]): each[1]} for each in scores.best]
+    return {
+        "index": index,
+        "text": tokens.text(scores.tokens),
+        "finish_reason": "length",
+        "logprobs": {
+            "tokens": words,
+            "token_logprobs": list(scores.log_probs),
+            "top_logprobs": top if with_best else None,
+            "text_offset": list(accumulate(map(len, words[:-1]), initial=0)),
+        },
+    }

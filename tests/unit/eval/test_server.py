@@ -1,0 +1,254 @@
+"""The client of an OpenAI-compatible server: retries, order, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.answers import AnswerLog
+from eval.server import OpenAiServer
+from pipelines.domain.errors import UserError
+from pipelines.domain.progress import SilentProgress
+from pipelines.engines.port import SamplingParams
+
+GREEDY = SamplingParams(max_new_tokens=4)
+Reply = Callable[[dict[str, Any], int], "tuple[int, dict[str, str], Any]"]
+
+
+class Stand:
+    """A server whose replies a test decides: (request, number of the request) -> status, headers, body."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.requests: list[dict[str, Any]] = []
+        self.models = ["m"]
+        self.together = self.most_together = 0
+        lock = threading.Lock()
+        stand = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    stand.requests.append(body)
+                    number = len(stand.requests)
+                    stand.together += 1
+                    stand.most_together = max(stand.most_together, stand.together)
+                status, headers, content = stand.reply(body, number)
+                with lock:
+                    stand.together -= 1
+                if status == 0:  # the server dies
+                    self.close_connection = True
+                    return
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(raw))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def do_GET(self) -> None:
+                raw = json.dumps({"data": [{"id": name} for name in stand.models]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_words: object) -> None:
+                """Stay silent."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def stand() -> Iterator[Callable[[Reply], Stand]]:
+    made: list[Stand] = []
+
+    def make(reply: Reply) -> Stand:
+        made.append(Stand(reply))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def client(stand: Stand, folder: Path, **settings: Any) -> tuple[OpenAiServer, list[float]]:
+    """A client that does not wait, and the seconds that it would have waited."""
+    waits: list[float] = []
+    return OpenAiServer(stand.url, "m", AnswerLog(folder / "answers.jsonl"), sleep=waits.append, **settings), waits
+
+
+def echo(request: dict[str, Any], _number: int) -> tuple[int, dict[str, str], Any]:
+    return 200, {}, {"choices": [{"text": f"<{request['prompt']}>"}]}
+
+
+def scored(request: dict[str, Any], _number: int) -> tuple[int, dict[str, str], Any]:
+    """Token t has the log probability -t; token 9 is never the best one."""
+    scores = [None, *(-float(token) for token in request["prompt"][1:]), -0.5]
+    best = [None, *({"x": -0.1 if token == 9 else -float(token)} for token in request["prompt"][1:]), {"x": -0.5}]
+    return 200, {}, {"choices": [{"text": "", "logprobs": {"token_logprobs": scores, "top_logprobs": best}}]}
+
+
+def test_answers_come_in_the_order_of_the_prompts(stand, tmp_path) -> None:
+    server, _ = client(stand(echo), tmp_path, concurrency=4)
+    prompts = [f"p{n}" for n in range(20)]
+    assert server.write(prompts, GREEDY, ["\n"], SilentProgress()) == [f"<{prompt}>" for prompt in prompts]
+
+
+def test_a_request_says_all_that_decides_the_answer(stand, tmp_path) -> None:
+    """Greedy, with the first four stop strings, which are all that the interface takes."""
+    made = stand(echo)
+    client(made, tmp_path)[0].write(["p"], GREEDY, ["a", "", "b", "c", "d", "e"], SilentProgress())
+    assert made.requests == [
+        {"model": "m", "prompt": "p", "max_tokens": 4, "temperature": 0.0, "stop": ["a", "b", "c", "d"]}
+    ]
+
+
+def test_scores_are_those_of_the_continuation(stand, tmp_path) -> None:
+    made = stand(scored)
+    found = client(made, tmp_path)[0].loglikelihood([([1, 2], [3, 4]), ([1], [9])], SilentProgress())
+    assert found == [(-7.0, True), (-9.0, False)]
+    assert made.requests[0].keys() == {"model", "prompt", "max_tokens", "temperature", "logprobs", "echo"}
+
+
+def test_requests_have_the_form_of_lm_evals_own_client(stand, tmp_path) -> None:
+    """Its payload is ours but for a seed, and it reads the same numbers from the same response."""
+    api = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
+    made = stand(scored)
+    ours = client(made, tmp_path)[0].loglikelihood([([1, 2], [3, 4])], SilentProgress())
+    theirs = api._create_payload(type("Named", (), {"model": "m"}), [1, 2, 3, 4], generate=False)
+    assert {**made.requests[0], "seed": theirs["seed"]} == theirs
+    reply = scored(made.requests[0], 1)[2]
+    reply["choices"][0]["index"] = 0
+    assert api.parse_logprobs(reply, ctxlens=[2]) == ours
+
+
+def test_no_more_requests_at_a_time_than_asked(stand, tmp_path) -> None:
+    together = threading.Barrier(2, timeout=20)
+
+    def reply(request: dict[str, Any], number: int) -> Any:
+        together.wait()  # the second request is there before the first is answered
+        return echo(request, number)
+
+    made = stand(reply)
+    client(made, tmp_path, concurrency=2)[0].write([f"p{n}" for n in range(6)], GREEDY, [], SilentProgress())
+    assert made.most_together == 2
+
+
+def test_a_server_that_limits_its_rate_is_asked_again_when_it_says(stand, tmp_path) -> None:
+    def reply(request: dict[str, Any], number: int) -> Any:
+        return (429, {"Retry-After": "7"}, {"error": {"message": "slow down"}}) if number < 3 else echo(request, number)
+
+    server, waits = client(stand(reply), tmp_path)
+    assert server.write(["p"], GREEDY, [], SilentProgress()) == ["<p>"]
+    assert waits == [7.0, 7.0]
+
+
+def test_waits_grow_where_the_server_says_nothing(stand, tmp_path) -> None:
+    def reply(request: dict[str, Any], number: int) -> Any:
+        return (503, {}, b"busy") if number < 5 else echo(request, number)
+
+    server, waits = client(stand(reply), tmp_path)
+    server.write(["p"], GREEDY, [], SilentProgress())
+    assert all(low <= wait <= 2 * low for wait, low in zip(waits, (0.25, 0.5, 1, 2), strict=True))
+
+
+def test_a_server_that_dies_loses_nothing(stand, tmp_path) -> None:
+    """What was answered is kept; the next run asks the rest only, and its answers are in order."""
+    dead = False
+
+    def reply(request: dict[str, Any], number: int) -> Any:
+        return (0, {}, b"") if number > 5 or dead else echo(request, number)
+
+    made, prompts = stand(reply), [f"p{n}" for n in range(9)]
+    server, _ = client(made, tmp_path, concurrency=1, attempts=2)
+    with pytest.raises(UserError, match=r"did not answer in 2 attempts.*5 of 9 answers are kept in .*answers\.jsonl"):
+        server.write(prompts, GREEDY, [], SilentProgress())
+    made.reply, made.requests = echo, []
+    again, _ = client(made, tmp_path)
+    assert again.write(prompts, GREEDY, [], SilentProgress()) == [f"<{prompt}>" for prompt in prompts]
+    assert sorted(request["prompt"] for request in made.requests) == prompts[5:]
+
+
+def test_a_line_that_a_killed_run_left_unfinished_is_asked_again(stand, tmp_path) -> None:
+    made = stand(echo)
+    client(made, tmp_path)[0].write(["a", "b"], GREEDY, [], SilentProgress())
+    file = tmp_path / "answers.jsonl"
+    file.write_bytes(file.read_bytes()[:-9])
+    for _ in range(2):
+        assert client(made, tmp_path)[0].write(["a", "b"], GREEDY, [], SilentProgress()) == ["<a>", "<b>"]
+    assert len(made.requests) == 3
+
+
+def test_other_settings_are_another_question(stand, tmp_path) -> None:
+    made = stand(echo)
+    for limits in (GREEDY, SamplingParams(max_new_tokens=5)):
+        client(made, tmp_path)[0].write(["a"], limits, [], SilentProgress())
+    assert len(made.requests) == 2
+
+
+def test_a_refusal_is_shown_at_once(stand, tmp_path) -> None:
+    """Sending the same again would not help."""
+    made = stand(lambda *_: (404, {}, {"error": {"message": "The model 'm' does not exist."}}))
+    server, waits = client(made, tmp_path)
+    with pytest.raises(UserError, match=r"HTTP status 404: The model 'm' does not exist\. Check eval\.url"):
+        server.write(["p"], GREEDY, [], SilentProgress())
+    assert (len(made.requests), waits) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "TypeError"),
+        ({"token_logprobs": [None, -1.0], "top_logprobs": [None, {"x": -1.0}]}, "2 log probabilities for 3 tokens"),
+        ({"token_logprobs": [None, -1.0, None], "top_logprobs": [None, {"x": -1.0}, {"x": -1.0}]}, "TypeError"),
+    ],
+)
+def test_a_server_without_log_probabilities_is_refused(stand, tmp_path, found, said) -> None:
+    """With the tasks that it can be asked."""
+    made = stand(lambda *_: (200, {}, {"choices": [{"text": "", "logprobs": found}]}))
+    with pytest.raises(UserError, match=rf"no log probabilities of the prompt.*{said}.*eval=gsm8k"):
+        client(made, tmp_path)[0].loglikelihood([([1, 2], [3])], SilentProgress())
+
+
+def test_no_server_at_the_url(tmp_path) -> None:
+    server = OpenAiServer("http://127.0.0.1:9/v1", "m", AnswerLog(tmp_path / "a"), attempts=1)
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/v1 did not answer in 1 attempt: .*refused"):
+        server.choose_model()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "said"),
+    [
+        ("gemma-2", ["gemma", "llama"], r"has no model 'gemma-2'.*gemma, llama.*Did you mean 'gemma'"),
+        ("", ["gemma", "llama"], "has 2 models and none is named"),
+    ],
+)
+def test_the_model_must_be_there(stand, tmp_path, wanted, names, said) -> None:
+    made = stand(echo)
+    made.models = names
+    with pytest.raises(UserError, match=said):
+        OpenAiServer(made.url, wanted, AnswerLog(tmp_path / "a")).choose_model()
+
+
+def test_the_only_model_needs_no_name(stand, tmp_path) -> None:
+    server = OpenAiServer(stand(echo).url, "", AnswerLog(tmp_path / "a"))
+    server.choose_model()
+    assert server.model == "m"
