@@ -23,7 +23,8 @@ class Flips:
         to_wrong: right under the reference, wrong under the other.
         to_right: the reverse.
         wrong_to_wrong: wrong under both, with another choice.
-        margin_kept: median margin of the reference on questions with equal choices; None without any.
+        margin_kept: median margin of the reference on questions with equal choices; None without any, and for written
+            answers.
         margin_flipped: likewise on those with different choices.
     """
 
@@ -44,14 +45,15 @@ def flips(reference: EvalResult, other: EvalResult) -> Flips:
     """Compare the answers of two evaluations of the same questions, in the same order."""
     pairs = list(zip(reference.records, other.records, strict=True))
     flipped = [(a, b) for a, b in pairs if a.choice != b.choice]
-    kept = [margin(a) for a, b in pairs if a.choice == b.choice]
+    kept = [margin(a) for a, b in pairs if a.choice == b.choice and len(a.logprobs) > 1]
+    changed = [margin(a) for a, _ in flipped if len(a.logprobs) > 1]
     return Flips(
         questions=len(pairs),
-        to_wrong=sum(a.correct for a, _ in flipped),
-        to_right=sum(b.correct for _, b in flipped),
+        to_wrong=sum(a.correct and not b.correct for a, b in flipped),
+        to_right=sum(b.correct and not a.correct for a, b in flipped),
         wrong_to_wrong=sum(not a.correct and not b.correct for a, b in flipped),
         margin_kept=median(kept) if kept else None,
-        margin_flipped=median(margin(a) for a, _ in flipped) if flipped else None,
+        margin_flipped=median(changed) if changed else None,
     )
 
 

@@ -50,6 +50,19 @@ def test_flips_by_direction_with_the_margin_of_the_reference():
     assert "Flips: 3 answers of 4 changed: 1 from right to wrong, 1 from wrong" in text
 
 
+def test_written_answers_flip_without_a_margin():
+    """They have no probabilities of choices, and two right answers may be written differently."""
+    texts = [("four", True, "4", True), ("four", True, "five", False), ("x", False, "y", False)]
+    before, after = (
+        tuple(QuestionRecord("sums", at, (), row[side], "4", row[side + 1]) for at, row in enumerate(texts))
+        for side in (0, 2)
+    )
+    found = flips(replace(evaluation("none", 0), records=before), replace(evaluation("fp8", 0), records=after))
+    assert (found.to_wrong, found.to_right, found.wrong_to_wrong, found.flipped) == (1, 0, 1, 2)
+    assert (found.margin_kept, found.margin_flipped) == (None, None)
+    assert "Flips: 2 answers of 3 changed" in fidelity_text(result(), found)
+
+
 def test_a_result_is_read_back_as_it_was_written(tmp_path):
     layers = LayerErrors((0.1, 0.2), (0.01, 0.02), {"mlp.up_proj": (0.3, 0.4)}, scaled=True)
     for kept in (result(), result(layers=layers)):
