@@ -20,7 +20,7 @@ def task_fault(task: str) -> Fault | None:
     )
 
 
-TASK_SIZES = {"mini_mmlu": (12, 1104), "mmlu": (57, 14042)}
+TASK_SIZES = {"mini_mmlu": (12, 1104), "mini_answers": (12, 868), "mmlu": (57, 14042)}
 """Subjects and questions of the tasks whose size is known before they are read."""
 
 
