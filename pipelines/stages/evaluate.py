@@ -63,7 +63,7 @@ class Evaluate:
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
     name = "evaluate"
-    version = "1"
+    version = "2"
     measures = False
 
     def identity(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class EvaluateReference:
     max_length: int | None
     device: str
     name = "reference"
-    version = "1"
+    version = "2"
     measures = False
     libraries: tuple[str, ...] = ("torch", "transformers", "lm-eval", "tokenizers")
     needs: tuple[str, ...] = ("torch", "transformers", "lm_eval")

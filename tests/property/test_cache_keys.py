@@ -130,6 +130,11 @@ MUST_RERUN = {
     "hardware.nvidia_smi": (["NVIDIA H100 PCIe"], NOTHING),
     "eval.baseline": ("skip", BASE),
     "eval.baseline_tp_size": (2, BASE),
+    "eval.url": ("http://127.0.0.1:9/v1", NOTHING),  # a server that runs is asked by a stage of its own
+    "eval.model": (None, NOTHING),
+    "eval.concurrency": (2, NOTHING),
+    "eval.attempts": (3, NOTHING),
+    "eval.timeout_s": (30.0, NOTHING),
     "eval.margin_points": (2.0, NOTHING),
     "eval.false_go": (0.01, NOTHING),
     "eval.power": (0.9, NOTHING),
