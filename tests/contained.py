@@ -51,7 +51,8 @@ def _keep(command: list[str], told: int) -> int:
     os.setsid()  # a signal for the whole group of `make` does not end the keeper
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        started = os.posix_spawnp(command[0], command, os.environ)
+        # a shell without job control lets what it starts in the background ignore SIGINT, and tests send it
+        started = os.posix_spawnp(command[0], command, os.environ, setsigdef=[signal.SIGINT])
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}.\n")
         return 127

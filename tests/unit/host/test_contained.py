@@ -84,3 +84,11 @@ while os.path.exists(f"/proc/{int(child.stdout)}"):
         [sys.executable, "-m", "tests.contained", sys.executable, "-c", code], cwd=ROOT, timeout=60
     )
     assert process.returncode == 0
+
+
+def test_a_command_does_not_ignore_sigint_because_a_script_started_it_in_the_background():
+    """`make test &` in a script: the shell lets it ignore SIGINT, and tests of Ctrl-C would wait for ever."""
+    asks = "import signal; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    command = [sys.executable, "-m", "tests.contained", sys.executable, "-c", asks]
+    done = subprocess.run(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert done.returncode == 0
