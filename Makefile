@@ -10,7 +10,7 @@ endif
 ANY_PYTHON = $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 
 .DEFAULT_GOAL := help
-COMMANDS := all build evaluate fidelity compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
+COMMANDS := all build evaluate fidelity diagnose compare sweep stage verify repository serve benchmark report plan size simulate calibrate \
   doctor config prune nightly image shell manifests scripts
 TARGETS := setup test test-under-load torture test-gpu test-modelopt check golden zoo clean help
 WHOLE := tests --ignore=tests/gpu --ignore=tests/gpu_trtllm --numprocesses=2 --dist=loadfile

@@ -27,6 +27,8 @@ ENCODE_TOGETHER = 512
 """Requests tokenized in one call: enough to use all cores, few enough to limit the memory of texts and ids."""
 
 GENERATION_SETTINGS = {"do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until"}
+READING = "reading prompts"
+"""Title of the bar while prompts are tokenized."""
 DEFAULT_NEW_TOKENS = 256
 """Output tokens if a task sets no limit, as in lm-eval's `hf`."""
 
@@ -80,13 +82,23 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     Attributes:
         tokenizer: the checkpoint's Hugging Face tokenizer.
         max_length: maximum number of tokens fed to the model.
-        truncated: number of prompts whose beginning was cut to fit `max_length`.
+        max_prompt: maximum number of tokens of a prompt whose answer is written; None if `max_length` alone limits it.
+        truncated: number of prompts whose beginning was cut to fit.
     """
 
-    def __init__(self, session: ScoringSession, tokenizer: Any, max_length: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        session: ScoringSession,
+        tokenizer: Any,
+        max_length: int,
+        progress: Progress,
+        *,
+        max_prompt: int | None = None,
+    ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.max_length = max_length
+        self.max_prompt = max_prompt
         self.truncated = 0
         self._session = session
         self._progress = progress
@@ -108,10 +120,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_kwargs: object) -> Tokens:
         """Encode as lm-eval's `hf` does: special tokens as the tokenizer adds them, but no second BOS."""
         if add_special_tokens is not None:
-            return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+            return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens, verbose=False))
         if (known := self._memo.get(string)) is not None:
             return known
-        return list(self.tokenizer.encode(string, add_special_tokens=not string.startswith(self._bos_text)))
+        # not verbose: long texts are read in windows, so that there is nothing to warn of
+        own = not string.startswith(self._bos_text)
+        return list(self.tokenizer.encode(string, add_special_tokens=own, verbose=False))
 
     @contextmanager
     def _encoded_together(self, requests: Sequence[Instance]) -> Iterator[None]:
@@ -140,7 +154,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         progress = _PerQuestion(
             self._progress, len(requests), len({(each.task_name, each.doc_id) for each in requests})
         )
-        with progress.task("reading prompts", total=len(requests)) as advance:
+        with progress.task(READING, total=len(requests)) as advance:
             for start in range(0, len(requests), ENCODE_TOGETHER):
                 block = requests[start : start + ENCODE_TOGETHER]
                 with self._encoded_together(block):
@@ -226,6 +240,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             raise UserError(
                 f"max_gen_toks={limits.max_new_tokens} leaves no room for a prompt in max_length={self.max_length}."
             )
+        room = min(room, self.max_prompt or room)
         encoded = [self.tok_encode(context) for context in contexts]
         self.truncated += sum(len(prompt) > room for prompt in encoded)
         if isinstance(self._session, TextSession):

@@ -1,10 +1,11 @@
-"""Answers of a server, kept in a file as they arrive, so that a run that was stopped goes on where it was."""
+"""Answers of a model, kept in a file as they arrive, so that a run that was stopped goes on where it was."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,17 @@ class AnswerLog:
 
     def add(self, request: dict[str, Any], answer: Any) -> None:
         """Keep an answer; another thread may do so at the same time."""
-        key = _key(request)
-        line = json.dumps([key, answer], ensure_ascii=False) + "\n"
+        self.add_all([(request, answer)])
+
+    def add_all(self, answered: Iterable[tuple[dict[str, Any], Any]]) -> None:
+        """Keep the answers to several requests; another thread or process may do so at the same time."""
+        new = {_key(request): answer for request, answer in answered}
+        lines = "".join(json.dumps([key, answer], ensure_ascii=False) + "\n" for key, answer in new.items())
         with self._lock:
-            self._answers[key] = answer
+            self._answers |= new
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n" + line if self._torn else line)
+                file.write("\n" + lines if self._torn else lines)
             self._torn = False
 
     def remove(self) -> None:

@@ -39,7 +39,7 @@ def loss_rows(pairs: Sequence[tuple[EvalResult, EvalResult]], criteria: Criteria
     judged: dict[int, Judgement] = {}
     for model in dict.fromkeys(other.model for _, other in pairs):
         places = [i for i, (base, other) in enumerate(pairs) if other.model == model and base is not other]
-        judged |= zip(places, judge([compare_pair(*pairs[i]).changed for i in places], criteria), strict=True)
+        judged |= zip(places, judge([compare_pair(*pairs[i]).evidence for i in places], criteria), strict=True)
     return [
         {**change_row(baseline, other), **_verdict_of(judged.get(place), other, criteria)}
         for place, (baseline, other) in enumerate(pairs)
@@ -62,6 +62,7 @@ def change_row(baseline: EvalResult, other: EvalResult) -> Row:
         "task": other.task,
         "num_fewshot": other.num_fewshot,
         "questions": pair.questions,
+        "sequential": None if other.sequential is None else asdict(other.sequential),
         "baseline_accuracy": pair.baseline_accuracy,
         "baseline_stderr": baseline.overall.stderr,
         "baseline_above_chance": above_chance(baseline),
@@ -81,7 +82,7 @@ def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria)
     """Return the verdict with what it rests on; for the baseline itself only that it is the baseline."""
     row: Row = {"margin": criteria.margin, "false_go": criteria.false_go, "power": criteria.power}
     if judged is None:
-        nothing = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_limit")
+        nothing = ("loss_least", "loss_most", "p_go", "p_no_go", "questions_needed", "next_setting")
         return row | dict.fromkeys(nothing) | {"compared": 0, "verdict": ITSELF}
     return row | {
         "loss_least": judged.least,
@@ -89,18 +90,25 @@ def _verdict_of(judged: Judgement | None, other: EvalResult, criteria: Criteria)
         "p_go": judged.p_go,
         "p_no_go": judged.p_no_go,
         "questions_needed": judged.needed,
-        "next_limit": _next_limit(judged, other),
+        "next_setting": _next_setting(judged, other),
         "compared": judged.compared,
         "verdict": str(judged.verdict),
     }
 
 
-def _next_limit(judged: Judgement, result: EvalResult) -> int | None:
-    """Return the `eval.limit` that asks the questions needed; None if decided, or if the task has too few."""
+def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
+    """Return the setting that asks the questions needed; None if none are, or if there are too few."""
     subjects, questions = TASK_SIZES.get(result.task, (0, 0))
-    if judged.needed is None or result.limit is None or judged.needed > questions:
+    went = result.sequential
+    if judged.needed is None:
         return None
-    return -(-judged.needed // subjects)
+    if went is not None and result.questions < went.of:  # its own verdict was known, and now it is one of several
+        return f"eval.judged_together={judged.compared}"
+    if went is not None and result.limit is None:
+        return f"eval.max_questions={judged.needed}" if judged.needed <= went.available else None
+    if result.limit is None or judged.needed > questions:
+        return None
+    return f"eval.limit={-(-judged.needed // subjects)}"
 
 
 def loss_table(rows: Sequence[Row]) -> str:
@@ -162,6 +170,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
         notes.append(
             wrapped(f"The baseline of {', '.join(guessing)} does not beat guessing, so no loss could be measured.", 0)
         )
+    if stopped := sequential_text(rows):
+        notes += ["", wrapped(stopped, 0)]
     verdicts = [wrapped(sentence, 0) for row in rows if (sentence := verdict_sentence(row))]
     return [*notes, "", *verdicts] if verdicts else notes
 
@@ -175,6 +185,22 @@ def method_text(row: Mapping[str, Any]) -> str:
         f"(at least, at most) that are each wrong in at most {false} of cases. p: chance of answers as good (or bad) "
         "as these if the loss were the margin, from an exact paired test, corrected by Holm's method for the formats "
         "of a model compared here."
+    )
+
+
+def sequential_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describe how asking went where it could stop early; empty if it could not in any row."""
+    went = [(row, row["sequential"]) for row in rows if row["sequential"] is not None]
+    if not went:
+        return ""
+    each = [
+        f"{row['format']} {row['questions']:,} of {how['of']:,}, looked at after "
+        + ", ".join(f"{look['questions']:,}" for look in how["looks"])
+        for row, how in went
+    ]
+    return (
+        f"Asked in random order until the verdict was known: {'; '.join(each)}. Bounds and p-values allow for looking "
+        "several times."
     )
 
 
@@ -208,9 +234,10 @@ def _what_decides(row: Mapping[str, Any]) -> str:
     chance = f"with a probability of {100 * row['power']:g} %, if answers go on changing at this rate"
     if not row["lost"] + row["gained"]:
         chance = "if none of their answers changes either"
-    if row["next_limit"] is not None:
-        return f"{more} would decide (eval.limit={row['next_limit']}), {chance}."
-    total = TASK_SIZES.get(row["task"], (0, 0))[1]
+    if (setting := row["next_setting"]) is not None:
+        return f"{more} would decide ({setting}), {chance}."
+    went = row["sequential"]
+    total = went["available"] if went else TASK_SIZES.get(row["task"], (0, 0))[1]
     left = total - row["questions"]
     if needed > total > 0:
         return f"{more} would decide, {chance}; {row['task']} has {f'{left:,}' if left else 'no'} more."

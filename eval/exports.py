@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eval.perplexity import PerplexityResult
 from eval.results import EvalResult
 
 LM_EVAL = "lm_eval_results.json"
@@ -15,7 +16,7 @@ HUB = ".eval_results"
 """Folder of a model repository in which the Hub looks for results."""
 
 
-def write_lm_eval(raw: Mapping[str, Any], result: EvalResult, folder: Path) -> None:
+def write_lm_eval(raw: Mapping[str, Any], result: EvalResult | PerplexityResult, folder: Path) -> None:
     """Write what `lm-eval --output_path` writes, without the samples.
 
     Args:

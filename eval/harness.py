@@ -7,19 +7,25 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eval.exports import write_lm_eval
-from eval.metric import TaskMetric, deciding_metric
+from eval.metric import PERPLEXITIES, TaskMetric
+from eval.perplexity import PerplexityResult
+from eval.questions import Questions
 from eval.results import EvalResult, QuestionRecord, Score
 from eval.spec import EvalSpec
+from eval.verdict import Criteria, too_few
+from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.engines.port import ScoringSession
 
-__all__ = ["EvalResult", "EvalSpec", "evaluate"]
+if TYPE_CHECKING:
+    from eval.adapter import EngineLM
 
 CATEGORIES = ("stem", "humanities", "social_sciences", "other")
 
@@ -34,8 +40,9 @@ def evaluate(
     qformat: str,
     engine: str,
     export_to: Path | None = None,
-) -> EvalResult:
-    """Ask the model all questions of the task.
+    criteria: Criteria | None = None,
+) -> EvalResult | PerplexityResult:
+    """Ask the model all questions of the task, or let it read the task's texts.
 
     Args:
         session: the loaded engine, or anything else that scores.
@@ -46,31 +53,130 @@ def evaluate(
         qformat: how the model was compressed, for the result.
         engine: what executes the model, for the result.
         export_to: folder for the results in lm-eval's own form.
+        criteria: of the verdict that follows; says before the first question if there are too few questions for it.
 
     Raises:
         UserError: the questions or the tokenizer are missing or malformed.
         RuntimeError: the engine returned NaN.
     """
+    questions = load_questions(spec, tokenizer_dir)
+    if questions.metric is None:
+        _, raw = _run(session, tokenizer_dir, spec, questions.tasks, spec.limit, progress)
+        texts = _perplexity(raw, spec, model=model, qformat=qformat, engine=engine)
+        if export_to is not None:
+            write_lm_eval(raw, texts, export_to)
+        return texts
+    if criteria and (few := too_few(questions.count, criteria, stops=False)):
+        progress.note(f"warning: {few}")
+    result, raw = ask(session, tokenizer_dir, questions, progress, model=model, qformat=qformat, engine=engine)
+    if export_to is not None:
+        write_lm_eval(raw, result, export_to)
+    note_truncated(result, progress)
+    return result
+
+
+def load_questions(spec: EvalSpec, tokenizer_dir: Path | None = None) -> Questions:
+    """Load the questions of a task.
+
+    Args:
+        spec: which questions to ask, and how.
+        tokenizer_dir: folder with the tokenizer; needed for a task that is made as long as the engine allows.
+
+    Raises:
+        UserError: they are missing or malformed, or the task has no usable metric.
+    """
+    from eval.adapter import load_tokenizer
+
+    with _tamed():
+        return Questions(spec, load_tokenizer(tokenizer_dir) if tokenizer_dir else None)
+
+
+def ask(
+    session: ScoringSession,
+    tokenizer_dir: Path,
+    questions: Questions,
+    progress: Progress,
+    *,
+    model: str,
+    qformat: str,
+    engine: str,
+    first: int | None = None,
+) -> tuple[EvalResult, Mapping[str, Any]]:
+    """Ask the model questions that are loaded.
+
+    Args:
+        session: the loaded engine, or anything else that scores.
+        tokenizer_dir: folder with the checkpoint's tokenizer.
+        questions: what to ask.
+        progress: shows bars that count questions.
+        model: name of the model, for the result.
+        qformat: how the model was compressed, for the result.
+        engine: what executes the model, for the result.
+        first: asks only so many questions of the random order, and returns their records in this order; None asks all.
+
+    Returns:
+        the result, and what lm-eval returned.
+
+    Raises:
+        UserError: the tokenizer is missing or malformed.
+        RuntimeError: the engine returned NaN.
+    """
+    spec, metric = questions.spec, questions.metric
+    if metric is None:
+        raise UserError(
+            f"eval.task='{spec.task}' measures the perplexity of texts, which are neither right nor wrong.",
+            todo="Leave out eval.sequential, or choose a task with questions.",
+        )
+    tasks, chosen = (questions.tasks, None) if first is None else questions.first(first)
+    lm, raw = _run(session, tokenizer_dir, spec, tasks, spec.limit if first is None else None, progress)
+    if chosen is not None:
+        _name_questions(raw["samples"], chosen)
+    result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, model=model, qformat=qformat, engine=engine)
+    return (result if first is None else _in_order(result, questions, first)), raw
+
+
+def _run(
+    session: ScoringSession,
+    tokenizer_dir: Path,
+    spec: EvalSpec,
+    tasks: Mapping[str, Any],
+    limit: int | None,
+    progress: Progress,
+) -> tuple[EngineLM, Mapping[str, Any]]:
+    """Let lm-eval ask, and return its adapter and what it returns."""
     import lm_eval.evaluator
 
     from eval.adapter import EngineLM, load_tokenizer
-    from eval.tasks.load import load_tasks
 
     with _tamed():
-        tasks = load_tasks(spec)
-        metric = deciding_metric(spec.task, list(tasks["tasks"].values()), spec.metric)
-        lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, progress)
+        lm = EngineLM(session, load_tokenizer(tokenizer_dir), spec.max_length, progress, max_prompt=spec.max_prompt)
         # Not `simple_evaluate`, which would spend seconds describing the machine. Any positive number of
         # bootstrap rounds yields the standard error of a mean, which has a closed form and draws no samples.
-        raw = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=1)
-    result = _result(raw, tasks["tasks"], spec, metric, lm.truncated, model=model, qformat=qformat, engine=engine)
-    if export_to is not None:
-        write_lm_eval(raw, result, export_to)
+        return lm, lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=1)
+
+
+def note_truncated(result: EvalResult, progress: Progress) -> None:
+    """Say how many prompts lost their beginning."""
     if result.truncated:
         progress.note(
-            f"{result.truncated} of {result.questions} prompts exceed {spec.max_length} tokens; their beginning was cut"
+            f"{result.truncated} of {result.questions} prompts exceed {result.max_length} tokens; their beginning was "
+            "cut"
         )
-    return result
+
+
+def _name_questions(samples: Mapping[str, Sequence[dict[str, Any]]], chosen: Mapping[str, Sequence[int]]) -> None:
+    """Number the questions of a beginning as the data set does; lm-eval numbers those that it was given."""
+    for name, rows in samples.items():
+        for row in rows:
+            row["doc_id"] = chosen[name][row["doc_id"]]
+
+
+def _in_order(result: EvalResult, questions: Questions, first: int) -> EvalResult:
+    """Return a result with its records in the order of the questions; lm-eval returns them task by task."""
+    task = questions.spec.task
+    place = {(name.removeprefix(f"{task}_"), index): at for at, (name, index) in enumerate(questions.order[:first])}
+    records = sorted(result.records, key=lambda record: place[record.subject, record.index])
+    return replace(result, records=tuple(records))
 
 
 @contextmanager
@@ -94,6 +200,23 @@ def _tamed() -> Iterator[None]:
         logger.setLevel(level)
         task_module.tqdm = bar
         del env.from_string  # makes the class's own method visible again
+
+
+def _perplexity(raw: Mapping[str, Any], spec: EvalSpec, *, model: str, qformat: str, engine: str) -> PerplexityResult:
+    (rows,) = raw["samples"].values()
+    figures = raw["results"][spec.task]
+    return PerplexityResult(
+        model=model,
+        qformat=qformat,
+        engine=engine,
+        task=spec.task,
+        limit=spec.limit,
+        max_length=spec.max_length,
+        lm_eval_version=version("lm_eval"),
+        prompts_sha256=hashlib.sha256("".join(row["prompt_hash"] for row in rows).encode()).hexdigest(),
+        documents=len(rows),
+        **{name: float(figures[f"{name},none"]) for name in PERPLEXITIES},
+    )
 
 
 def _result(

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.spec import EvalSpec
 from pipelines.domain.errors import UserError
 
+PERPLEXITIES = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+"""Figures of a task that lets the model read texts."""
 NOT_OF_ONE_QUESTION = {"f1", "mcc", "bleu", "chrf", "ter", "brier_score", "perplexity"}
 """Metrics that are defined for a set of questions only."""
 
@@ -48,6 +51,34 @@ class TaskMetric:
         return bool(value)
 
 
+def measures_perplexity(spec: EvalSpec, tasks: Sequence[Any]) -> bool:
+    """Return whether a task lets the model read texts, which are neither right nor wrong.
+
+    Raises:
+        UserError: it does, with settings that have no effect then, or together with others.
+    """
+    rolling = [task for task in tasks if task.OUTPUT_TYPE == "loglikelihood_rolling"]
+    if not rolling:
+        return False
+    if len(tasks) > 1:
+        raise UserError(
+            f"eval.task='{spec.task}' measures the perplexity of several texts, or of texts and other things.",
+            todo="Name one of its tasks.",
+        )
+    if missing := set(PERPLEXITIES) - set(rolling[0].aggregation()):
+        raise UserError(
+            f"eval.task='{spec.task}' measures the perplexity of texts, but without {', '.join(sorted(missing))}."
+        )
+    given = {"eval.metric": spec.metric, "eval.num_fewshot": spec.num_fewshot or None}
+    for setting, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{setting}={value} has no effect on eval.task='{spec.task}', which measures the perplexity of texts.",
+                todo=f"Set {setting}=null.",
+            )
+    return True
+
+
 def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> TaskMetric:
     """Return the metric of a task, the first one unless another is wanted.
 
@@ -64,8 +95,6 @@ def deciding_metric(name: str, tasks: Sequence[Any], wanted: str | None) -> Task
         own = {(metric, each.name) for metric in task.aggregation() for each in task._filters}
         known = [metric for metric in known if (metric.name, metric.filter) in own]
     usable = [metric for metric in known if metric.name not in NOT_OF_ONE_QUESTION]
-    if any(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in tasks):
-        raise UserError(f"eval.task='{name}' measures the perplexity of a text, which is neither right nor wrong.")
     for metric in usable:
         if wanted in (None, str(metric), metric.name):
             return metric

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.results import EvalResult
-from eval.verdict import Changed
+from eval.exact import Changed
+from eval.looks import Evidence, Look
+from eval.results import EvalResult, Sequential
 from pipelines.domain.errors import UserError
 
 
@@ -22,6 +24,7 @@ class Paired:
         gained: questions wrong before and right after.
         flips: questions answered differently, right or wrong.
         difference: accuracy after minus before; the mean of the per-question differences.
+        evidence: what a verdict is made from.
     """
 
     questions: int
@@ -31,11 +34,7 @@ class Paired:
     gained: int
     flips: int
     difference: float
-
-    @property
-    def changed(self) -> Changed:
-        """What a verdict is made from."""
-        return Changed(self.questions, self.lost, self.gained)
+    evidence: Evidence
 
     @property
     def loss_percent(self) -> float | None:
@@ -79,7 +78,25 @@ def compare_pair(baseline: EvalResult, other: EvalResult) -> Paired:
         gained=changes.count(1),
         flips=sum(a.choice != b.choice for a, b in zip(before, after, strict=True)),
         difference=sum(changes) / len(changes),
+        evidence=evidence_of(changes, other.sequential),
     )
+
+
+def evidence_of(changes: Sequence[int], sequential: Sequential | None) -> Evidence:
+    """Return what a verdict is made from.
+
+    Args:
+        changes: per question, in the order asked, -1 if it was lost, 1 if it was gained, 0 otherwise.
+        sequential: how asking went, if it could stop early.
+    """
+    if sequential is None:
+        return Evidence.once(_counted(changes))
+    looks = (Look(_counted(changes[: look.questions]), look.share) for look in sequential.looks)
+    return Evidence(tuple(looks), sequential.of)
+
+
+def _counted(changes: Sequence[int]) -> Changed:
+    return Changed(len(changes), changes.count(-1), changes.count(1))
 
 
 def logprob_shift(baseline: EvalResult, other: EvalResult) -> tuple[float | None, float | None]:
@@ -107,7 +124,7 @@ def above_chance(result: EvalResult) -> bool:
 
 
 def _check_same_questions(baseline: EvalResult, other: EvalResult) -> None:
-    for name in ("task", "metric", "num_fewshot", "limit", "prompts_sha256"):
+    for name in ("task", "metric", "num_fewshot", "limit", "sequential", "prompts_sha256"):
         ours, theirs = getattr(baseline, name), getattr(other, name)
         if ours != theirs:
             raise UserError(

@@ -8,8 +8,14 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from eval.looks import PlannedLook
 from pipelines.domain.errors import UserError
 from pipelines.domain.typed import check_types
+
+RESULT = "evaluation.json"
+"""File of an evaluation with its result."""
+BASELINE = "baseline.json"
+"""File beside it with the result of the 16-bit engine, where both were asked in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,28 @@ class QuestionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Sequential:
+    """How asking went that stops as soon as the verdict is known (`eval.looks`).
+
+    Attributes:
+        of: questions that could have been asked, which the looks were planned for.
+        available: questions that the task has.
+        seed: of their order.
+        looks: those that were taken; the last one is after all records.
+    """
+
+    of: int
+    available: int
+    seed: int
+    looks: tuple[PlannedLook, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Sequential:
+        """Read the object in a result's JSON."""
+        return cls(**{**data, "looks": tuple(PlannedLook(**look) for look in data["looks"])})
+
+
+@dataclass(frozen=True, slots=True)
 class EvalResult:
     """Result of one model, in one format, on one engine, for one task.
 
@@ -69,6 +97,7 @@ class EvalResult:
         subjects: one score per subject.
         records: every question, in the order asked.
         metric: lm-eval's name of what decides whether an answer is right, with its filter.
+        sequential: how asking went, if it could stop before all questions were asked; None otherwise.
     """
 
     model: str
@@ -86,6 +115,7 @@ class EvalResult:
     subjects: Mapping[str, Score]
     records: tuple[QuestionRecord, ...]
     metric: str = "acc,none"
+    sequential: Sequential | None = None
 
     @property
     def chance(self) -> float:
@@ -104,8 +134,11 @@ class EvalResult:
         return self.overall.questions
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
-        return asdict(self)
+        """Return the result as plain JSON values; how asking went is left out where all questions were asked."""
+        values = asdict(self)
+        if self.sequential is None:
+            del values["sequential"]
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "evaluation result") -> EvalResult:
@@ -125,7 +158,7 @@ class EvalResult:
                 todo="Evaluate again with this version.",
             )
         try:
-            nested = {
+            nested: dict[str, Any] = {
                 "overall": Score(**data["overall"]),
                 "categories": {name: Score(**score) for name, score in data["categories"].items()},
                 "subjects": {name: Score(**score) for name, score in data["subjects"].items()},
@@ -133,6 +166,8 @@ class EvalResult:
                     QuestionRecord(**{**record, "logprobs": tuple(record["logprobs"])}) for record in data["records"]
                 ),
             }
+            if data.get("sequential") is not None:
+                nested["sequential"] = Sequential.from_json(data["sequential"])
             result = cls(**{**data, **nested})
             check_types(result)
         except (TypeError, KeyError, AttributeError) as error:

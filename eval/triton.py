@@ -15,7 +15,6 @@ from pipelines.domain.errors import UserError
 if TYPE_CHECKING:
     from pipelines.serving.openai.backend import Backend
 
-SCHEME = "grpc"
 TEXT_MODEL = "ensemble"
 """The Triton model that is given text, unless another is named."""
 
@@ -75,7 +74,7 @@ async def _scores(backend: Backend, body: Json) -> Json:
     from pipelines.serving.openai.scoring import PromptScorer
 
     (scores,) = await PromptScorer(backend).score([tuple(body["prompt"])])
-    best = [None if each is None else {each[0]: each[1]} for each in scores.best]
+    best = [None if each is None else dict(each) for each in scores.best]
     return {"choices": [{"logprobs": {"token_logprobs": list(scores.log_probs), "top_logprobs": best}}]}
 
 

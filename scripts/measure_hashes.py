@@ -6,6 +6,7 @@ Processor seconds for one file, of reading alone and of each hash, in three alte
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import statistics
 import sys
@@ -27,12 +28,11 @@ class _Nothing:
 def main(folder: Path, gib: float) -> None:
     """Write the file, print the table, and remove the file."""
     hashes: dict[str, Callable[[], Any]] = {"read": _Nothing, "sha256": hashlib.sha256, "blake2b": hashlib.blake2b}
-    try:
-        import xxhash  # comes with `datasets`
-
-        hashes["xxh3_128"] = xxhash.xxh3_128
-    except ImportError:
-        sys.stdout.write("xxhash is not installed\n")
+    for package, name in (("blake3", "blake3"), ("xxhash", "xxh3_128")):  # xxhash comes with `datasets`
+        try:
+            hashes[name] = getattr(importlib.import_module(package), name)
+        except ImportError:
+            sys.stdout.write(f"{package} is not installed\n")
     path = folder / "measure_hashes.bin"
     try:
         with path.open("wb") as file:

@@ -108,13 +108,13 @@ def _read(reference: Side, other: Side, texts: Sequence[Rows], advance: Advance)
     found = []
     for rows in texts:
         parts: list[Positions] = []
-        for batch, size in _batches(rows, (reference.session, other.session)):
+        for batch, size in batches(rows, (reference.session, other.session)):
             parts += _read_batch((reference, first), (other, second), batch, size, advance)
         found.append(Positions.joined(parts))
     return found, second.arithmetic
 
 
-def _batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, int]]:
+def batches(rows: Rows, sessions: Sequence[LogitsSession]) -> Iterator[tuple[Array, int]]:
     """Yield windows to read together, int64 [B, T], and tokens of a slice; within what both engines are built for."""
     length, vocabulary = len(rows[0]) - 1, sessions[0].vocabulary
     most = min(WINDOWS_AT_ONCE, *(session.limits.max_batch_size for session in sessions))
@@ -130,7 +130,7 @@ def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, adv
     for (ours, _), (theirs, _) in zip(reference[1].slices(fed, size), other[1].slices(fed, size), strict=True):
         for (side, _), logits in ((reference, ours), (other, theirs)):
             if not np.isfinite(logits).all():
-                raise _not_finite(side, fed, size)
+                raise not_finite(side, fed, size)
         rows, width, vocabulary = ours.shape
         targets = batch[:, at : at + width].reshape(-1)
         yield compare_logits(ours.reshape(-1, vocabulary), theirs.reshape(-1, vocabulary), targets)
@@ -138,7 +138,7 @@ def _read_batch(reference: Reading, other: Reading, batch: Array, size: int, adv
         advance(rows * width)
 
 
-def _not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> UserError:
+def not_finite(side: Side, sequences: Sequence[Sequence[int]], size: int) -> UserError:
     """Name the first block whose output is not finite, by reading the same windows again."""
     where = "all decoder blocks give finite outputs, so it is the last norm or the head"
     for _, blocks in side.session.teacher_forcing(blocks=True).slices(sequences, size):
@@ -214,7 +214,7 @@ def _block_errors(reference: Side, other: Side, rows: Rows) -> tuple[float, ...]
     second = other.session.teacher_forcing(varied=reference is other, blocks=True)
     wrong: dict[str, float] = {}
     size_of: dict[str, float] = {}
-    for batch, size in _batches(rows, (reference.session, other.session)):
+    for batch, size in batches(rows, (reference.session, other.session)):
         fed = batch[:, :-1].tolist()
         for (_, ours), (_, theirs) in zip(first.slices(fed, size), second.slices(fed, size), strict=True):
             for name, values in ours.items():

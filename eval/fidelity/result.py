@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from eval.fidelity.divergence import Figures
@@ -52,11 +53,8 @@ class GreedyFidelity:
     @property
     def median_first(self) -> float | None:
         """Median number of equal tokens of the continuations that differ; None if none does."""
-        found = sorted(at for at in self.first_difference if at is not None)
-        if not found:
-            return None
-        middle = len(found) // 2
-        return float(found[middle]) if len(found) % 2 else (found[middle - 1] + found[middle]) / 2
+        found = [at for at in self.first_difference if at is not None]
+        return float(median(found)) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,11 @@ class FidelityResult:
     texts: tuple[TextFidelity, ...]
     greedy: GreedyFidelity
     layers: LayerErrors | None
+
+    @property
+    def within_noise(self) -> frozenset[str]:
+        """Names of the figures over all texts that are no worse than the noise."""
+        return self.overall.within(self.noise)
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""

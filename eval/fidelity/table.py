@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from eval.fidelity.bounds import BoundFigures
 from eval.fidelity.divergence import Figures
 from eval.fidelity.flips import Flips
 from eval.fidelity.result import FidelityResult, LayerErrors
+from eval.fidelity.served import BoundsResult
 from pipelines.document.show import count
 from pipelines.host.text import table, wrapped
 
@@ -49,6 +52,49 @@ def fidelity_text(result: FidelityResult, flips: Flips | None) -> str:
     if result.layers is not None:
         lines += ["", *layer_table(result.layers)]
     return "\n".join(lines)
+
+
+def bounds_text(result: BoundsResult) -> str:
+    """Return one row per text, with every divergence as the bound that it is."""
+    rows: list[Sequence[str]] = [("text", "tokens", *HEADINGS)]
+    rows += [(text.name, f"{text.figures.tokens:,}", *bound_cells(text.figures)) for text in result.texts]
+    if len(result.texts) > 1:
+        rows.append(("all", f"{result.overall.tokens:,}", *bound_cells(result.overall)))
+    title = f"{result.served_model} at {result.url} against {result.model} in 16 bit ({result.arithmetic}):"
+    known = (
+        f"The server gives the probabilities of {result.top_logprobs} of {result.vocabulary:,} tokens, which hold "
+        f"{100 * result.overall.known_mass:.2f} % of the 16-bit model's probability (mean). >=: the KL divergence is "
+        "this or more. There is no upper bound, as a token that was not returned may have any probability down to 0."
+    )
+    return "\n".join(
+        [wrapped(title, 0), "", *table(rows), "", *(wrapped(each, 0) for each in (known, BOUND_READING, LEFT_OUT))]
+    )
+
+
+def bound_cells(figures: BoundFigures) -> tuple[str, ...]:
+    """Return the figures in the order of `HEADINGS`."""
+    names = ("kl_mean_at_least", "kl_median_at_least", "kl_p99_at_least", "kl_max_at_least")
+    least = [at_least(float(getattr(figures, name))) for name in names]
+    return (*least, f"{100 * figures.top1_agreement:.2f}", f"{figures.perplexity_ratio:.4f}")
+
+
+def at_least(value: float) -> str:
+    """Show a bound from below that is not negative, with two digits, rounded down."""
+    if value == 0:
+        return ">= 0"
+    exponent = math.floor(math.log10(value))
+    return f">= {math.floor(value / 10.0 ** (exponent - 1)) * 10.0 ** (exponent - 1):.2g}"
+
+
+BOUND_READING = (
+    "top-1 (both find the same token likeliest) and ppl ratio (perplexity of the text over the 16-bit model's) are "
+    "exact. A large bound rejects what is served; a small one shows nothing, and only paired questions accept (make "
+    "evaluate)."
+)
+LEFT_OUT = (
+    "Not measured: the noise and errors by layer, which need the model itself, and greedy continuations, which servers "
+    "return as text. What the served model was calibrated on is not known here."
+)
 
 
 def sentences(result: FidelityResult, flips: Flips | None) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from eval.dataset import MINI_MMLU, Splits, as_datasets, open_questions, read_subjects
 from eval.spec import EvalSpec
-from eval.task_names import MMLU, OWN_READER
+from eval.task_names import MMLU, OWN_READER, PASSKEY
 from eval.tasks.local import load_lm_eval_task
+from eval.tasks.passkey import load_passkey
 from pipelines.domain.errors import Fault, UserError
 
 Config = dict[str, Any]
@@ -17,8 +18,12 @@ OWN_SHOTS = 5
 """Worked examples of MMLU and the bundled tasks unless others are asked for, as in MMLU's paper."""
 
 
-def load_tasks(spec: EvalSpec) -> dict[str, Any]:
+def load_tasks(spec: EvalSpec, tokenizer: Any = None) -> dict[str, Any]:
     """Return lm-eval's `TaskDict` of the task: its groups and its tasks, ready to run.
+
+    Args:
+        spec: the task and its settings.
+        tokenizer: of the model; needed for a task that is made as long as the engine allows.
 
     Prompts, metric and aggregation are those of the task files (lm-eval's own, but for the bundled tasks). The
     questions of MMLU and of the bundled tasks are read by our own reader, so that a Hub snapshot and a jsonl tree give
@@ -29,6 +34,8 @@ def load_tasks(spec: EvalSpec) -> dict[str, Any]:
     """
     if spec.task not in OWN_READER:
         return load_lm_eval_task(spec.task, spec)
+    if spec.task == PASSKEY:
+        return load_passkey(spec, tokenizer)
     from lm_eval.tasks import TaskManager
 
     shots = OWN_SHOTS if spec.num_fewshot is None else spec.num_fewshot

@@ -86,21 +86,40 @@ COMMANDS = {
         "Builds the engine and its 16-bit baseline, asks both the questions of the task, and shows the two accuracies "
         "with a verdict on the loss: GO, NO-GO or UNDECIDED (docs/accuracy-evidence.md). eval.baseline=hugging_face "
         "compares with the original model instead.",
-        (*BUILD, "eval"),
-        ("evaluate quant=int4_awq", "evaluate eval=mmlu model=gemma_2b quant=fp8", "evaluate quant=fp8 eval.limit=200"),
+        (*BUILD, "eval", "fidelity"),
+        (
+            "evaluate quant=int4_awq",
+            "evaluate quant=int4_awq eval=quick",
+            "evaluate eval=mmlu model=gemma_2b quant=fp8",
+        ),
     ),
     "fidelity": Command(
         "pipelines.run.commands:fidelity",
         "build, then how far its predictions are from the 16-bit model's",
         "Builds the engine and its 16-bit baseline, lets both read the same texts, and shows how far the probabilities "
         "of each next token are apart, beside the noise of the 16-bit model itself. It takes a minute and asks no "
-        "questions: it finds what is damaged, and `evaluate` decides what is good enough.",
-        (*BUILD, "fidelity"),
+        "questions: it finds what is damaged, and `evaluate` decides what is good enough. With eval.url a server that "
+        "runs already is asked, which gives bounds.",
+        (*BUILD, "fidelity", "eval"),
         (
-            "fidelity quant=int4_awq",
-            "fidelity quant=fp8 fidelity.path=/my/texts.jsonl",
+            "fidelity quant=int4_awq fidelity.path=/my/texts.jsonl",
             "fidelity quant=int4_wo fidelity.by_layer=true",
+            "fidelity eval.url=http://host:8000/v1",
         ),
+    ),
+    "diagnose": Command(
+        "pipelines.run.commands:diagnose",
+        "which stage answers wrongly, and there the layer and the tensor",
+        "Puts the same prompts through every stage: the model in Transformers, the checkpoint, the engine, Triton's "
+        "models and the OpenAI-compatible service. It names the first that differs from the one before it by more than "
+        "the noise, the layer, the tensor and the probable cause. With eval.url a server that runs already is asked.",
+        (*BUILD, "diagnose", "eval", *SERVER),
+        (
+            "diagnose quant=int4_awq",
+            "diagnose quant=fp8 eval.url=http://host:8000/v1",
+            "diagnose diagnose.checkpoint=/its/folder diagnose.engine=/its/engine",
+        ),
+        {3: "a stage is accused"},
     ),
     "compare": Command(
         "pipelines.sweep.command:compare",
@@ -133,7 +152,7 @@ COMMANDS = {
         "one stage of the plan with what it needs, and a link to its result",
         "Runs one of the stages that `plan` lists, and those it needs, and nothing else: to quantize on a machine "
         "without a GPU, for example. With stage.link=NAME the result is found under that name.",
-        ("stage", *BUILD, "eval", "fidelity", *SERVER),
+        ("stage", *BUILD, "eval", "fidelity", "diagnose", *SERVER),
         (
             "stage stage.name=quantize quant=fp8 engine=tensorrt_llm model=gemma_2b hardware=h100_sxm",
             "stage stage.name=quantize stage.link=checkpoint model=tiny_llama quant=int4_awq",
@@ -206,7 +225,7 @@ COMMANDS = {
         "what would run, what is cached and why; writes nothing",
         "Checks the whole configuration and this machine, and lists each stage with what is cached, what would run "
         "and why, the memory it takes, and for a GPU the exact commands and the modelled speed.",
-        ("plan", *BUILD, "eval", "fidelity", *SERVER, *LOAD, "sizing"),
+        ("plan", *BUILD, "eval", "fidelity", "diagnose", *SERVER, *LOAD, "sizing"),
         (
             "plan quant=fp8 plan.target=build",
             "plan quant=int4_awq hardware=a10",
@@ -331,7 +350,7 @@ COMMANDS = {
 }
 
 SECTIONS = {
-    "Build and evaluate": ("all", "build", "evaluate", "fidelity", "compare", "sweep", "stage", "verify"),
+    "Build and evaluate": ("all", "build", "evaluate", "fidelity", "diagnose", "compare", "sweep", "stage", "verify"),
     "Serve and measure": ("repository", "serve", "benchmark", "report"),
     "Plan and buy": ("plan", "size", "simulate", "calibrate"),
     "Operate": ("doctor", "config", "prune", "nightly", "image", "shell", "manifests", "scripts"),

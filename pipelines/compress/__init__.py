@@ -4,7 +4,14 @@ All access to ModelOpt goes through this package. Importing it is cheap: torch, 
 imported only when the work starts.
 """
 
-from pipelines.compress.api import fake_quantized_model, quantize, reference_model, sparsify
+from pipelines.compress.api import (
+    fake_quantized_model,
+    quantize,
+    reference_model,
+    sparsify,
+    trace_checkpoint,
+    trace_model,
+)
 from pipelines.compress.specs import CalibrationSpec, QuantSpec, SparsitySpec
 from pipelines.compress.texts import load_texts
 
@@ -17,4 +24,6 @@ __all__ = [
     "quantize",
     "reference_model",
     "sparsify",
+    "trace_checkpoint",
+    "trace_model",
 ]

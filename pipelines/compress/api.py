@@ -12,7 +12,9 @@ from pipelines.domain.progress import Progress, SilentProgress
 if TYPE_CHECKING:
     import torch
 
+    from pipelines.checkpoint.read import Checkpoint
     from pipelines.compress.reference import ReferenceModel
+    from pipelines.compress.traced import TracedModel
 
 Facts = dict[str, Any]
 
@@ -146,3 +148,33 @@ def reference_model(model_dir: Path, device: str = "auto") -> ReferenceModel:
     from pipelines.compress.reference import ReferenceModel
 
     return ReferenceModel(model_dir, device)
+
+
+def trace_model(model_dir: Path, dtype: str = "float32") -> TracedModel:
+    """Load a Hugging Face model to be watched, on the CPU.
+
+    Args:
+        model_dir: plain Hugging Face folder.
+        dtype: "float32", or a type of 16 bit to which every result is rounded.
+
+    Raises:
+        UserError: the folder is not a readable model.
+    """
+    from pipelines.compress.traced import original
+
+    return original(model_dir, dtype)
+
+
+def trace_checkpoint(model_dir: Path, checkpoint: Checkpoint) -> TracedModel:
+    """Make the float32 model that a checkpoint describes: weights decoded, inputs and KV cache rounded.
+
+    Args:
+        model_dir: Hugging Face folder of the model; only what a checkpoint does not state is read from it.
+        checkpoint: an open checkpoint.
+
+    Raises:
+        UserError: the checkpoint lacks a tensor.
+    """
+    from pipelines.compress.traced import decoded
+
+    return decoded(model_dir, checkpoint)

@@ -27,12 +27,12 @@ _WORDS = {"good": "", "note": "Note: ", "warning": "Warning: "}
 def render_markdown(document: Document) -> str:
     """Render the whole report."""
     lines = [f"# {escape(document.title)}", "", escape(document.subtitle), ""]
-    lines += ["| | | |", "|---|---|---|"]
+    lines += ["| | | |", "|---|---|---|"] if document.cards else []
     for card in document.cards:
         value = escape(f"{card.value} {card.unit}".strip())
         tag = f" ({card.origin})" if card.origin else ""
         lines.append(f"| {escape(card.title)} | **{value}** | {escape(card.detail)}{tag} |")
-    lines.append("")
+    lines += [""] if document.cards else []
     for block in document.lead:
         lines += _block(block)
     for section in document.sections:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipelines.domain.units import show_bytes
@@ -81,3 +81,10 @@ def machine_text(machine: Mapping[str, Any]) -> str:
 def when(iso: str) -> str:
     """Format an ISO time without seconds: "2026-11-21 09:30 UTC"."""
     return f"{iso[:10]} {iso[11:16]} UTC" if len(iso) >= 16 else iso
+
+
+def span(numbers: Iterable[int]) -> str:
+    """Return whole numbers as their range: "69 to 1,104", or one number if all are equal."""
+    each = tuple(numbers)
+    least, most = min(each), max(each)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"

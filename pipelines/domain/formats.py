@@ -204,7 +204,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         aliases=("fp16", "bf16"),
         heading=("16", "bit"),
         cpu=CpuCost(
-            *(6.0, 0.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 9.05, 2.1),
+            *(2.0, 2.0, 1.06 * MIB, (7.05, 10.4, 8.6, 2.3), 4.0, 2.1),
             kernels=CpuKernels(linears=True, size=0.17 * MIB),
             f32_kernels=CpuKernels(linears=False, size=0.25 * MIB),
         ),

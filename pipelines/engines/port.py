@@ -167,6 +167,17 @@ class LogitsSession(Session, Protocol):
         """Yield the weight of each linear as it is multiplied, float32 [out, in], named "LAYER.module"."""
         ...
 
+    def step_results(self, tokens: TokenIds, first_position: int, layers: range) -> Mapping[str, Any]:
+        """Read a text in float32 and return what each step of the given layers computes, by Hugging Face names.
+
+        Args:
+            tokens: token ids, T of them.
+            first_position: position of the first one.
+            layers: decoder layers whose steps are wanted, "model.layers.0.self_attn.q_proj" and so on; the embedding,
+                the rotary angles, the last norm, the head and the logits are always given.
+        """
+        ...
+
 
 class Engine(Protocol):
     """An engine that can be built and opened."""

@@ -93,7 +93,8 @@ def _deliver(listing: HubListing, names: Sequence[str], out_dir: Path, progress:
     paths = fetch(listing, files, progress)
     remember_revision(listing)
     _place(files, paths, out_dir, progress)
-    return HubSnapshot(listing.commit, {file.name: _record(file, paths[file.name]) for file in files})
+    records = {file.name: _record(file, paths[file.name]) for file in files}
+    return HubSnapshot(listing.commit, records, listing.license)
 
 
 def _check_space(listing: HubListing, files: Sequence[HubFile], out_dir: Path) -> None:

@@ -36,7 +36,13 @@ def _from_hub(source: HubSource) -> HubListing:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,  # by default the client waits forever
     )
     files = {sibling.rfilename: _hub_file(source, sibling) for sibling in info.siblings or []}
-    return HubListing(source, str(info.sha), files, offline=False)
+    return HubListing(source, str(info.sha), files, offline=False, license=_license(info))
+
+
+def _license(info: Any) -> str | None:
+    """Return the licence in the metadata of the repository's card; what else stands there is not a name."""
+    found = getattr(getattr(info, "card_data", None), "license", None)
+    return found if isinstance(found, str) else None
 
 
 def _hub_file(source: HubSource, sibling: Any) -> HubFile:

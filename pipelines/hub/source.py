@@ -37,10 +37,12 @@ class HubSnapshot:
     Attributes:
         commit: 40 hex digits that the revision resolved to.
         files: relative name -> size in bytes and SHA-256.
+        license: as the repository's card states it; None if it states none, or if that is not known without the Hub.
     """
 
     commit: str
     files: dict[str, FileRecord]
+    license: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,14 @@ class HubListing:
         commit: 40 hex digits.
         files: by name.
         offline: whether it was read from the local cache, which may lack files of the repository.
+        license: as the repository's card states it; None if it states none, or offline.
     """
 
     source: HubSource
     commit: str
     files: dict[str, HubFile]
     offline: bool
+    license: str | None = None
 
     @property
     def place(self) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from eval.exact import Changed
+from eval.looks import Evidence, Look
 from eval.paired import mcnemar_exact
-from eval.verdict import Changed, Verdict, p_below, verdict_of
+from eval.verdict import Verdict, verdict_of
 from pipelines.nightly.record import Record, unpack_bits
 from pipelines.nightly.regression import Regression
 from pipelines.settings.nightly import ExpectSettings, NightlySettings
@@ -25,9 +28,15 @@ def limit_verdict(record: Record, expect: ExpectSettings, chance: float) -> Verd
     found, limit = record.accuracy, _limit(record, expect)
     if found is None or limit is None or found.get("lost") is None:
         return None
-    changed = Changed(found["questions"], found["lost"], found["gained"])
-    margin = limit / 100 * found["baseline"]
-    return verdict_of(p_below(changed, margin), p_below(changed.mirrored, -margin), chance)
+    evidence, margin = _evidence(found), limit / 100 * found["baseline"]
+    return verdict_of(evidence.p_below(margin), evidence.mirrored.p_below(-margin), chance)
+
+
+def _evidence(found: Mapping[str, Any]) -> Evidence:
+    """Return what a line of the history proves; older lines have no looks, because all questions were asked."""
+    if (looks := found.get("looks")) is None:
+        return Evidence.once(Changed(found["questions"], found["lost"], found["gained"]))
+    return Evidence(tuple(Look(Changed(n, lost, gained), share) for n, lost, gained, share in looks))
 
 
 def _limit(record: Record, expect: ExpectSettings) -> float | None:

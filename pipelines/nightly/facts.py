@@ -8,16 +8,20 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult, Level
+from pipelines.domain.errors import UserError
 from pipelines.domain.metrics import NIGHTLY_LATENCIES, NIGHTLY_RATES
 from pipelines.host.machine import Machine
 from pipelines.nightly.record import pack_bits
 from pipelines.settings.root import Settings
 from pipelines.store.manifest import read_manifest
 from pipelines.store.store import fingerprint
+
+if TYPE_CHECKING:
+    from eval.looks import Evidence
 
 LIBRARIES = (
     "torch", "transformers", "nvidia-modelopt", "openvino", "openvino-genai", "nvidia-pytriton", "tritonclient",
@@ -150,15 +154,25 @@ def _server(server: Mapping[str, Any]) -> dict[str, str]:
     return {"tritonserver": str(server["version"])} if server.get("version") else {}
 
 
+def _looks(evidence: Evidence) -> list[list[float]]:
+    """Return questions, lost and gained answers at each look, and its share of the probability of error."""
+    return [[each.changed.questions, each.changed.lost, each.changed.gained, each.share] for each in evidence.looks]
+
+
 def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
     """Collect accuracy, its comparison with the 16-bit baseline, accuracy per subject, and every answer as a bit."""
     from eval.paired import compare_pair
-    from eval.results import EvalResult
-    from pipelines.stages.evaluate import RESULT, baseline_of
+    from eval.perplexity import RESULT as PERPLEXITY
+    from eval.results import RESULT, EvalResult
+    from pipelines.stages.evaluate import baseline_of
 
+    if (artifacts["evaluate"] / PERPLEXITY).is_file():
+        raise UserError(
+            "The task of this cell measures perplexity; a night judges answers.", todo="Choose another task with eval=."
+        )
     after = EvalResult.load(artifacts["evaluate"] / RESULT)
     before = baseline_of(artifacts, after.qformat)
-    pair = compare_pair(EvalResult.load(before / RESULT), after) if before else None
+    pair = compare_pair(EvalResult.load(before), after) if before else None
     return {
         "task": after.task,
         "num_fewshot": after.num_fewshot,
@@ -170,6 +184,7 @@ def _accuracy(artifacts: Artifacts) -> dict[str, Any]:
         "loss_percent": pair.loss_percent if pair else None,
         "lost": pair.lost if pair else None,
         "gained": pair.gained if pair else None,
+        "looks": _looks(pair.evidence) if pair else None,
         "subjects": {name: [score.questions, score.accuracy] for name, score in after.subjects.items()},
         "right": pack_bits([record.correct for record in after.records]),
     }

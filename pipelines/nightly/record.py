@@ -39,8 +39,9 @@ class Record:
         settings_digest: digest of all settings that determine the result; the settings are stored beside the history.
         machine: facts of the machine.
         versions: versions of the libraries, driver and server.
-        accuracy: task, questions, share right, loss against the baseline with the answers lost and gained, per subject,
-            and every answer as a bit (`right`, base64) so that nights can be paired question by question.
+        accuracy: task, questions, share right, loss against the baseline with the answers lost and gained, also at each
+            look where asking could stop early, per subject, and every answer as a bit (`right`, base64) so that nights
+            can be paired question by question.
         measurements: one per benchmark, each a list of loads with ISL, OSL, rates, percentiles and errors; more than
             one if the first looked worse and was repeated.
         sizes: bytes of checkpoint and engine.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from eval.references import all_references, references_of
-from eval.spec import TASK_SIZES
-from eval.verdict import Criteria, least_for_go
+from eval.spec import TASK_SIZES, known_questions
+from eval.verdict import Criteria, least_for_go, least_to_stop, too_few
 from pipelines.domain.errors import Fault
-from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference
+from pipelines.plan.targets import EVALUATED, Target, has_baseline, has_reference, is_sequential
 from pipelines.settings.root import Settings
 
 
@@ -25,26 +25,55 @@ def unknown_reference(settings: Settings, target: Target) -> list[Fault]:
     ]
 
 
+def asked_questions(settings: Settings) -> int | None:
+    """Return how many questions would be asked at most; None if that is not known before they are read."""
+    wanted = settings.eval
+    known = known_questions(wanted.task, wanted.limit)
+    if known is None or (wanted.dataset_path is not None and wanted.limit is None):  # a copy may hold another number
+        return None
+    return min(known, wanted.max_questions or known)
+
+
 def few_questions(settings: Settings, target: Target) -> list[Fault]:
     """Warn of too few questions for GO, as far as their number is known before they are read."""
-    wanted = settings.eval
-    subjects, questions = TASK_SIZES.get(wanted.task, (0, 0))
-    if not (has_baseline(settings, target) or has_reference(settings, target)) or not subjects:
+    wanted, stops = settings.eval, is_sequential(settings, target)
+    asked, criteria = asked_questions(settings), Criteria.of(settings.eval)
+    if not (has_baseline(settings, target) or has_reference(settings, target)) or asked is None:
         return []
-    if wanted.dataset_path is not None and wanted.limit is None:
-        return []  # a copy of the data set may hold another number
-    asked = min(questions, subjects * wanted.limit) if wanted.limit else questions
-    criteria = Criteria.of(wanted)
-    least = least_for_go(criteria)
-    if asked >= least:
+    if not too_few(asked, criteria, stops=stops):
         return []
+    least = least_to_stop(criteria) if stops else least_for_go(criteria)
+    subjects, questions = TASK_SIZES[wanted.task]
     what = f"eval.limit={wanted.limit}" if wanted.limit else f"eval.task={wanted.task}"
-    larger = "Give a larger eval.margin_points, or a larger task."
+    todo = f"Set eval.limit={-(-least // subjects)} or more."
+    if stops and wanted.max_questions == asked:
+        what, todo = f"eval.max_questions={asked}", f"Set eval.max_questions={least} or more."
     return [
         Fault(
             f"{what} asks {asked:,} questions, which are too few for GO even if every answer stays the same.",
             f"With eval.margin_points={wanted.margin_points:g} and eval.false_go={wanted.false_go:g}, GO takes "
-            f"{least:,} or more.",
-            f"Set eval.limit={-(-least // subjects)} or more." if least <= questions else larger,
+            f"{least:,} or more{' where asking may stop early' if stops else ''}.",
+            todo if least <= questions else "Give a larger eval.margin_points, or a larger task.",
         )
     ]
+
+
+def sequential_notes(settings: Settings, target: Target) -> tuple[str, ...]:
+    """Say how many questions are asked at most, or that settings of asking in turns have no effect."""
+    wanted = settings.eval
+    if target not in EVALUATED:
+        return ()
+    if is_sequential(settings, target):
+        of = asked_questions(settings)
+        return (f"questions: in random order, {'' if of is None else f'{of:,} at most, '}until the verdict is known",)
+    given = {
+        "eval.sequential=true": wanted.sequential is True,
+        f"eval.max_questions={wanted.max_questions}": wanted.max_questions is not None,
+        f"eval.judged_together={wanted.judged_together}": wanted.judged_together > 1,
+    }
+    unused = [name for name, is_given in given.items() if is_given]
+    if not unused:
+        return ()
+    own = settings.baseline().variant == settings.variant
+    why = "the model is the baseline itself" if own else "asking does not stop early here"
+    return (f"no effect: {', '.join(unused)}, because {why}; all questions are asked",)

@@ -18,7 +18,7 @@ from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
 from pipelines.host.machine import Machine, torch_device
 from pipelines.plan import memory_checks, serving_checks
-from pipelines.plan.accuracy_checks import few_questions, unknown_reference
+from pipelines.plan.accuracy_checks import few_questions, sequential_notes, unknown_reference
 from pipelines.plan.deployment import deployment
 from pipelines.plan.neighbours import baseline_faults, draft_faults, neighbours
 from pipelines.plan.targets import (
@@ -27,6 +27,7 @@ from pipelines.plan.targets import (
     SERVED,
     STARTED,
     Target,
+    compares_server,
     has_baseline,
     has_fidelity,
     has_reference,
@@ -87,7 +88,7 @@ def check(
         on_gpu: the configuration with these limits, whatever the engine.
     """
     served = serving_checks.check(settings, shape, engine, target, found.built)
-    served = [*served, *(_questions(settings, target) if target in EVALUATED else ())]
+    served = [*served, *(_questions(settings, target) if target in EVALUATED else ()), *_logged(settings, target)]
     if found.built is not None or is_elsewhere(settings, target):
         return Checked(served)
     checked = Checked()
@@ -96,6 +97,11 @@ def check(
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
+    checked.notes += sequential_notes(settings, target)
+    if compares_server(settings, target):
+        checked.notes += (
+            f"{settings.eval.url} is compared: its format is its own, and only the 16-bit model is built",
+        )
     checked.faults += unknown_reference(settings, target)
     if not is_for_a_named_gpu(settings, engine):
         checked.faults += check_memory(settings, shape, engine, machine, target)
@@ -123,6 +129,15 @@ def check(
     return checked
 
 
+def _logged(settings: Settings, target: Target) -> list[Fault]:
+    """Refuse to log results that nothing could log, before hours are spent on them."""
+    if target != "all" or settings.report.mlflow is None:
+        return []
+    from pipelines.report.mlflow_runs import mlflow_fault  # imports all that a report is made of
+
+    return [fault] if (fault := mlflow_fault(settings.report.mlflow)) else []
+
+
 def _two_models(settings: Settings, shape: ModelShape, machine: Machine, target: Target, checked: Checked) -> None:
     """Check the memory of two models at a time: `fidelity` is refused without it, and `all` leaves that part out."""
     why = memory_checks.two_models(settings, shape, machine.memory_bytes)
@@ -136,7 +151,12 @@ def _questions(settings: Settings, target: Target) -> list[Fault]:
     """Check that the task is known and that its questions can be had."""
     asked = settings.eval
     if asked.url is not None and target != "evaluate":
-        return [Fault(f"eval.url='{asked.url}' is asked by `make evaluate` alone.", todo="Leave eval.url out.")]
+        return [
+            Fault(
+                f"eval.url='{asked.url}' is asked by `make evaluate`, `make fidelity` and `make diagnose` alone.",
+                todo="Leave eval.url out.",
+            )
+        ]
     if asked.url is not None and asked.baseline == "hugging_face":
         return [
             Fault(

@@ -78,7 +78,8 @@ class EngineFlow:
             self.add("download", stage, model.label, {})
             self.given["model"] = "download"
         if self.target in EVALUATED and "dataset" not in self.given:
-            stage = Download(str(questions.dataset), questions.revision or "main", "dataset")
+            revision = questions.revision or "main"
+            stage = Download(str(questions.dataset), revision, "dataset", copy_setting="eval.dataset_path")
             self.add("download.eval", stage, questions.task, {})
             self.given["dataset"] = "download.eval"
 
@@ -104,6 +105,14 @@ class EngineFlow:
         if settings.speculative.mode in HEADS and self.chosen.example_scripts:
             self.heads(settings, prefix)
             return
+        self.checkpoint(settings, prefix)
+        predicted = gpu_predicted(settings, self.shape) if self.chosen.memory_model == "rank" else {}
+        stage = self._build(settings.build, self.shape, predicted)
+        self.add(prefix + "build", stage, self.label(settings), {"checkpoint": "checkpoint"})
+        self.given["engine"] = prefix + "build"
+
+    def checkpoint(self, settings: Settings, prefix: str) -> None:
+        """Add sparsify and quantize for one variant; afterwards `given["checkpoint"]` is its checkpoint."""
         label, weights = self.label(settings), "model"
         quantize, sparsify = self._compression(settings)
         sparse = settings.sparsity.method != "none"
@@ -115,10 +124,6 @@ class EngineFlow:
             self.given[weights] = prefix + "sparsify"
         self.add(prefix + "quantize", quantize, label, _with_text({"model": weights}, quantize.calibrated))
         self.given["checkpoint"] = prefix + "quantize"
-        predicted = gpu_predicted(settings, self.shape) if self.chosen.memory_model == "rank" else {}
-        stage = self._build(settings.build, self.shape, predicted)
-        self.add(prefix + "build", stage, label, {"checkpoint": "checkpoint"})
-        self.given["engine"] = prefix + "build"
 
     def heads(self, settings: Settings, prefix: str) -> None:
         """Add the conversion of a model with its trained heads, and its build."""

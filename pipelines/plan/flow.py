@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from eval.task_names import PASSKEY
 from pipelines.domain.errors import UserError, did_you_mean
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.description import EngineDescription, ServerBackend
 from pipelines.host.machine import Machine, torch_device
+from pipelines.plan.accuracy_checks import asked_questions
 from pipelines.plan.engine_flow import EngineFlow, Node
 from pipelines.plan.memory_checks import cpu_reached, two_models
 from pipelines.plan.targets import (
@@ -17,16 +19,19 @@ from pipelines.plan.targets import (
     MEASURED,
     SERVED,
     Target,
+    compares_server,
     has_baseline,
     has_fidelity,
     has_reference,
     is_elsewhere,
+    is_sequential,
 )
 from pipelines.settings.features import MultimodalSettings
 from pipelines.settings.fidelity import ALONE, AMONG_OTHERS
 from pipelines.settings.model import ModelSettings
 from pipelines.settings.root import Settings
 from pipelines.stages.benchmark import Benchmark
+from pipelines.stages.diagnose import Diagnose
 from pipelines.stages.evaluate import (
     REFERENCE,
     SERVED_ELSEWHERE,
@@ -35,9 +40,12 @@ from pipelines.stages.evaluate import (
     EvaluateServed,
     longest_scored,
 )
+from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity import Fidelity
+from pipelines.stages.fidelity_served import FidelityServed
 from pipelines.stages.repository import WriteRepository
 from pipelines.store.sources import BuiltEngine, InputSource
+from pipelines.store.space import ANSWERS
 from triton_repo.spec import ImageSpec
 
 
@@ -68,23 +76,19 @@ def nodes(
     flow = _Flow(settings, target, engine, shape, machine, built, draft_shape, dict(sources))
     flow.downloads()
     if is_elsewhere(settings, target):
-        if target == "evaluate":
-            flow.ask_server(settings)
-        else:
-            flow.measure(settings)
+        (flow.ask_server if target == "evaluate" else flow.measure)(settings)
+        return flow.nodes
+    if target == "diagnose":
+        flow.diagnose(settings)
         return flow.nodes
     if has_baseline(settings, target):
-        baseline = flow.tuned(settings.baseline(), shape)
-        flow.engine(baseline, "baseline.")
-        flow.given["reference"] = flow.given["engine"]
-        if target in EVALUATED:
-            flow.accuracy(baseline, "baseline.")
+        flow.baseline(settings)
     if has_reference(settings, target):
         flow.reference(settings)
     flow.reference_engine(settings, reference_shape)
     flow.engine(settings, "")
     if target in EVALUATED:
-        flow.accuracy(settings, "")
+        flow.accuracy(settings)
     flow.fidelity(settings)
     if target == "build" or target in SERVED:
         flow.draft(settings)
@@ -119,19 +123,57 @@ def needed_for(made: list[Node], name: str) -> list[Node]:
 class _Flow(EngineFlow):
     """The flow from the engine on: evaluation, repository, benchmark."""
 
-    def accuracy(self, settings: Settings, prefix: str) -> None:
-        """Add the evaluation of the engine."""
+    def baseline(self, settings: Settings) -> None:
+        """Add the 16-bit engine, and its evaluation unless it is asked in turns with the other."""
+        alone = self.tuned(settings.baseline(), self.shape)
+        self.engine(alone, "baseline.")
+        self.given |= {"baseline": self.given["engine"], "reference": self.given["engine"]}
+        if self.target in EVALUATED and not is_sequential(settings, self.target):
+            self._accuracy_alone(alone, "baseline.")
+
+    def accuracy(self, settings: Settings) -> None:
+        """Add the evaluation of the engine, alone or in turns with the 16-bit one."""
+        if is_sequential(settings, self.target):
+            self._accuracy_in_turns(settings)
+        else:
+            self._accuracy_alone(settings, "")
+
+    def _accuracy_alone(self, settings: Settings, prefix: str) -> None:
         stage = Evaluate(
             self.chosen.name,
             self.chosen.options_of(settings.engine),
             settings.eval,
             settings.model.label,
             settings.variant,
-            (*self.chosen.run_libraries, "lm-eval", "transformers", "tokenizers"),
-            (*self.chosen.packages, "lm_eval", "transformers"),
+            *self._harness(),
+            warns=self._warns(),
         )
         inputs = {"engine": "engine", "model": "model", "dataset": "dataset"}
         self.add(prefix + "evaluate", stage, self.label(settings), inputs)
+
+    def _accuracy_in_turns(self, settings: Settings) -> None:
+        stage = EvaluateSequentially(
+            self.chosen.name,
+            self.chosen.options_of(settings.engine),
+            settings.eval,
+            settings.model.label,
+            settings.variant,
+            settings.paths.store.absolute() / ANSWERS,
+            *self._harness(),
+            warns=self._warns(),
+        )
+        inputs = {name: name for name in ("engine", "baseline", "model", "dataset")}
+        self.add("evaluate", stage, self.label(settings), inputs)
+
+    def _warns(self) -> bool:
+        """Return whether a verdict follows, and only the evaluation learns whether the questions are too few for it."""
+        judged = has_baseline(self.settings, self.target) or has_reference(self.settings, self.target)
+        return judged and asked_questions(self.settings) is None
+
+    def _harness(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the libraries and the packages of an evaluation."""
+        libraries = (*self.chosen.run_libraries, "lm-eval", "transformers", "tokenizers")
+        return libraries, (*self.chosen.packages, "lm_eval", "transformers")
 
     def reference(self, settings: Settings) -> None:
         """Add the evaluation of the model itself, in Transformers."""
@@ -139,7 +181,7 @@ class _Flow(EngineFlow):
         positions = self.shape.max_position_embeddings if self.shape else None
         longest = build.max_seq_len or positions
         limit = None if longest is None else longest_scored(self.chosen.name, longest, build.max_num_tokens)
-        stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine))
+        stage = EvaluateReference(settings.eval, settings.model.label, limit, torch_device(self.machine), self._warns())
         self.add("reference", stage, f"{settings.model.label}-{REFERENCE}", {"model": "model", "dataset": "dataset"})
 
     def reference_engine(self, settings: Settings, shape: ModelShape | None) -> None:
@@ -154,15 +196,18 @@ class _Flow(EngineFlow):
 
     def fidelity(self, settings: Settings) -> None:
         """Add the comparison of predictions with those of the reference, if the target has one."""
+        if compares_server(settings, self.target):
+            self._fidelity_of_server(settings)
+            return
         if not self._compares(settings):
             return
-        wanted, calibration = settings.fidelity, settings.calibration
+        wanted = settings.fidelity
         stage = Fidelity(
             self.chosen.name,
             self.chosen.options_of(settings.engine),
             wanted,
             wanted.tokens or (ALONE if self.target == "fidelity" else AMONG_OTHERS),
-            calibration,
+            settings.calibration,
             settings.quant,
             settings.model.label,
             settings.variant,
@@ -170,18 +215,71 @@ class _Flow(EngineFlow):
             (*self.chosen.run_libraries, "numpy", "transformers", "tokenizers"),
             (*self.chosen.packages, "transformers"),
         )
-        beside = ("reference_model", "text.bundled", "text.user")
-        names: list[str] = [name for name in beside if name in self.given]
-        if "calibration" in wanted.texts and not (calibration.source == "bundled" and "bundled" in wanted.texts):
+        beside = [name for name in ("reference_model",) if name in self.given]
+        inputs = {name: name for name in ("engine", "reference", "model", *beside, *self._texts(settings))}
+        self.add("fidelity", stage, self.label(settings), inputs)
+
+    def _fidelity_of_server(self, settings: Settings) -> None:
+        stage = FidelityServed(
+            self.chosen.name,
+            self.chosen.options_of(settings.engine),
+            settings.eval,
+            settings.fidelity,
+            settings.fidelity.tokens or ALONE,
+            settings.calibration,
+            settings.model.label,
+            settings.paths.runs.absolute() / ".answers",
+            (*self.chosen.run_libraries, "numpy", "transformers", "tokenizers"),
+            (*self.chosen.packages, "transformers"),
+        )
+        inputs = {name: name for name in ("engine", "model", *self._texts(settings))}
+        self.add("fidelity", stage, f"{settings.model.label}-{SERVED_ELSEWHERE}", inputs)
+
+    def _texts(self, settings: Settings) -> list[str]:
+        """Return the names of the texts that predictions are compared on."""
+        texts, calibration = settings.fidelity.texts, settings.calibration
+        names: list[str] = [name for name in ("text.bundled", "text.user") if name in self.given]
+        if "calibration" in texts and not (calibration.source == "bundled" and "bundled" in texts):
             self._calibration_text()
             names.append("calibration")
-        inputs = {name: name for name in ("engine", "reference", "model", *names)}
-        self.add("fidelity", stage, self.label(settings), inputs)
+        return names
 
     def _compares(self, settings: Settings) -> bool:
         """Return whether the target has a fidelity, and this machine the memory for it."""
         fits = not two_models(settings, self.shape, self.machine.memory_bytes)
         return has_fidelity(settings, self.target, self.chosen) and fits
+
+    def diagnose(self, settings: Settings) -> None:
+        """Add the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
+        asked, elsewhere = settings.diagnose, settings.eval.url is not None
+        if not asked.given:
+            self._made_here(settings, serve=asked.serve and not elsewhere)
+        names = ("sparse", "checkpoint", "engine", "repository")
+        stage = Diagnose(
+            asked,
+            settings.eval.url,
+            settings.eval.model,
+            settings.serving,
+            self.chosen.name,
+            self.chosen.options_of(settings.engine),
+            settings.model.label,
+            "given" if asked.given else self.variant(settings),
+            settings.paths.runs.absolute(),
+            self.chosen.gives_logits,
+            (*self.chosen.run_libraries, "numpy", "torch", "transformers", "tokenizers"),
+            ("torch", "transformers", *(self.chosen.packages if self.chosen.gives_logits else ())),
+        )
+        inputs = {name: name for name in ("model", "text.bundled", *names) if name in self.given}
+        self.add("diagnose", stage, self.label(settings), inputs)
+
+    def _made_here(self, settings: Settings, *, serve: bool) -> None:
+        if not self.chosen.gives_logits:  # its engine is built and run on a GPU machine
+            self.checkpoint(settings, "")
+            return
+        self.engine(settings, "")
+        if serve:
+            self.draft(settings)
+            self.repository(settings)
 
     def ask_server(self, settings: Settings) -> None:
         """Add the evaluation of a model on a server that runs already."""
@@ -191,6 +289,7 @@ class _Flow(EngineFlow):
             settings.model.label,
             settings.build.max_seq_len or positions,
             settings.paths.runs.absolute() / ".answers",
+            settings.build.max_input_len if settings.eval.task == PASSKEY else None,
         )
         label = f"{settings.model.label}-{SERVED_ELSEWHERE}"
         self.add("evaluate", stage, label, {"model": "model", "dataset": "dataset"})

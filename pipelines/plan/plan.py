@@ -19,7 +19,7 @@ from pipelines.host.paths import relative_to_cwd
 from pipelines.plan import checks
 from pipelines.plan.engine_flow import Node
 from pipelines.plan.flow import needed_for, nodes
-from pipelines.plan.targets import Target, has_baseline, is_elsewhere
+from pipelines.plan.targets import Target, compares_server, has_baseline, is_elsewhere
 from pipelines.plan.tuning import tune, tuning_notes
 from pipelines.plan.user_inputs import Found, look
 from pipelines.predict.performance.hardware import resolved
@@ -106,6 +106,8 @@ def make_plan(settings: Settings, target: Target, store: Store, machine: Machine
     except UserError as error:
         faults.extend(error.faults)
     choice = choose(found.built.flavour if found.built else settings.engine.name, machine, settings.hardware.name)
+    if compares_server(settings, target):  # its format is its own
+        settings = settings.baseline()
     limits = None
     tuning: tuple[str, ...] = ()
     if found.built is None:

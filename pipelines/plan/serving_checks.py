@@ -49,8 +49,9 @@ def check(
         return faults + _built(settings, built, target)
     if not engine.evaluates and target in EVALUATED:
         faults.append(_not_evaluated(settings, engine, target))
-    if target == "fidelity":
-        faults += _not_compared(settings, engine)
+    more = {"fidelity": _not_compared, "diagnose": _not_diagnosed}.get(target)
+    if more is not None:
+        faults += more(settings, engine)
     if target in MEASURED:
         faults += _load_fits(settings, shape)
     return faults
@@ -127,6 +128,8 @@ def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
                 "Measure the same format with engine=openvino, which computes what the checkpoint says.",
             )
         )
+    if settings.eval.url is not None:
+        return faults + _not_bounded(settings)
     if settings.fidelity.reference_path is None and settings.baseline().variant == settings.variant:
         faults.append(
             Fault(
@@ -134,6 +137,68 @@ def _not_compared(settings: Settings, engine: EngineDescription) -> list[Fault]:
                 todo="Give a format, e.g. quant=fp8, or another model: fidelity.reference_path=/its/folder",
             )
         )
+    return faults
+
+
+def _not_bounded(settings: Settings) -> list[Fault]:
+    """Refuse what is not known of a server's predictions."""
+    asked, url = settings.fidelity, settings.eval.url
+    faults = []
+    if settings.eval.asks_triton:
+        faults.append(
+            Fault(
+                f"eval.url='{url}' is a Triton server's; fidelity asks for log probabilities over /v1/completions.",
+                todo="Give an OpenAI-compatible server: eval.url=http://host:8000/v1",
+            )
+        )
+    if asked.by_layer:
+        faults.append(
+            Fault(
+                f"fidelity.by_layer=true with eval.url='{url}': a server does not give the outputs of its layers.",
+                todo="Leave out fidelity.by_layer, or measure the same format here, without eval.url.",
+            )
+        )
+    if asked.reference_path is not None:
+        faults.append(
+            Fault(
+                f"fidelity.reference_path='{asked.reference_path}' with eval.url='{url}': what is served is compared"
+                " with one model, that of model=... in 16 bit.",
+                todo=f"Give it as model.path={asked.reference_path} instead.",
+            )
+        )
+    return faults
+
+
+def _not_diagnosed(settings: Settings, engine: EngineDescription) -> list[Fault]:
+    """Refuse to diagnose what has no TensorRT-LLM checkpoint, or a server that cannot be started."""
+    asked, faults = settings.diagnose, []
+    if not engine.writes_engine and not asked.given:
+        faults.append(
+            Fault(
+                f"engine={engine.setting} has no TensorRT-LLM checkpoint, which `diagnose` reads.",
+                todo="Diagnose the same format with engine=openvino.",
+            )
+        )
+    if asked.engine is not None and asked.checkpoint is None:
+        faults.append(
+            Fault(
+                f"diagnose.engine='{asked.engine}' was given without diagnose.checkpoint.",
+                "An engine is compared with the checkpoint that it was built from.",
+                "Give diagnose.checkpoint=FOLDER as well.",
+            )
+        )
+    if asked.repository is not None and settings.eval.url is not None:
+        faults.append(
+            Fault(
+                f"diagnose.repository='{asked.repository}' and eval.url='{settings.eval.url}' were both given.",
+                "One server is asked.",
+                "Leave one out.",
+            )
+        )
+    starts = asked.repository is not None if asked.given else engine.gives_logits
+    starts = starts and asked.serve and settings.eval.url is None
+    if starts and (fault := why_no_server(settings.serving)):
+        faults.append(Fault(fault.message, fault.allowed, f"{fault.todo} Or leave it out: diagnose.serve=false"))
     return faults
 
 
@@ -148,7 +213,7 @@ def _built(settings: Settings, built: BuiltEngine, target: Target) -> list[Fault
                 todo=f"Give engine={built.flavour}.",
             )
         )
-    if target in ("build", "fidelity") or target in EVALUATED:
+    if target in ("build", "fidelity", "diagnose") or target in EVALUATED:
         faults.append(
             Fault(
                 f"engine.path='{settings.engine.path}' is already built; `{target}` starts from a model.",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from eval.spec import LARGE, known_questions
 from pipelines.engines.description import EngineDescription
 from pipelines.engines.registry import with_setting
 from pipelines.settings.root import Settings
 
-Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "all"]
+Target = Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"]
 EVALUATED: tuple[Target, ...] = ("evaluate", "all")
 SERVED: tuple[Target, ...] = ("repository", "serve", "benchmark", "all")
 STARTED: tuple[Target, ...] = ("serve", "benchmark", "all")
@@ -23,6 +24,11 @@ def is_elsewhere(settings: Settings, target: Target) -> bool:
     return urls.get(target) is not None
 
 
+def compares_server(settings: Settings, target: Target) -> bool:
+    """Return whether predictions of a server running elsewhere are compared; only the 16-bit model is built then."""
+    return target == "fidelity" and settings.eval.url is not None
+
+
 def has_baseline(settings: Settings, target: Target) -> bool:
     """Return whether the 16-bit model is built, and evaluated where the target evaluates, beside the compressed one."""
     if is_elsewhere(settings, target):
@@ -31,10 +37,24 @@ def has_baseline(settings: Settings, target: Target) -> bool:
     return target in (*EVALUATED, *COMPARED) and wanted and settings.baseline().variant != settings.variant
 
 
+def is_sequential(settings: Settings, target: Target) -> bool:
+    """Return whether both models are asked in turns, and asking stops as soon as the verdict is known."""
+    wanted = settings.eval
+    if target not in EVALUATED or not has_baseline(settings, target):
+        return False
+    large = (known_questions(wanted.task, wanted.limit) or 0) >= LARGE or wanted.max_questions is not None
+    return large if wanted.sequential is None else wanted.sequential
+
+
+def compares(settings: Settings, target: Target) -> bool:
+    """Return whether a target compares predictions, if the engine can and the 16-bit model is built."""
+    return target in COMPARED or (target == "evaluate" and settings.eval.fidelity)
+
+
 def has_fidelity(settings: Settings, target: Target, engine: EngineDescription) -> bool:
     """Return whether predictions are compared with the 16-bit model's; within `all`, where that is built anyway."""
     reference = has_baseline(settings, target) or settings.fidelity.reference_path is not None
-    return target in COMPARED and engine.gives_logits and reference
+    return compares(settings, target) and engine.gives_logits and reference
 
 
 def has_reference(settings: Settings, target: Target) -> bool:

@@ -15,7 +15,7 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.domain.formats import FORMATS, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
-from pipelines.plan.targets import COMPARED, EVALUATED, Target, is_elsewhere
+from pipelines.plan.targets import EVALUATED, Target, compares, is_elsewhere
 from pipelines.settings.model import BUNDLED
 from pipelines.settings.paths import PROJECT_ROOT
 from pipelines.settings.root import Settings
@@ -137,7 +137,7 @@ def _reference(
 ) -> ModelShape | None:
     """Add another model to compare predictions with to the sources, and return its shape; None without one."""
     path, key = settings.fidelity.reference_path, "fidelity.reference_path"
-    if path is None or target not in COMPARED:
+    if path is None or not compares(settings, target):
         return None
     folder = path.expanduser().absolute()
     check_tokenizer(folder, key)
@@ -237,10 +237,14 @@ def _named(settings: Settings, target: Target) -> Iterator[tuple[str, str, Path 
         yield "dataset", "eval", PROJECT_ROOT / "eval" / "mini_mmlu" / "data"
     elif evaluated:
         yield "dataset", "eval.dataset_path", settings.eval.dataset_path
-    if target in COMPARED:
+    if compares(settings, target):
         if "bundled" in settings.fidelity.texts:
             yield "text.bundled", "fidelity", BUNDLED / "corpus.jsonl"
         yield "text.user", "fidelity.path", settings.fidelity.path
+    if target == "diagnose":
+        yield "text.bundled", "diagnose", BUNDLED / "corpus.jsonl"
+        for name, path in settings.diagnose.given.items():
+            yield name, f"diagnose.{name}", path
     yield "heads", "speculative.heads_path", settings.speculative.heads_path
     yield "vision", "multimodal.path", settings.multimodal.path
 

@@ -10,7 +10,10 @@ from eval.compare import change_row, loss_rows
 from eval.fidelity.flips import flips
 from eval.fidelity.result import RESULT as FIDELITY
 from eval.fidelity.result import FidelityResult
-from eval.results import EvalResult
+from eval.perplexity import RESULT as PERPLEXITY
+from eval.perplexity import PerplexityResult, same_texts
+from eval.results import BASELINE as IN_TURNS
+from eval.results import RESULT, EvalResult
 from eval.verdict import USUAL, Criteria
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
@@ -25,13 +28,13 @@ from pipelines.report.data import (
     ReportData,
     ReportedArtifact,
     ReportedFidelity,
+    ReportedPerplexity,
 )
-from pipelines.report.shelf import STAGES, Shelf
+from pipelines.report.shelf import READ, STAGES, Shelf
 from pipelines.report.workloads import group_runs, run_key
 from pipelines.settings.root import compression_of
 from pipelines.store.store import Store
 
-EVALUATION = "evaluation.json"
 Label = tuple[str, str]
 """Model and variant."""
 
@@ -175,7 +178,29 @@ def _format(
         missing=_missing(label, pieces, bool(evaluated), runs),
         left_out=left_out,
         fidelity=_fidelity(shelf, label, engines, accuracy, evaluations),
+        perplexities=_perplexities(shelf, label, engines),
     )
+
+
+def _perplexities(shelf: Shelf, label: Label, engines: set[str]) -> tuple[ReportedPerplexity, ...]:
+    """Return the newest perplexity of these engines for each task, with the newest baseline that read the same."""
+    found: dict[str, ReportedPerplexity] = {}
+    read = {
+        piece.place: _perplexity(shelf, piece) for piece in shelf.of(READ) if (_label(piece) or label)[0] == label[0]
+    }
+    for piece in shelf.of(READ):
+        if _label(piece) != label or not engines & {each.digest for each in piece.inputs if each.name == "engine"}:
+            continue
+        result = read[piece.place]
+        others = (each for each in read.values() if each.qformat == BASELINE and each.engine == result.engine)
+        baseline = next((each for each in others if same_texts(each, result)), None)
+        found.setdefault(result.task, ReportedPerplexity(piece, result, baseline))
+    return tuple(found.values())
+
+
+def _perplexity(shelf: Shelf, piece: ReportedArtifact) -> PerplexityResult:
+    place = f"{shelf.root / piece.place / PERPLEXITY}"
+    return PerplexityResult.from_json(shelf.read_json(piece, PERPLEXITY), place)
 
 
 def _fidelity(
@@ -257,17 +282,23 @@ def _requests(shelf: Shelf, piece: ReportedArtifact, result: BenchmarkResult) ->
 def _evaluations(
     shelf: Shelf, by_label: Mapping[Label, list[ReportedArtifact]], models: Iterable[str]
 ) -> dict[str, EvalResult]:
-    """Return every evaluation of the models, by place."""
-    return {
-        piece.place: _evaluation(shelf, piece)
-        for label, pieces in by_label.items()
-        if label[0] in models
-        for piece in _stage(pieces, "evaluate")
-    }
+    """Return every evaluation of the models, by place; that of a baseline asked in turns by its file."""
+    found = {}
+    for label, pieces in by_label.items():
+        for piece in _stage(pieces, "evaluate") if label[0] in models else ():
+            found[piece.place] = result = _evaluation(shelf, piece)
+            if result.sequential is not None:
+                found[_beside(piece)] = _evaluation(shelf, piece, IN_TURNS)
+    return found
 
 
-def _evaluation(shelf: Shelf, piece: ReportedArtifact) -> EvalResult:
-    return EvalResult.from_json(shelf.read_json(piece, EVALUATION), f"{shelf.root / piece.place / EVALUATION}")
+def _beside(piece: ReportedArtifact) -> str:
+    """Return the place of a baseline that was asked in turns."""
+    return f"{piece.place}/{IN_TURNS}"
+
+
+def _evaluation(shelf: Shelf, piece: ReportedArtifact, name: str = RESULT) -> EvalResult:
+    return EvalResult.from_json(shelf.read_json(piece, name), f"{shelf.root / piece.place / name}")
 
 
 def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], shelf: Shelf) -> Accuracy:
@@ -276,6 +307,8 @@ def _accuracy(piece: ReportedArtifact, evaluations: Mapping[str, EvalResult], sh
     original = _against_original(result, shelf)
     if result.qformat == BASELINE:
         return Accuracy(piece, result, None, None, original=original)
+    if result.sequential is not None:
+        return Accuracy(piece, result, None, _beside(piece), original=original)
     for other in shelf.of("evaluate"):
         baseline = evaluations.get(other.place)
         if baseline and baseline.qformat == BASELINE and _pairs(baseline, result):

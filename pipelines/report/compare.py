@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.fidelity.result import FidelityResult
 from eval.verdict import Verdict
 from pipelines.domain.benchmark import Level, Slo
 from pipelines.domain.summary import has_limits
@@ -42,6 +43,7 @@ class FormatRow:
         at_slo: level that counts with the most output tokens/s whose p99 meets every limit; None without limits or if
             none does.
         limited: client-limited levels, whose throughput is a lower bound.
+        fidelity: how far predictions are from those of the 16-bit model.
     """
 
     model: str
@@ -55,6 +57,7 @@ class FormatRow:
     peak: Level | None
     at_slo: Level | None
     limited: tuple[Level, ...]
+    fidelity: FidelityResult | None = None
 
     @property
     def peak_mark(self) -> str:
@@ -238,6 +241,7 @@ def _row(item: FormatReport, run: BenchmarkRun | None) -> FormatRow:
         peak=max(levels, key=_rate, default=None),
         at_slo=max((level for level in levels if run and meets(level, run.result.slo)), key=_rate, default=None),
         limited=tuple(level for level in finished(run) if level.client.bottleneck),
+        fidelity=item.fidelity.result if item.fidelity else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eval.fidelity.table import WITHIN
 from pipelines.document.show import NONE, number, percent
 from pipelines.domain.metrics import COMPARED
 from pipelines.host.text import table, wrapped
@@ -12,10 +13,10 @@ from pipelines.report.six import load_label, six
 
 _RATE, *_TIMES = COMPARED
 _TITLES = (
-    "format", "acc. %", "loss %", "MiB", _RATE.narrow, "load",
+    "format", "acc. %", "loss %", "KL", "MiB", _RATE.narrow, "load",
     *(f"{figure.metric.title} {figure.metric.unit.shown}" for figure in _TIMES), f"SLO {_RATE.narrow}",
 )  # fmt: skip
-_LEAST = (12, 6, 6, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[6:]))
+_LEAST = (11, 6, 6, 7, 6, 7, 5, *(max(len(title), 6) for title in _TITLES[7:]))
 
 
 def comparison_text(compared: Sequence[Comparison]) -> str:
@@ -37,6 +38,11 @@ def _text(item: Comparison) -> str:
     lines += _wrap(f"Measured: {six(runs)}; engine {runs[0].result.engine}." if runs else f"Model {item.model}.")
     if runs:
         lines += _wrap("tok/s: output tokens/s at the peak, TTFT and ITL: medians there; SLO: best load within limits.")
+    if any(row.fidelity for row in item.rows):
+        lines += _wrap(
+            "KL: mean divergence of the next token's probabilities from the 16-bit model's, nats; "
+            f"{WITHIN}: within noise."
+        )
     if any(AT_LEAST in cell for cells in rows for cell in cells):
         lines += _wrap(f"{AT_LEAST}: higher loads do not count, because the load generator was the bottleneck.")
     return "\n".join(lines)
@@ -53,12 +59,21 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _cells(row: FormatRow) -> tuple[str, ...]:
     size = NONE if row.engine_bytes is None else number(row.engine_bytes / 2**20)
     loss = NONE if row.loss_percent is None else f"{row.loss_percent:.2f}"
-    start = (row.variant, percent(row.accuracy), loss, size)
+    start = (row.variant, percent(row.accuracy), loss, _divergence(row), size)
     if row.peak is None:
         return (*start, *[NONE] * (len(_TITLES) - len(start)))
     rate, *times = (number(figure.shown(figure.of(row.peak.summary))) for figure in COMPARED)
     slo = row.slo_mark + number(_RATE.of(row.at_slo.summary)) if row.at_slo else NONE
     return (*start, row.peak_mark + rate, load_label(row.peak), *times, slo)
+
+
+def _divergence(row: FormatRow) -> str:
+    """Return the mean KL divergence in at most six characters, marked if it is within the noise."""
+    if row.fidelity is None:
+        return NONE
+    value, mark = row.fidelity.overall.kl_mean, WITHIN if "kl_mean" in row.fidelity.within_noise else ""
+    shown = f"{value:.2g}" if value >= 0.001 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+    return shown + mark
 
 
 def _wrap(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.fidelity.flips import Flips
 from eval.fidelity.result import FidelityResult
+from eval.perplexity import PerplexityResult
 from eval.results import EvalResult
 from pipelines.domain.benchmark import BenchmarkResult, Level, Summary
 from pipelines.domain.timing import RequestTiming
@@ -25,12 +26,14 @@ class ArtifactInput:
         digest: digest of its content, 64 hex digits.
         source: "build/tiny_gemma-fp8-01ab..." for an artifact of the store, else the name of the folder or file.
         in_store: whether it is an artifact of the store.
+        path: the folder or file as it was recorded, which may be of another machine.
     """
 
     name: str
     digest: str
     source: str
     in_store: bool
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,21 @@ class ReportedFidelity:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedPerplexity:
+    """The perplexity of texts, beside that of the 16-bit model on the same engine.
+
+    Attributes:
+        piece: the artifact.
+        result: all figures.
+        baseline: of the 16-bit model; None if it did not read the same texts.
+    """
+
+    piece: ReportedArtifact
+    result: PerplexityResult
+    baseline: PerplexityResult | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelledRun:
     """Predictions of the performance model for the loads of a benchmark.
 
@@ -161,6 +179,7 @@ class FormatReport:
         missing: sentences about missing parts.
         left_out: artifacts of the same label that do not belong to the chain, with the reason.
         fidelity: the newest comparison of the same engine with the 16-bit model; None if there is none.
+        perplexities: the newest perplexity of the same engine for each task.
     """
 
     model: str
@@ -171,6 +190,7 @@ class FormatReport:
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
     fidelity: ReportedFidelity | None = None
+    perplexities: tuple[ReportedPerplexity, ...] = ()
 
     def piece(self, stage: str) -> ReportedArtifact | None:
         """Return the chain's artifact of a stage."""
@@ -184,8 +204,12 @@ class FormatReport:
     @property
     def newest(self) -> str:
         """Return the ISO time of the newest artifact."""
-        pieces = [*self.chain, *(run.piece for run in self.runs), *([self.fidelity.piece] if self.fidelity else [])]
-        return max(piece.created for piece in pieces)
+        return max(piece.created for piece in (*self.chain, *(run.piece for run in self.runs), *self.beside))
+
+    @property
+    def beside(self) -> tuple[ReportedArtifact, ...]:
+        """Return what was measured of the engine besides accuracy and speed: fidelity and perplexity."""
+        return (*((self.fidelity.piece,) if self.fidelity else ()), *(each.piece for each in self.perplexities))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from eval.verdict import Verdict
 from pipelines.document.blocks import Figure
 from pipelines.document.canvas import DASHES, MARKERS, Theme, axis, plain_log, plot
 from pipelines.document.labels import beside, place
-from pipelines.document.show import count, number
+from pipelines.document.show import number
 from pipelines.domain.benchmark import Level, Summary
 from pipelines.domain.units import MIB
 from pipelines.report.data import BenchmarkRun, FormatReport, Workload
 from pipelines.report.six import load_label, six
+from pipelines.report.words import what_was_asked
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -217,6 +218,9 @@ def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> 
         return None
     several = len({row["model"] for row in rows}) > 1
     names = [f"{row['model']} {row['format']}" if several else str(row["format"]) for row in rows]
+    if len({row["task"] for row in rows}) > 1:
+        names = [f"{name}, {row['task']}" for name, row in zip(names, rows, strict=True)]
+    asked = what_was_asked(rows)
     widest = 100 * max(row["margin"] for row in rows)
 
     def draw(figure: Drawing, theme: Theme) -> None:
@@ -255,8 +259,7 @@ def accuracy_change(formats: Sequence[FormatReport], name: str = "accuracy") -> 
         caption=(
             f"Dot: change; bar: its bounds, each wrong in at most {100 * rows[0]['false_go']:g} % of cases; dashed: "
             f"the margin ({in_points(rows[0]['margin'])} lost). "
-            f"Measured: {rows[0]['task']}, {rows[0]['num_fewshot']}-shot, "
-            f"{count(rows[0]['questions'], 'question')}, engine {rows[0]['engine']}."
+            f"Measured: {asked}, engine {rows[0]['engine']}."
         ),
         alt="Change in accuracy in points. "
         + "; ".join(

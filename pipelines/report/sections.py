@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from eval.compare import against_original, in_points, method_text, verdict_sentence
+from eval.compare import against_original, in_points, method_text, sequential_text, verdict_sentence
 from eval.verdict import Verdict
 from pipelines.document.blocks import (
     Block,
@@ -33,6 +33,8 @@ from pipelines.report.tables import (
     build_memory_table,
     chain_table,
     memory_table,
+    perplexity_table,
+    published_tables,
     size_table,
     subject_table,
 )
@@ -43,7 +45,7 @@ from pipelines.report.tables_load import (
     modelled_table,
     percentiles_table,
 )
-from pipelines.report.words import CONVENTIONS
+from pipelines.report.words import CONVENTIONS, what_was_asked
 
 
 def document(data: ReportData, max_accuracy_loss_percent: float = 1.0) -> Document:
@@ -103,7 +105,7 @@ def _accuracy_card(data: ReportData) -> Card:
     ]
     open_ = ", ".join(item.variant for item, row in rows if row["verdict"] == Verdict.UNDECIDED)
     first = rows[0][1]
-    asked = f"{first['task']}, {count(first['questions'], 'question')}, paired with 16 bit"
+    asked = f"{what_was_asked([row for _, row in rows])}, paired with 16 bit"
     detail = "; ".join([*lost, *([f"{open_} UNDECIDED"] if open_ else []), asked])
     return Card(
         f"GO: less than {in_points(first['margin'])} lost", f"{len(kept)} of {len(rows)}", "formats", detail, "measured"
@@ -181,16 +183,20 @@ def _formats(compared: Sequence[Comparison]) -> Section:
 
 
 def _accuracy(data: ReportData) -> Section:
+    texts = perplexity_table(data)
+    read = [texts] if texts else []
     if not any(item.accuracy for item in data.formats):
-        return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"),))
+        return Section("accuracy", "Accuracy", (Text("Not measured yet: make evaluate"), *read))
     blocks: list[Block] = [accuracy_table(data)]
     rows = [item.accuracy.row for item in data.formats if item.accuracy and item.accuracy.row]
     if rows:
         blocks += [BulletList(tuple(map(verdict_sentence, rows))), Text(method_text(rows[0]))]
+        blocks += [Text(text)] if (text := sequential_text(rows)) else []
     found = [item.accuracy.original for item in data.formats if item.accuracy and item.accuracy.original]
     if found:
         blocks.append(Text("Against the model itself, computed by Transformers in float32 before any conversion:"))
         blocks.append(BulletList(tuple(map(against_original, found))))
+    blocks += [*published_tables(data), *read]
     if figure := plots.accuracy_change(data.formats):
         blocks.append(figure)
     for model in data.models:
@@ -285,9 +291,7 @@ def _repeated(item: FormatReport) -> list[ReportedArtifact]:
     evaluation = item.piece("evaluate")
     if evaluation and not any(_evaluates(piece.repeat, evaluation.repeat) for piece in pieces):
         pieces.append(evaluation)
-    if item.fidelity:
-        pieces.append(item.fidelity.piece)
-    return pieces or list(item.chain[-1:])
+    return [*pieces, *item.beside] or list(item.chain[-1:])
 
 
 def _evaluates(command: str, evaluation: str) -> bool:

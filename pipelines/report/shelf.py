@@ -9,13 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from eval.perplexity import RESULT as PERPLEXITY
 from pipelines.domain.errors import UserError
 from pipelines.host.screen import warn
 from pipelines.report.data import ArtifactInput, ReportedArtifact
 from pipelines.store.manifest import MANIFEST, Json, Manifests
 from pipelines.store.store import KEY_LENGTH, Store
 
-STAGES = ("download", "sparsify", "quantize", "build", "reference", "evaluate", "fidelity", "repository", "benchmark")
+READ = "perplexity"
+"""What an evaluation is called here if the model read texts instead of answering questions."""
+STAGES = (
+    "download", "sparsify", "quantize", "build", "reference", "evaluate", READ, "fidelity", "repository", "benchmark",
+)  # fmt: skip
 """Stages in order of dependency."""
 
 
@@ -43,12 +48,15 @@ class Shelf:
         return [piece for piece in self.pieces if piece.stage == stage]
 
     def chain(self, piece: ReportedArtifact) -> tuple[ReportedArtifact, ...]:
-        """Return an artifact and all artifacts of the store that it was made from, sources first."""
+        """Return an artifact and all artifacts of the store that it was made from, sources first.
+
+        The 16-bit engine that was asked in turns with an evaluated one is left out.
+        """
         found: dict[str, ReportedArtifact] = {}
 
         def walk(at: ReportedArtifact) -> None:
             for source in at.inputs:
-                if source.in_store and source.source not in found:
+                if source.in_store and source.name != "baseline" and source.source not in found:
                     walk(self._by_place[source.source])
             found[at.place] = at
 
@@ -114,7 +122,7 @@ def _piece(place: str, manifest: Mapping[str, Any], by_digest: Mapping[str, list
         made_from = manifest["made_from"]
         paths = manifest["input_paths"]
         return ReportedArtifact(
-            stage=str(manifest["stage"]),
+            stage=READ if PERPLEXITY in manifest["files"] else str(manifest["stage"]),
             label=str(manifest["label"]),
             place=place,
             digest=str(manifest["digest"]),
@@ -148,8 +156,8 @@ def _input(name: str, digest: str, path: str, by_digest: Mapping[str, list[str]]
     recorded = "/".join(parts[-2:])
     equals = by_digest.get(digest, [])
     if equals:
-        return ArtifactInput(name, digest, recorded if recorded in equals else equals[0], in_store=True)
-    return ArtifactInput(name, digest, parts[-1] if parts else "unknown", in_store=False)
+        return ArtifactInput(name, digest, recorded if recorded in equals else equals[0], in_store=True, path=path)
+    return ArtifactInput(name, digest, parts[-1] if parts else "unknown", in_store=False, path=path)
 
 
 def _model_label(manifest: Mapping[str, Any]) -> str | None:

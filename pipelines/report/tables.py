@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eval.compare import bound_cells
+from eval.perplexity import NO_VERDICT, PERPLEXITY_HEADINGS, perplexity_cells
+from eval.references import SOURCE, differences, references_of
+from eval.results import EvalResult
 from pipelines.document.blocks import LEFT, Column, Table, groups
-from pipelines.document.show import NONE, percent, when
+from pipelines.document.show import NONE, percent, span, when
 from pipelines.domain.units import show_bytes, show_seconds
 from pipelines.report.data import FormatReport, ReportData, ReportedArtifact
 
@@ -28,8 +31,78 @@ def accuracy_table(data: ReportData) -> Table:
             Column("p"),
             Column("verdict", right=LEFT),
         ),
-        rows=tuple(_accuracy_cells(item, _name(item, data)) for item in items),
+        rows=tuple(_accuracy_cells(item, _asked(item, data)) for item in items),
         notes=("Lost: answered right only by the baseline; gained: only by this format. ±: standard error.",),
+    )
+
+
+def _asked(item: FormatReport, data: ReportData) -> str:
+    """Return the format, with the task if not all formats were asked the same."""
+    tasks = {each.accuracy.result.task for each in data.formats if each.accuracy}
+    name = _name(item, data)
+    return f"{name}, {item.accuracy.result.task}" if item.accuracy and len(tasks) > 1 else name
+
+
+def perplexity_table(data: ReportData) -> Table | None:
+    """Return the perplexity of texts by format, with the ratio to the baseline's; None if nothing was read."""
+    found = [(_name(item, data), each) for item in data.formats for each in item.perplexities]
+    if not found:
+        return None
+    lengths = dict.fromkeys(f"{each.result.max_length:,}" for _, each in found)
+    engines = dict.fromkeys(each.result.engine for _, each in found)
+    return Table(
+        caption=f"Perplexity of texts: windows of {', '.join(lengths)} tokens, engine {', '.join(engines)}; no verdict",
+        origin="measured",
+        columns=(
+            Column("format", right=LEFT),
+            Column("task", right=LEFT),
+            Column("texts"),
+            *(Column(title) for title in PERPLEXITY_HEADINGS),
+        ),
+        rows=tuple(
+            (
+                name, each.result.task, f"{each.result.documents:,}",
+                *perplexity_cells(each.result, each.baseline if each.baseline != each.result else None),
+            )
+            for name, each in found
+        ),
+        notes=(NO_VERDICT,),
+    )  # fmt: skip
+
+
+def published_tables(data: ReportData) -> list[Table]:
+    """Return the accuracies that NVIDIA published beside those measured; a table per model and task."""
+    found: dict[tuple[str, str], list[EvalResult]] = {}
+    for item in data.formats:
+        if item.accuracy:
+            result = item.accuracy.result
+            found.setdefault((result.model, result.task), []).append(result)
+    return [_published(results) for key, results in found.items() if references_of(*key)]
+
+
+def _published(results: Sequence[EvalResult]) -> Table:
+    """Return the table of one model and task, with how far each format is from each published accuracy."""
+    published, model, task = references_of(results[0].model, results[0].task), results[0].model, results[0].task
+    measured = [("measured", each.qformat, NONE, percent(each.accuracy), *(NONE for _ in results)) for each in results]
+    theirs = [
+        (
+            "published", each.qformat, each.kv_cache, f"{each.accuracy:.2f}",
+            *(f"{100 * result.accuracy - each.accuracy:+.2f}" for result in results),
+        )
+        for each in published
+    ]  # fmt: skip
+    return Table(
+        caption=f"{model} on {task} beside what NVIDIA published of {published[0].model}",
+        origin="",
+        columns=(
+            Column("", right=LEFT),
+            Column("format", right=LEFT),
+            Column("KV cache", right=LEFT),
+            Column("accuracy %"),
+            *groups("measured minus published, points", [result.qformat for result in results]),
+        ),
+        rows=(*measured, *theirs),
+        notes=(f"Published: {SOURCE}.", *dict.fromkeys(map(differences, results))),
     )
 
 
@@ -66,8 +139,8 @@ def subject_table(item: Sequence[FormatReport]) -> Table | None:
         names = dict.fromkeys(name for _, result in found for name in getattr(result, attribute))
         for name in names:
             scores = [getattr(result, attribute).get(name) for _, result in found]
-            asked = next(score.questions for score in scores if score)
-            rows.append((name, title, str(asked), *(percent(s.accuracy, 1) if s else NONE for s in scores)))
+            asked = span([score.questions for score in scores if score])
+            rows.append((name, title, asked, *(percent(s.accuracy, 1) if s else NONE for s in scores)))
     return Table(
         caption=f"Accuracy in percent by category and subject: {item[0].model}, {found[0][1].task}",
         origin="measured",

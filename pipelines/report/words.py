@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.document.show import span
 from pipelines.domain.metrics import LATENCY, METRICS, REQUEST_RATE, TOKEN_RATE
 
 _SHOWN = tuple(metric for metric in METRICS if metric.unit in (LATENCY, TOKEN_RATE, REQUEST_RATE))
@@ -21,3 +25,11 @@ CONVENTIONS: tuple[tuple[str, str], ...] = (
     ("loss, verdict", "Loss is in percent of the 16-bit baseline's accuracy, or in points of all questions, over the "
      "same questions. GO: it is proven to be below the margin; NO-GO: above; UNDECIDED: neither."),
 )  # fmt: skip
+
+
+def what_was_asked(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tasks of comparisons with their worked examples and numbers of questions."""
+    tasks: dict[str, list[int]] = {}
+    for row in rows:
+        tasks.setdefault(f"{row['task']}, {row['num_fewshot']}-shot", []).append(row["questions"])
+    return "; ".join(f"{task}, {span(asked)} questions" for task, asked in tasks.items())

@@ -59,6 +59,16 @@ def fidelity(overrides: Sequence[str]) -> int:
     return 0
 
 
+ACCUSED = 3
+"""Exit code of `diagnose` when a stage is accused."""
+
+
+def diagnose(overrides: Sequence[str]) -> int:
+    """Compare every stage of a deployment with the one before it, and name the first that differs."""
+    *_, outcomes = _run("diagnose", overrides)
+    return ACCUSED if outcomes[-1].artifact.facts["accused"] else 0
+
+
 def repository(overrides: Sequence[str]) -> int:
     """Build an engine and write its Triton model repository."""
     _run("repository", overrides)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.results import RESULT
 from pipelines.document.show import count
 from pipelines.domain.benchmark import RESULT as BENCHMARK
 from pipelines.domain.benchmark import BenchmarkResult
@@ -22,7 +23,9 @@ from pipelines.run.gpu_commands import gpu_commands
 from pipelines.run.runner import StepOutcome
 from pipelines.run.stored_flips import stored_flips
 from pipelines.settings.engine import EvalSettings
-from pipelines.stages.evaluate import RESULT, Evaluate, EvaluateReference, EvaluateServed, baseline_of
+from pipelines.stages.evaluate import Evaluate, EvaluateReference, EvaluateServed, baseline_of
+from pipelines.stages.evaluate_sequentially import EvaluateSequentially
+from pipelines.stages.fidelity_served import FidelityServed
 from pipelines.store.store import Store
 
 
@@ -127,36 +130,64 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
         return show_bytes(facts["engine_bytes"])
     if stage == "repository":
         return f"{count(len(facts['models']), 'model')} for {facts['flavour']}"
-    if stage == "fidelity":
-        return f"mean KL {facts['kl_mean']:.2g}, top-1 {100 * facts['top1_agreement']:.2f} %"
+    if stage in ("fidelity", "bounds"):
+        return _divergence(facts)
+    if stage == "diagnose":
+        return f"accused: {facts['accused']}" if facts["accused"] else "no stage is accused"
     if stage == "benchmark":
         mark = "" if facts["complete"] else ", incomplete"
         best = facts["best_output_tokens_per_s"]
         said = "none counts" if best is None else f"best {best:,.0f} output tokens/s"
         return f"{count(facts['levels'], 'load')}, {said}{mark}"
+    if "word_perplexity" in facts:
+        return f"perplexity {facts['word_perplexity']:.4g} per word of {count(facts['documents'], 'text')}"
     return f"{100 * facts['accuracy']:.2f} % of {count(facts['questions'], 'question')}"
+
+
+def _divergence(facts: Mapping[str, Any]) -> str:
+    from eval.fidelity.table import at_least
+
+    bounded = "kl_mean_at_least" in facts
+    mean = at_least(facts["kl_mean_at_least"]) if bounded else f"{facts['kl_mean']:.2g}"
+    return f"mean KL {mean}, top-1 {100 * facts['top1_agreement']:.2f} %"
 
 
 def accuracy_table(outcomes: Sequence[StepOutcome], settings: EvalSettings) -> ResultTable:
     """Compare the accuracy of what was built with the baseline, if one was evaluated, and judge the loss."""
     evaluated, variant = {}, ""
     for outcome in outcomes:
-        if isinstance(stage := outcome.node.stage, Evaluate | EvaluateReference | EvaluateServed):
+        stage = outcome.node.stage
+        if isinstance(stage, Evaluate | EvaluateSequentially | EvaluateReference | EvaluateServed):
             evaluated[outcome.node.id] = outcome.artifact.path
-        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate):
+        if outcome.node.id == "evaluate" and isinstance(stage, Evaluate | EvaluateSequentially):
             variant = stage.variant
-    return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"])], settings)
+    return comparison([(baseline_of(evaluated, variant), evaluated["evaluate"] / RESULT)], settings)
 
 
 def fidelity_table(outcome: StepOutcome, store: Store) -> str:
     """Render how far predictions are from the 16-bit model's, with flips where both answered the same questions."""
     from eval.fidelity.result import RESULT as FIDELITY
     from eval.fidelity.result import FidelityResult
-    from eval.fidelity.table import fidelity_text
+    from eval.fidelity.served import RESULT as BOUNDS
+    from eval.fidelity.served import BoundsResult
+    from eval.fidelity.table import bounds_text, fidelity_text
 
+    if isinstance(outcome.node.stage, FidelityServed):
+        file = outcome.artifact.path / BOUNDS
+        return bounds_text(BoundsResult.from_json(json.loads(file.read_text()), str(file)))
     file = outcome.artifact.path / FIDELITY
     result = FidelityResult.from_json(json.loads(file.read_text()), str(file))
     return fidelity_text(result, stored_flips(outcome.artifact, store))
+
+
+def diagnosis(outcome: StepOutcome) -> str:
+    """Render a diagnosis: one row per stage, and the outcome in a sentence."""
+    from eval.diagnose.result import RESULT as DIAGNOSIS
+    from eval.diagnose.result import StageDiagnosis
+    from eval.diagnose.table import diagnosis_text
+
+    file = outcome.artifact.path / DIAGNOSIS
+    return diagnosis_text(StageDiagnosis.from_json(json.loads(file.read_text()), str(file)))
 
 
 def measured_table(outcome: StepOutcome) -> str:
@@ -167,24 +198,49 @@ def measured_table(outcome: StepOutcome) -> str:
 
 
 def comparison(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings) -> ResultTable:
-    """Compare pairs of evaluation folders (baseline, after) in one table with a verdict on each.
+    """Compare pairs of results (files of baseline and after) in one table with a verdict on each.
 
-    Results whose baseline was skipped follow in a table of accuracies alone.
+    Results whose baseline was skipped follow in a table of accuracies alone, and perplexities, which have no verdict,
+    in one of their own.
     """
+    from eval.perplexity import RESULT as PERPLEXITY
+
+    texts = [pair for pair in pairs if (pair[1] / PERPLEXITY).is_file()]
+    questions = [pair for pair in pairs if pair not in texts]
+    tables = [_accuracies(questions, settings)] if questions or not texts else []
+    tables += [_perplexities(texts)] if texts else []
+    return ResultTable([row for each in tables for row in each.rows], "\n\n".join(each.text for each in tables))
+
+
+def _perplexities(pairs: Sequence[tuple[Path | None, Path]]) -> ResultTable:
+    from eval.perplexity import RESULT as PERPLEXITY
+    from eval.perplexity import PerplexityResult, perplexity_rows, perplexity_table
+
+    read = [
+        (
+            None if before is None or before == after else PerplexityResult.load(before / PERPLEXITY),
+            PerplexityResult.load(after / PERPLEXITY),
+        )
+        for before, after in pairs
+    ]
+    return ResultTable(perplexity_rows(read), perplexity_table(read))
+
+
+def _accuracies(pairs: Sequence[tuple[Path | None, Path]], settings: EvalSettings) -> ResultTable:
     from eval.compare import alone_rows, alone_table, loss_rows, loss_table, reference_rows, reference_table
     from eval.results import EvalResult
     from eval.verdict import Criteria
 
     if settings.baseline == "reference":
-        results = [EvalResult.load(after / RESULT) for _, after in pairs]
+        results = [EvalResult.load(after) for _, after in pairs]
         return ResultTable(reference_rows(results), reference_table(results))
     paired, alone = [], []
     for before, after in pairs:
-        result = EvalResult.load(after / RESULT)
+        result = EvalResult.load(after)
         if before is None:
             alone += alone_rows([result])
         else:
-            paired.append((result if before == after else EvalResult.load(before / RESULT), result))
+            paired.append((result if before == after else EvalResult.load(before), result))
     rows = loss_rows(paired, Criteria.of(settings))
     texts = [loss_table(rows)] if rows or not alone else []
     return ResultTable(rows + alone, "\n\n".join([*texts, *([alone_table(alone)] if alone else [])]))
@@ -204,6 +260,7 @@ def closing(outcomes: Sequence[StepOutcome], folder: Path, *, more: bool = False
         "build": "engine",
         "evaluate": "accuracy",
         "fidelity": "fidelity",
+        "diagnose": "diagnosis",
         "repository": "repository",
         "benchmark": "benchmark",
     }

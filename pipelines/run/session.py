@@ -38,12 +38,14 @@ def run_target(plan: Plan, store: Store, overrides: Sequence[str]) -> list[runne
         outcomes = runner.run(plan, store, overrides, ScreenProgress())
         store.hashes.save()
         say(console.outcome_table(outcomes))
-        if any(outcome.node.id == "evaluate" for outcome in outcomes):
+        if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
+            say("\n" + console.fidelity_table(compared, store))
+        if any(outcome.node.id == "evaluate" for outcome in outcomes):  # after fidelity, which accepts nothing
             table = console.accuracy_table(outcomes, plan.settings.eval)
             say("\n" + table.text)
             _save(folder / "accuracy.json", table)
-        if compared := next((outcome for outcome in outcomes if outcome.node.id == "fidelity"), None):
-            say("\n" + console.fidelity_table(compared, store))
+        if (last := outcomes[-1]).node.id == "diagnose":
+            say("\n" + console.diagnosis(last))
         if (measured := outcomes[-1]).node.id == "benchmark":
             say("\n" + console.measured_table(measured))
         say(console.closing(outcomes, folder, more=plan.command == "serve"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,16 @@ class EngineOptions(Group):
     """
 
     DECIDE_SCORES: ClassVar[tuple[str, ...]] = ()
+
+
+def all_options(options: EngineOptions | None) -> dict[str, Any]:
+    """Return an engine's options by name; none for an engine without any."""
+    return options.model_dump() if options else {}
+
+
+def options_of_scores(options: EngineOptions | None) -> dict[str, Any]:
+    """Return those that change what an engine computes."""
+    return options.model_dump(include=set(options.DECIDE_SCORES)) if options else {}
 
 
 class OpenVinoSettings(EngineOptions):
@@ -132,6 +142,12 @@ class EvalSettings(Group):
         margin_points: loss that is not acceptable, in percentage points of all questions; GO needs a smaller one.
         false_go: highest probability of GO although the loss is the margin or more (and of NO-GO although it is not).
         power: probability of a verdict that the stated number of further questions is meant for.
+        sequential: ask both models in random order, and stop as soon as the verdict is known; null does so for tasks of
+            2,000 questions or more, and where max_questions is given. It needs baseline=build.
+        max_questions: questions at most, where asking may stop early; null is all.
+        judged_together: models that stand in one table; where asking may stop early, it goes on until the verdict holds
+            among so many.
+        fidelity: compare predictions with the 16-bit model's in `evaluate` too, as `all` and `compare` do.
         url: OpenAI-compatible server that runs already, http://host:8000/v1, or a Triton one, grpc://host:8001; nothing
             is built then.
         model: name of the model on that server; null is the only one that it lists, or `ensemble` on Triton.
@@ -152,6 +168,10 @@ class EvalSettings(Group):
     margin_points: Annotated[float, Field(gt=0, le=50)] = 1.0
     false_go: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
     power: Annotated[float, Field(ge=0.5, le=0.99)] = 0.8
+    sequential: bool | None = None
+    max_questions: Positive | None = None
+    judged_together: Annotated[int, Field(ge=1, le=1000)] = 1
+    fidelity: bool = False
     url: str | None = None
     model: str | None = None
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -165,3 +185,23 @@ class EvalSettings(Group):
         if self.url is not None and not re.match(r"^(https?|grpc)://[^/\s]+", self.url):
             raise ValueError(f"has url='{self.url}'; give http://host:port/v1, or grpc://host:port of a Triton server")
         return self
+
+    @model_validator(mode="after")
+    def _has_two_engines(self) -> Self:
+        """Refuse what needs the 16-bit engine beside the compressed one where that is not built."""
+        most = f"max_questions={self.max_questions}"
+        if self.max_questions is not None and self.sequential is False:
+            raise ValueError(f"has {most} with sequential=false; eval.limit asks the first questions of each subject")
+        if self.url is None and self.baseline == "build":
+            return self
+        beside = f"baseline={self.baseline}" if self.url is None else f"url={self.url}"
+        needs = {"sequential": self.sequential, "max_questions": self.max_questions, "fidelity": self.fidelity}
+        if wanted := next((name for name, given in needs.items() if given), None):
+            shown = f"{wanted}={str(needs[wanted]).lower()}"
+            raise ValueError(f"has {shown} with {beside}; it needs the 16-bit engine, made here with baseline=build")
+        return self
+
+    @property
+    def asks_triton(self) -> bool:
+        """Whether the server is asked over Triton's gRPC."""
+        return self.url is not None and self.url.startswith("grpc://")

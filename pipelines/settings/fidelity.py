@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pipelines.settings.base import Group, Positive
 
 ALONE, AMONG_OTHERS = 32_768, 4_096
-"""Predicted tokens where none are given: of `make fidelity`, and as a part of `make all` and `make compare`."""
+"""Predicted tokens where none are given: of `make fidelity`, and as a part of other commands."""
 
 
 class FidelitySettings(Group):
@@ -21,10 +21,13 @@ class FidelitySettings(Group):
             are one with calibration=bundled.
         path: a text of yours to read as well: a file (.txt, .jsonl, .json, .csv, .parquet) or a folder of such files.
         column: field of a row that holds the text, in a file with rows.
-        tokens: tokens to predict, shared evenly by the texts; null is 32,768, and 4,096 within `all` and `compare`.
+        tokens: tokens to predict, shared evenly by the texts; null is 32,768, and 4,096 within `all`,
+            `compare` and `evaluate`.
         window: tokens that are read together, the first of which is not predicted.
         prompts: beginnings of the texts that both continue greedily.
         new_tokens: most tokens of such a continuation.
+        top_logprobs: tokens whose log probabilities a server (eval.url) is asked for at each position; vLLM gives 20
+            unless told otherwise, the service here at most 20. Without a server it has no effect.
         by_layer: compare the outputs of all blocks and the weights of all linears as well.
         reference_path: folder of another Hugging Face model to compare with in 16 bit, with the same tokenizer; null
             is the model itself.
@@ -37,6 +40,7 @@ class FidelitySettings(Group):
     window: Annotated[int, Field(ge=2, le=2**20)] = 512
     prompts: Positive = 16
     new_tokens: Positive = 64
+    top_logprobs: Annotated[int, Field(ge=1, le=2**20)] = 20
     by_layer: bool = False
     reference_path: Path | None = None
 

@@ -53,7 +53,7 @@ class PlanSettings(Group):
         target: command to plan for; null is the farthest that the engine can go, usually all.
     """
 
-    target: Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "all"] | None
+    target: Literal["build", "evaluate", "repository", "serve", "benchmark", "fidelity", "diagnose", "all"] | None
 
 
 class StageSettings(Group):

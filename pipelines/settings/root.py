@@ -10,6 +10,7 @@ from pipelines.settings.base import Group
 from pipelines.settings.build import NOT_SPECULATING, BuildSettings
 from pipelines.settings.cluster import ClusterSettings
 from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings, SparsitySettings
+from pipelines.settings.diagnosis import DiagnoseSettings
 from pipelines.settings.doctor import DoctorSettings
 from pipelines.settings.engine import EngineSettings, EvalSettings, HardwareSettings, RuntimeSettings
 from pipelines.settings.features import LoraSettings, MultimodalSettings, SpeculativeSettings
@@ -70,6 +71,7 @@ class Settings(Group):
     plan: PlanSettings
     stage: StageSettings
     verify: VerifySettings
+    diagnose: DiagnoseSettings
     doctor: DoctorSettings
 
     @property

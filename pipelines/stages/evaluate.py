@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.results import BASELINE, RESULT
 from pipelines.domain.formats import QFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.registry import describe, open_engine
-from pipelines.settings.engine import EngineOptions, EvalSettings
+from pipelines.settings.engine import EngineOptions, EvalSettings, all_options, options_of_scores
 
 if TYPE_CHECKING:
+    from eval.perplexity import PerplexityResult
     from eval.results import EvalResult
+    from eval.spec import EvalSpec
+    from eval.verdict import Criteria
 
-RESULT = "evaluation.json"
 SERVED_ELSEWHERE = "served"
 """Format of an evaluation of a server, whose format is not known, in results."""
 REFERENCE = "hugging_face"
@@ -25,20 +28,24 @@ REFERENCE = "hugging_face"
 
 
 def baseline_of(evaluated: Mapping[str, Path], variant: str) -> Path | None:
-    """Return the folder of the evaluation to compare with.
+    """Return the result to compare with.
 
-    It is the one in Transformers if there is one, else the 16-bit baseline's, which for the uncompressed model is its
-    own.
+    It is the one in Transformers if there is one, else the 16-bit baseline's: of an evaluation of its own, of the same
+    one where both were asked in turns, and for the uncompressed model its own.
 
     Args:
         evaluated: folders of a run's evaluations by the id of their node.
         variant: compression that the run evaluated.
 
     Returns:
-        None if the baseline was skipped.
+        a file; None if the baseline was skipped.
     """
+    in_turns = evaluated["evaluate"] / BASELINE
+    if in_turns.is_file():
+        return in_turns
     own = evaluated["evaluate"] if variant == QFormat.NONE else None
-    return evaluated.get("reference", evaluated.get("baseline.evaluate", own))
+    folder = evaluated.get("reference", evaluated.get("baseline.evaluate", own))
+    return None if folder is None else folder / RESULT
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Evaluate:
         variant: compression label for the result.
         libraries: of the engine and of the harness.
         needs: packages.
+        warns: whether to say if the questions are too few for a verdict, because the plan did not know their number.
     """
 
     engine: str
@@ -62,16 +70,16 @@ class Evaluate:
     variant: str
     libraries: tuple[str, ...]
     needs: tuple[str, ...]
+    warns: bool = False
     name = "evaluate"
     version = "2"
     measures = False
 
     def identity(self) -> dict[str, Any]:
         """Return task and arithmetic, and the labels, because they appear in the result."""
-        arithmetic = self.options.model_dump(include=set(self.options.DECIDE_SCORES)) if self.options else {}
         return {
             "engine": self.engine,
-            **arithmetic,
+            **options_of_scores(self.options),
             **asked(self.eval),
             "model": self.model,
             "variant": self.variant,
@@ -80,18 +88,9 @@ class Evaluate:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the engine and ask it every question."""
         from eval.harness import evaluate
-        from eval.spec import EvalSpec
 
-        limits = json.loads((inputs["engine"] / "config.json").read_text())["build_config"]
-        spec = EvalSpec(
-            task=self.eval.task,
-            max_length=longest_scored(self.engine, limits["max_seq_len"], limits["max_num_tokens"], _drafts(limits)),
-            num_fewshot=self.eval.num_fewshot,
-            limit=self.eval.limit,
-            dataset_path=inputs["dataset"],
-            metric=self.eval.metric,
-        )
-        engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
+        spec = engine_spec(self.eval, inputs["dataset"], self.engine, inputs["engine"])
+        engine = open_engine(self.engine, **all_options(self.options))
         with engine.open(inputs["engine"]) as session:
             result = evaluate(
                 session,
@@ -102,8 +101,9 @@ class Evaluate:
                 qformat=self.variant,
                 engine=self.engine,
                 export_to=out_dir,
+                criteria=_warned(self),
             )
-        return _kept(result, self.eval, out_dir)
+        return kept(result, self.eval, out_dir)
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,14 @@ class EvaluateReference:
         model: label for the result.
         max_length: tokens that the engine takes, so that both see the same prompts; None is the model's own limit.
         device: where it is computed, "cpu" or "cuda".
+        warns: see `Evaluate`.
     """
 
     eval: EvalSettings
     model: str
     max_length: int | None
     device: str
+    warns: bool = False
     name = "reference"
     version = "2"
     measures = False
@@ -134,18 +136,10 @@ class EvaluateReference:
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Load the model and ask it every question."""
         from eval.harness import evaluate
-        from eval.spec import EvalSpec
         from pipelines.compress import reference_model
 
         model = reference_model(inputs["model"], self.device)
-        spec = EvalSpec(
-            task=self.eval.task,
-            max_length=self.max_length or model.max_position_embeddings,
-            num_fewshot=self.eval.num_fewshot,
-            limit=self.eval.limit,
-            dataset_path=inputs["dataset"],
-            metric=self.eval.metric,
-        )
+        spec = _spec_of(self.eval, inputs["dataset"], self.max_length or model.max_position_embeddings)
         result = evaluate(
             model,
             inputs["model"],
@@ -155,8 +149,9 @@ class EvaluateReference:
             qformat=REFERENCE,
             engine="transformers",
             export_to=out_dir,
+            criteria=_warned(self),
         )
-        return _kept(result, self.eval, out_dir)
+        return kept(result, self.eval, out_dir)
 
 
 @dataclass(frozen=True)
@@ -171,12 +166,14 @@ class EvaluateServed:
         model: label for the result.
         max_length: longest prompt and output that the server takes, as far as known; None is the model's own limit.
         answers: folder for answers of unfinished runs.
+        max_prompt: longest prompt of a task that is made as long as the engine allows; None for other tasks.
     """
 
     eval: EvalSettings
     model: str
     max_length: int | None
     answers: Path
+    max_prompt: int | None = None
     name = "served"
     version = "1"
     measures = True
@@ -185,39 +182,32 @@ class EvaluateServed:
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the packages; a Triton server is asked with its own client."""
-        triton = ("tritonclient",) if str(self.eval.url).startswith("grpc://") else ()
+        triton = ("tritonclient",) if self.eval.asks_triton else ()
         return ("transformers", "lm_eval", *triton)
 
     def identity(self) -> dict[str, Any]:
         """Return task, server and limit, and the label, because it appears in the result."""
         server = {"url": self.eval.url, "served_model": self.eval.model}
-        return {**asked(self.eval), **server, "model": self.model, "max_length": self.max_length}
+        longest = {"max_length": self.max_length, **({"max_prompt": self.max_prompt} if self.max_prompt else {})}
+        return {**asked(self.eval), **server, "model": self.model, **longest}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Ask the server every question that it did not answer before."""
         from eval.answers import AnswerLog
         from eval.harness import evaluate
         from eval.server import OpenAiServer
-        from eval.spec import EvalSpec
-        from eval.triton import SCHEME, TritonGrpc
+        from eval.triton import TritonGrpc
 
         identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
         answers = AnswerLog(self.answers / f"{self.model}-{self.eval.task}-{identity}.jsonl")
         if len(answers):
             progress.note(f"{len(answers):,} answers of a run that was stopped are taken from {answers.path}")
-        spec = EvalSpec(
-            task=self.eval.task,
-            # The server computes the last token of a choice too, which an engine only predicts, and one more.
-            max_length=(self.max_length or _positions(inputs["model"])) - 2,
-            num_fewshot=self.eval.num_fewshot,
-            limit=self.eval.limit,
-            dataset_path=inputs["dataset"],
-            metric=self.eval.metric,
-        )
-        url = str(self.eval.url)
-        client = TritonGrpc if url.startswith(f"{SCHEME}://") else OpenAiServer
+        # The server computes the last token of a choice too, which an engine only predicts, and one more.
+        longest = (self.max_length or _positions(inputs["model"])) - 2
+        spec = _spec_of(self.eval, inputs["dataset"], longest, self.max_prompt)
+        client = TritonGrpc if self.eval.asks_triton else OpenAiServer
         server = client(
-            url, self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
+            str(self.eval.url), self.eval.model or "", answers, self.eval.concurrency, self.eval.attempts,
             self.eval.timeout_s,
         )  # fmt: skip
         server.choose_model()
@@ -231,9 +221,37 @@ class EvaluateServed:
             engine="server",
             export_to=out_dir,
         )
-        facts = _kept(result, self.eval, out_dir)
+        facts = kept(result, self.eval, out_dir)
         answers.remove()
         return facts
+
+
+def _warned(stage: Evaluate | EvaluateReference) -> Criteria | None:
+    """Return the criteria whose verdict the questions may be too few for; None where the plan has said so."""
+    from eval.verdict import Criteria
+
+    return Criteria.of(stage.eval) if stage.warns else None
+
+
+def engine_spec(settings: EvalSettings, dataset: Path, engine: str, *folders: Path) -> EvalSpec:
+    """Return what is asked of built engines, in prompts that each of them takes."""
+    limits = [json.loads((folder / "config.json").read_text())["build_config"] for folder in folders]
+    longest = min(longest_scored(engine, each["max_seq_len"], each["max_num_tokens"], _drafts(each)) for each in limits)
+    return _spec_of(settings, dataset, longest, min(each["max_input_len"] for each in limits))
+
+
+def _spec_of(settings: EvalSettings, dataset: Path, max_length: int, max_prompt: int | None = None) -> EvalSpec:
+    from eval.spec import EvalSpec
+
+    return EvalSpec(
+        task=settings.task,
+        max_length=max_length,
+        num_fewshot=settings.num_fewshot,
+        limit=settings.limit,
+        dataset_path=dataset,
+        metric=settings.metric,
+        max_prompt=max_prompt,
+    )
 
 
 def _positions(model: Path) -> int:
@@ -247,12 +265,18 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
     return {**settings.model_dump(include={"task", "num_fewshot", "limit"}), **metric}
 
 
-def _kept(result: EvalResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
+def kept(result: EvalResult | PerplexityResult, settings: EvalSettings, out_dir: Path) -> dict[str, Any]:
     """Write a result, for the Hub too if all questions of a data set there were asked; return its figures."""
     from eval.exports import write_hub
+    from eval.perplexity import RESULT as PERPLEXITY
+    from eval.perplexity import PerplexityResult
 
+    if isinstance(result, PerplexityResult):
+        result.save(out_dir / PERPLEXITY)
+        return {"word_perplexity": result.word_perplexity, "documents": result.documents}
     result.save(out_dir / RESULT)
-    if settings.dataset is not None and result.limit is None:
+    stopped = result.sequential is not None and result.questions < result.sequential.available
+    if settings.dataset is not None and result.limit is None and not stopped:
         write_hub(result, settings.dataset, settings.revision, out_dir)
     return {
         "accuracy": result.overall.accuracy,

@@ -11,7 +11,7 @@ from pipelines.domain.formats import FORMATS
 from pipelines.domain.progress import Progress
 from pipelines.engines.registry import open_engine
 from pipelines.settings.compression import CalibrationSettings, QuantSettings
-from pipelines.settings.engine import EngineOptions
+from pipelines.settings.engine import EngineOptions, all_options, options_of_scores
 from pipelines.settings.fidelity import FidelitySettings
 from pipelines.stages.quantize import calibration_identity, texts_of
 
@@ -58,11 +58,10 @@ class Fidelity:
 
     def identity(self) -> dict[str, Any]:
         """Return what is read, with which arithmetic, and the labels, because they appear in the result."""
-        arithmetic = self.options.model_dump(include=set(self.options.DECIDE_SCORES)) if self.options else {}
         mine = self.fidelity.path  # its suffix decides how it is read, and a file's digest leaves it out
         return {
             "engine": self.engine,
-            **arithmetic,
+            **options_of_scores(self.options),
             **self.fidelity.model_dump(include={"window", "prompts", "new_tokens", "by_layer"}),
             "tokens": self.tokens,
             "calibration": calibration_identity(self.calibration),
@@ -110,7 +109,7 @@ class Fidelity:
         from eval.fidelity.measure import Side
         from pipelines.engines.port import LogitsSession
 
-        engine = open_engine(self.engine, **(self.options.model_dump() if self.options else {}))
+        engine = open_engine(self.engine, **all_options(self.options))
         session = engine.open(folder)
         assert isinstance(session, LogitsSession), "the plan has this stage only for engines that give logits"
         return Side(name, session)
@@ -118,35 +117,62 @@ class Fidelity:
     def _texts(self, inputs: Mapping[str, Path], longest: int) -> list[Windows]:
         """Cut every text into windows that both engines can read."""
         from eval.adapter import load_tokenizer
-        from eval.fidelity.windows import cut, refuse_other_tokens
+        from eval.fidelity.windows import refuse_other_tokens
 
         tokenizer = load_tokenizer(inputs["model"])
         if "reference_model" in inputs:
             other = load_tokenizer(inputs["reference_model"])
             refuse_other_tokens(tokenizer, other, model=self.model, reference=self.reference)
-        names = [name for name, source in TEXTS.items() if source in inputs]
-        length, tokens = min(self.fidelity.window, longest), -(-self.tokens // len(names))
-        return [
-            cut(
-                name,
-                self._source(name, inputs[TEXTS[name]]),
-                tokenizer,
-                length=length,
-                tokens=tokens,
-                observed=observed,
-            )
-            for name, observed in ((name, self._observed(name)) for name in names)
-        ]
+        return windows_of(inputs, self.fidelity, self.tokens, self.calibration, tokenizer, longest)
 
-    def _observed(self, name: str) -> int:
-        """Return how many of a text's first rows calibration may have observed."""
-        observed = name == "calibration" or (name == "bundled" and self.calibration.source == "bundled")
-        return self.calibration.size if observed else 0
 
-    def _source(self, name: str, place: Path) -> Callable[[], Iterable[str]]:
-        from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
+def windows_of(
+    inputs: Mapping[str, Path],
+    wanted: FidelitySettings,
+    tokens: int,
+    calibration: CalibrationSettings,
+    tokenizer: Any,
+    longest: int,
+) -> list[Windows]:
+    """Cut every text among the inputs into windows.
 
-        if name == "calibration":
-            return lambda: texts_of(self.calibration, {"calibration": place})
-        column = self.fidelity.column if name == "user" else DEFAULT_COLUMN
-        return lambda: load_texts(place, column=column)
+    Args:
+        inputs: of the stage.
+        wanted: window and column.
+        tokens: predicted tokens of all texts together.
+        calibration: where the calibration text is, and how much of it was observed.
+        tokenizer: of the model.
+        longest: most tokens of a window that all engines can read.
+    """
+    from eval.fidelity.windows import cut
+
+    names = [name for name, source in TEXTS.items() if source in inputs]
+    length, each = min(wanted.window, longest), -(-tokens // len(names))
+    return [
+        cut(
+            name,
+            _source(name, inputs[TEXTS[name]], wanted, calibration),
+            tokenizer,
+            length=length,
+            tokens=each,
+            observed=_observed(name, calibration),
+        )
+        for name in names
+    ]
+
+
+def _observed(name: str, calibration: CalibrationSettings) -> int:
+    """Return how many of a text's first rows calibration may have observed."""
+    observed = name == "calibration" or (name == "bundled" and calibration.source == "bundled")
+    return calibration.size if observed else 0
+
+
+def _source(
+    name: str, place: Path, wanted: FidelitySettings, calibration: CalibrationSettings
+) -> Callable[[], Iterable[str]]:
+    from pipelines.compress.texts import DEFAULT_COLUMN, load_texts
+
+    if name == "calibration":
+        return lambda: texts_of(calibration, {"calibration": place})
+    column = wanted.column if name == "user" else DEFAULT_COLUMN
+    return lambda: load_texts(place, column=column)

@@ -11,7 +11,7 @@ from pipelines import __version__
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
 from pipelines.host.hashing import sha256_file
-from pipelines.settings.engine import EngineOptions
+from pipelines.settings.engine import EngineOptions, all_options
 from pipelines.settings.triton import TritonSettings
 from triton_repo.spec import ImageSpec
 
@@ -61,7 +61,7 @@ class WriteRepository:
         return {
             "flavour": self.flavour,
             "triton": self.triton.model_dump(mode="json"),
-            "options": self._options,
+            "options": all_options(self.options),
             "enable_block_reuse": self.enable_block_reuse,
             "enable_chunked_context": self.enable_chunked_context,
             "model": self.model,
@@ -75,10 +75,6 @@ class WriteRepository:
                 path.relative_to(MODELS).as_posix(): sha256_file(path) for path in sorted(MODELS.rglob("*.py"))
             },
         }
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return self.options.model_dump() if self.options else {}
 
     def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
         """Write the repository, then read it back and check it against its engine."""
@@ -100,7 +96,7 @@ class WriteRepository:
                 num_draft_tokens=self.num_draft_tokens,
                 lora_tasks=self.lora_tasks,
                 images=self.images,
-                options=self._options,
+                options=all_options(self.options),
             ),
             settings=self.triton,
             draft_dir=inputs.get("draft_engine"),

@@ -18,6 +18,8 @@ from pipelines.store.store import SET_ASIDE, Store, subfolders
 
 LINKS = ".links"
 """File with the links to artifacts that `make stage` has made, one path per line."""
+ANSWERS = ".answers"
+"""Folder with what engines answered, `.answers/ENGINE/answers.jsonl`, for evaluations that ask the same again."""
 NIGHTLY = ".nightly"
 """Folder with the stores of nights that make everything anew: `.nightly/HOST/RUN/`."""
 
@@ -117,7 +119,7 @@ def survey(store: Store, keep_days: int) -> Space:
         store: the store.
         keep_days: an artifact is kept for this long after its last use.
     """
-    found = [*_artifacts(store), *_nights(store), *_set_aside(store)]
+    found = [*_artifacts(store), *_nights(store), *_set_aside(store), *_answers(store)]
     reasons = _reasons(store, found, keep_days)
     judged = [replace(each, needed=reasons.get(each.path, "")) for each in found]
     drafts = [Holding(path, _files(path), path.stat().st_mtime) for path in store.abandoned_drafts()]
@@ -168,6 +170,12 @@ def _set_aside(store: Store) -> Iterator[Holding]:
     for stage in subfolders(store.root / SET_ASIDE):
         for path in subfolders(stage):
             yield Holding(path, _files(path), path.stat().st_mtime)
+
+
+def _answers(store: Store) -> Iterator[Holding]:
+    """Yield the answers of each engine; they are used when something is added, and can be asked for again."""
+    for path in subfolders(store.root / ANSWERS):
+        yield Holding(path, _files(path), max((file.stat().st_mtime for file in path.iterdir()), default=0.0))
 
 
 def _holding(path: Path, artifacts: Sequence[Path]) -> Holding:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pipelines.host.files import sync, write_json
 from pipelines.store.hash_cache import HashCache
 from pipelines.store.leases import LEASES, Leases
-from pipelines.store.manifest import MANIFEST, DamagedError, Json, check_files, read_manifest, sealed
+from pipelines.store.manifest import MANIFEST, Json, Manifests, check_files, read_manifest, sealed
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -123,10 +123,7 @@ class Store:
 
     def history(self, stage: str) -> list[Json]:
         """Return the manifests of all artifacts of a stage, newest first, without damaged ones."""
-        found = []
-        for folder in subfolders(self.root / stage):
-            with suppress(DamagedError):
-                found.append(read_manifest(folder))
+        found = Manifests.read(subfolders(self.root / stage)).whole.values()
         return sorted(found, key=lambda m: str(m["created"]), reverse=True)
 
     @contextmanager

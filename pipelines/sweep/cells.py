@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from eval.results import RESULT
 from pipelines.host.files import write_json
 from pipelines.plan.targets import Target
 from pipelines.stages.evaluate import baseline_of
@@ -56,12 +57,12 @@ class SweepCell:
 
     @property
     def after(self) -> Path:
-        """Folder with the cell's accuracy."""
-        return Path(self.artifacts["evaluate"])
+        """The cell's result."""
+        return Path(self.artifacts["evaluate"]) / RESULT
 
     @property
     def baseline(self) -> Path | None:
-        """Folder with the accuracy of the uncompressed model, its own for an uncompressed cell; None if skipped."""
+        """Result of the uncompressed model, its own for an uncompressed cell; None if skipped."""
         return baseline_of({name: Path(place) for name, place in self.artifacts.items()}, self.variant)
 
     def failed(self, reason: str) -> SweepCell:

@@ -7,6 +7,7 @@ finished cells need no job and errors are reported in our own words.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
@@ -20,17 +21,19 @@ from pipelines.domain.errors import Fault, UserError, collecting
 from pipelines.host.machine import Machine, gather
 from pipelines.host.screen import say
 from pipelines.plan.plan import make_plan
-from pipelines.plan.targets import Target
+from pipelines.plan.targets import Target, has_baseline, is_sequential
 from pipelines.settings.compose import compose_config, to_raw
 from pipelines.settings.diagnose import diagnose, unexplained
 from pipelines.settings.groups import CONF
-from pipelines.settings.root import validate
+from pipelines.settings.root import Settings, validate
 from pipelines.store.store import Store
 from pipelines.sweep import nodes
 from pipelines.sweep.cells import SweepCell, cells_of
 from pipelines.sweep.job import RunCell
 from pipelines.sweep.launchers import BASIC, SLURM, Sweep, check_launcher, launcher_faults
 from pipelines.sweep.watch import Watch
+
+TOGETHER = "eval.judged_together="
 
 
 def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[SweepCell]]:
@@ -49,7 +52,7 @@ def run_cells(target: Target, overrides: Sequence[str]) -> tuple[Path, list[Swee
     store = Store(Path(sweep.config.paths.store))
     here = sweep.runs_here
     machine = gather() if here else nodes.recall(store.root, sweep.config.hydra.launcher)
-    cells = _without_finished(cells_of(target, sweep.combinations), store, machine, here)
+    cells = _without_finished(_together(cells_of(target, sweep.combinations)), store, machine, here)
     waiting = [cell for cell in cells if not cell.ended]
     _tell(cells, waiting, sweep)
     _write(folder, cells)
@@ -149,6 +152,28 @@ def _hydra() -> Any:
 
 def _of_hydra(word: Any) -> bool:
     return str(word.key_or_group).startswith(("hydra.", "hydra/"))
+
+
+def _together(cells: Sequence[SweepCell]) -> list[SweepCell]:
+    """Tell each cell that may stop asking early how many are judged with it, so that its verdict holds in the table."""
+    settings = {cell.number: found for cell in cells if (found := _valid(cell)) is not None}
+    judged = Counter(each.model.label for each in settings.values() if has_baseline(each, cells[0].target))
+    told = []
+    for cell in cells:
+        own = settings.get(cell.number)
+        number = judged[own.model.label] if own is not None and is_sequential(own, cell.target) else 1
+        given = any(word.startswith(TOGETHER) for word in cell.overrides)
+        more = (f"{TOGETHER}{number}",) if number > 1 and not given else ()
+        told.append(replace(cell, overrides=(*cell.overrides, *more)))
+    return told
+
+
+def _valid(cell: SweepCell) -> Settings | None:
+    """Return the settings of a cell; None if they are refused, which is said when it is planned."""
+    try:
+        return validate(to_raw(compose_config(cell.overrides)))
+    except UserError:
+        return None
 
 
 def _without_finished(cells: Sequence[SweepCell], store: Store, machine: Machine | None, here: bool) -> list[SweepCell]:

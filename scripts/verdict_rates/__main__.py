@@ -1,7 +1,7 @@
-"""Draw stored answers with a known true loss and count the verdicts: the table of docs/accuracy-evidence.md.
+"""Draw stored answers with a known true loss and count the verdicts: the tables of docs/accuracy-evidence.md.
 
-python -m scripts.verdict_rates                  # print the table (some minutes)
-python -m scripts.verdict_rates --write          # and put it into the page
+python -m scripts.verdict_rates                  # print the tables (some minutes)
+python -m scripts.verdict_rates --write          # and put them into the page
 python -m scripts.verdict_rates --answers STORE  # renew answers.json from the evaluations of a store
 """
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from eval.results import EvalResult
 from pipelines.nightly.record import pack_bits
-from scripts.verdict_rates.rates import ANSWERS, FORMATS, MODEL, PAGE, measured, table, written
+from scripts.verdict_rates.rates import ANSWERS, FORMATS, MODEL, PAGE, tables, written
 
 
 def main() -> None:
-    """Print the table, write it, or renew the answers."""
+    """Print the tables, write them, or renew the answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    parser.add_argument("--write", action="store_true", help="write the tables into the page")
     parser.add_argument("--answers", type=Path, metavar="STORE", help="renew answers.json from this store")
     given = parser.parse_args()
     if given.answers:
         renew(given.answers)
         return
-    text = table(measured())
+    text = tables()
     print(text)  # noqa: T201
     if given.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from eval.verdict import USUAL, Changed, Criteria, Verdict, p_below
+from eval.exact import Changed, p_below
+from eval.looks import PlannedLook, planned_looks
+from eval.verdict import USUAL, Criteria, Verdict
 from pipelines.nightly.record import unpack_bits
 
 ANSWERS = Path(__file__).parent / "answers.json"
@@ -27,6 +29,8 @@ LOSSY = ("none", "int4_wo")
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.03)
 SIZES = (1104, 7021)
 """Questions: all of mini_mmlu, and half of MMLU."""
+MOST = (400, 1104, 7021, 14042)
+"""Questions at most where asking stops early: eval=quick, all of mini_mmlu, half of MMLU, and all of it."""
 DRAWS = 10_000
 SEED = 20261123
 
@@ -40,10 +44,11 @@ class Row:
 
     Attributes:
         base: which answers were drawn.
-        questions: in each draw.
+        questions: in each draw, at most.
         loss: the true loss, a fraction.
         changing: share of all questions that is lost or gained, a fraction.
         counts: draws by verdict.
+        asked: questions on average; fewer than `questions` where asking stops early.
     """
 
     base: str
@@ -51,26 +56,54 @@ class Row:
     loss: float
     changing: float
     counts: dict[Verdict, int]
+    asked: float
 
 
-def measured(draws: int = DRAWS, sizes: tuple[int, ...] = SIZES, criteria: Criteria = USUAL) -> list[Row]:
-    """Draw every case and return a row each."""
-    return list(_cases(draws, sizes, criteria))
+def measured(
+    draws: int = DRAWS, sizes: tuple[int, ...] = SIZES, criteria: Criteria = USUAL, *, stops: bool = False
+) -> list[Row]:
+    """Draw every case and return a row each.
+
+    Args:
+        draws: of each case.
+        sizes: numbers of questions.
+        criteria: of the verdict.
+        stops: whether asking stops as soon as the verdict is known.
+    """
+    return list(_cases(draws, sizes, criteria, stops))
 
 
-def _cases(draws: int, sizes: tuple[int, ...], criteria: Criteria) -> Iterator[Row]:
+def _cases(draws: int, sizes: tuple[int, ...], criteria: Criteria, stops: bool) -> Iterator[Row]:
     rng = np.random.default_rng(SEED)
     for questions in sizes:
-        verdict = Decided(questions, criteria)
+        looks = planned_looks(questions) if stops else (PlannedLook(questions, 1.0),)
+        verdicts = [
+            Decided(look.questions, replace(criteria, false_go=criteria.false_go * look.share)) for look in looks
+        ]
         for base in BASES:
             for loss in LOSSES:
                 lost, gained = rates_at(base, loss)
-                # Drawing questions one by one with replacement gives counts with a multinomial distribution.
-                found = rng.multinomial(questions, [lost, gained, 1 - lost - gained], size=draws)
-                counts = dict.fromkeys(Verdict, 0)
-                for (a, b, _), times in zip(*np.unique(found, axis=0, return_counts=True), strict=True):
-                    counts[verdict(int(a), int(b))] += int(times)
-                yield Row(base, questions, loss, lost + gained, counts)
+                counts, asked = _asked(rng, draws, [lost, gained, 1 - lost - gained], verdicts)
+                yield Row(base, questions, loss, lost + gained, counts, asked / draws)
+
+
+def _asked(
+    rng: np.random.Generator, draws: int, rates: list[float], verdicts: list[Decided]
+) -> tuple[dict[Verdict, int], int]:
+    """Ask until each draw is decided or nothing is left; return draws by verdict, and all questions asked."""
+    counts, asked, before = dict.fromkeys(Verdict, 0), 0, 0
+    found = np.zeros((draws, 3), dtype=np.int64)
+    for verdict in verdicts:
+        # Drawing questions one by one with replacement gives counts with a multinomial distribution.
+        found = found + rng.multinomial(verdict.questions - before, rates, size=len(found))
+        asked, before = asked + (verdict.questions - before) * len(found), verdict.questions
+        results, place = np.unique(found, axis=0, return_inverse=True)
+        words = np.array([verdict(int(a), int(b)) for a, b, _ in results])[place.reshape(-1)]
+        for word in (Verdict.GO, Verdict.NO_GO):
+            counts[word] += int((words == word).sum())
+        found = found[words == Verdict.UNDECIDED]
+    counts[Verdict.UNDECIDED] = len(found)
+    return counts, asked
 
 
 def rates_at(base: str, loss: float) -> Rates:
@@ -128,16 +161,24 @@ class Decided:
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = [
-        "| questions | answers | true loss, points | answers that change, % | GO, % | NO-GO, % | UNDECIDED, % |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    titles = ("questions", "asked on average", "answers", "true loss, points", "answers that change, %",
+              *(f"{word}, %" for word in Verdict))  # fmt: skip
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         total = sum(row.counts.values())
         shares = (f"{100 * row.counts[word] / total:.2f}" for word in Verdict)
-        start = (f"{row.questions:,}", row.base, f"{100 * row.loss:g}", f"{100 * row.changing:.1f}")
-        lines.append(f"| {' | '.join((*start, *shares))} |")
+        asked, population = (f"{row.questions:,}", f"{row.asked:,.0f}"), (row.base, f"{100 * row.loss:g}")
+        lines.append(f"| {' | '.join((*asked, *population, f'{100 * row.changing:.1f}', *shares))} |")
     return "\n".join(lines)
+
+
+def tables() -> str:
+    """Draw everything, and return what the page shows."""
+    at_once, until_known = table(measured()), table(measured(sizes=MOST, stops=True))
+    return (
+        f"All questions are asked before anyone looks at the answers:\n\n{at_once}\n\n"
+        f"Asking stops as soon as the verdict is known (`questions`: at most):\n\n{until_known}"
+    )
 
 
 def written(page: str, text: str) -> str:

@@ -84,12 +84,30 @@ def test_evaluate_beside_the_baseline(cli):
     assert row["baseline_accuracy"] > 0.7
 
 
+def test_asking_until_the_verdict_is_known(cli):
+    """Fidelity comes along; the verdict is the last word, and says how many questions of how many were asked."""
+    words = ("quant=fp8", "eval=quick", "eval.max_questions=60", "eval.margin_points=20", "fidelity.tokens=500")
+    words = (*words, "fidelity.window=128", "fidelity.prompts=2", "fidelity.new_tokens=8")
+    text = " ".join(cli.run("evaluate", *words).split())
+    assert "30 of 60 questions asked, 0 lost, 0 gained" in text
+    assert text.index("KL shows that predictions changed") < text.index("GO: tiny_gemma fp8 loses at most")
+    assert "Asked in random order until the verdict was known: fp8 30 of 60, looked at after 30." in text
+    folder = next(path.parent for path in (cli.store / "evaluate").glob("tiny_gemma-fp8-*/baseline.json"))
+    both = [json.loads((folder / name).read_text()) for name in ("baseline.json", "evaluation.json")]
+    asked = [[(record["subject"], record["index"]) for record in each["records"]] for each in both]
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 30
+    assert both[1]["sequential"]["available"] == 1104
+    assert "Nothing to do" in cli.run("evaluate", *words)
+
+
 def test_fidelity_of_the_same_engines(cli):
     """Both engines are in the store, and so are both evaluations, whose answers show as flips."""
     words = ("fidelity.tokens=1000", "fidelity.window=128", "fidelity.prompts=2", "fidelity.new_tokens=8")
     text = cli.run("fidelity", "quant=fp8", *words, "fidelity.by_layer=true")
     assert re.search(r"cached", text)
-    result = json.loads((artifact(cli, "fidelity", "tiny_gemma-fp8") / "fidelity.json").read_text())
+    newest = max((cli.store / "fidelity").glob("tiny_gemma-fp8-*"), key=lambda folder: folder.stat().st_mtime_ns)
+    result = json.loads((newest / "fidelity.json").read_text())
     assert result["vocabulary"] == 1920
     assert result["overall"]["tokens"] == 8 * 127
     assert 0 < result["noise"]["kl_mean"] < result["overall"]["kl_mean"] < 0.1

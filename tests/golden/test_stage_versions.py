@@ -12,6 +12,7 @@ from pathlib import Path
 from pipelines.stages.build import Build
 from pipelines.stages.download import Download
 from pipelines.stages.evaluate import Evaluate
+from pipelines.stages.evaluate_sequentially import EvaluateSequentially
 from pipelines.stages.fidelity import Fidelity
 from pipelines.stages.quantize import Quantize
 from pipelines.stages.repository import WriteRepository
@@ -38,6 +39,12 @@ CODE = {
     ],
     WriteRepository: ["triton_repo", "pipelines/stages/repository.py"],
     Evaluate: ["eval", *SCORER, "pipelines/stages/evaluate.py"],
+    EvaluateSequentially: [
+        "eval",
+        *SCORER,
+        "pipelines/stages/evaluate.py",
+        "pipelines/stages/evaluate_sequentially.py",
+    ],
     Fidelity: [
         *("eval/adapter.py", "eval/fidelity", *SCORER, f"{OPENVINO}/teacher_forcing.py"),
         *("pipelines/compress/texts.py", "pipelines/stages/fidelity.py"),
@@ -64,7 +71,7 @@ def code_digest(places: list[str]) -> str:
 
 
 def test_code_of_a_stage_changed_only_with_a_decision(request):
-    found = {stage.name: {"version": stage.version, "code": code_digest(places)} for stage, places in CODE.items()}
+    found = {stage.__name__: {"version": stage.version, "code": code_digest(places)} for stage, places in CODE.items()}
     if request.config.getoption("--rewrite-golden"):
         GOLDEN.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     assert json.loads(GOLDEN.read_text()) == found

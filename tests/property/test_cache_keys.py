@@ -121,6 +121,7 @@ MUST_RERUN = {
     "fidelity.window": (64, COMPARE),
     "fidelity.prompts": (2, COMPARE),
     "fidelity.new_tokens": (8, COMPARE),
+    "fidelity.top_logprobs": (5, NOTHING),  # of a server that runs (eval.url), which a stage of its own asks
     "fidelity.by_layer": (True, COMPARE),
     "fidelity.reference_path": (Path("/other"), {"reference.quantize", "reference.build", *COMPARE}),
     "hardware.name": ("other", NOTHING),
@@ -138,6 +139,10 @@ MUST_RERUN = {
     "eval.margin_points": (2.0, NOTHING),
     "eval.false_go": (0.01, NOTHING),
     "eval.power": (0.9, NOTHING),
+    "eval.sequential": (True, EVALUATE),
+    "eval.max_questions": (100, EVALUATE),  # implies sequential
+    "eval.judged_together": (3, NOTHING),  # see below for an evaluation that stops early
+    "eval.fidelity": (True, NOTHING),  # `all` compares predictions anyway
     "plan.target": ("build", NOTHING),  # `make plan` alone reads it
     "stage.name": ("build", NOTHING),  # `make stage` alone reads them
     "stage.link": (Path("/link"), NOTHING),
@@ -147,6 +152,12 @@ MUST_RERUN = {
     "store.keep_days": (7, NOTHING),
     "prune.remove": (True, NOTHING),
     "verify.path": (Path("/checkpoint"), NOTHING),
+    "diagnose.checkpoint": (Path("/checkpoint"), NOTHING),  # `make diagnose` alone reads them, and runs every time
+    "diagnose.engine": (Path("/engine"), NOTHING),
+    "diagnose.repository": (Path("/repository"), NOTHING),
+    "diagnose.serve": (False, NOTHING),
+    "diagnose.seed": (2, NOTHING),
+    "diagnose.new_tokens": (8, NOTHING),
     "doctor.format": ("json", NOTHING),
     "doctor.timeout_s": (0.5, NOTHING),
 }
@@ -209,6 +220,24 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 def test_a_changed_setting_reruns_exactly_these_stages(start, key):
     value, expected = MUST_RERUN[key]
     assert changed(keys(start), keys(change(start, key, value))) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("eval.margin_points", 2.0, {"evaluate"}),
+        ("eval.false_go", 0.01, {"evaluate"}),
+        ("eval.judged_together", 3, {"evaluate"}),
+        ("eval.max_questions", 100, {"evaluate"}),
+        ("eval.limit", 10, {"evaluate"}),
+        ("eval.power", 0.9, NOTHING),
+    ],
+)
+def test_what_decides_when_asking_stops_asks_again(start, key, value, expected):
+    """The verdict decides how many questions are asked, of both engines in one stage."""
+    until_known = change(start, "eval.sequential", True)
+    assert "baseline.evaluate" not in keys(until_known)
+    assert changed(keys(until_known), keys(change(until_known, key, value))) == expected
 
 
 OTHER_TRITON = {

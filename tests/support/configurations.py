@@ -221,6 +221,11 @@ def _misspelt(dice: random.Random, word: str) -> str:
 
 
 CONTRADICTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    # asking until the verdict is known needs two engines that are built here
+    (("eval.max_questions=400", "eval.sequential=false"), ("max_questions=400", "sequential=false")),
+    (("eval=quick", "eval.baseline=skip"), ("max_questions=400", "baseline=skip")),
+    (("eval.sequential=true", "eval.baseline=hugging_face"), ("sequential=true", "baseline=hugging_face")),
+    (("eval.fidelity=true", "eval.url=http://127.0.0.1:9/v1"), ("fidelity=true", "url=http")),
     # quantization and GPU; capabilities: conf/hardware
     *((("engine=tensorrt_llm", f"quant={quant}", f"hardware={gpu}"), (quant, "8."))
       for quant in ("fp8", "w4a8_awq") for gpu in ("a10", "a30", "a100_sxm_80gb", "a100_pcie_40gb")),

@@ -25,6 +25,8 @@ TURNS = 2
 FULL_ITERATIONS = 6
 """Approximate number of different iteration sizes (in tokens) that occur while the pool is filled."""
 SHORTEST = 8
+ALONE_TOKENS = 8
+"""Output tokens of one request alone, twice: in float32, the plugin then packs 16-bit weights a second time."""
 
 
 def prompts(folder: EngineFolder, blocks: int, turn: int) -> list[list[int]]:
@@ -56,6 +58,9 @@ def main(engine: Path, precision: str, blocks: int, lengths: int) -> None:
     with OpenVinoEngine(options).open(engine) as session:
         for turn in range(TURNS):
             session.generate(prompts(folder, blocks, turn), SamplingParams(max_new_tokens=NEW_TOKENS), SilentProgress())
+        for _ in range(2):
+            (alone,) = mixed(folder.config.vocab_size, 1)
+            session.generate([alone], SamplingParams(max_new_tokens=ALONE_TOKENS), SilentProgress())
         for prompt in mixed(folder.config.vocab_size, lengths):
             session.generate([prompt], SamplingParams(max_new_tokens=1), SilentProgress())
         found = {"resident": resident_bytes(), "own": own_bytes(), "kv_blocks": kv_blocks(folder, options)}

@@ -98,6 +98,7 @@ class Repo:
         gated: whether files need a token whose owner accepted the licence ...
         accepted: ... and the tokens for which this is the case.
         private: whether it appears not to exist without a token.
+        license: that its card states; empty if it states none.
         faults: file name -> its fault.
     """
 
@@ -109,6 +110,7 @@ class Repo:
     gated: bool = False
     accepted: tuple[str, ...] = ()
     private: bool = False
+    license: str = ""
     faults: dict[str, Fault] = field(default_factory=dict)
 
     def describe(self, *, readable: bool = True) -> dict[str, Any]:
@@ -119,7 +121,8 @@ class Repo:
             else {"rfilename": name}
             for name, file in self.files.items()
         ]
-        return {"id": self.repo_id, "sha": self.commit, "private": self.private, "tags": [], "siblings": siblings}
+        found = {"id": self.repo_id, "sha": self.commit, "private": self.private, "tags": [], "siblings": siblings}
+        return found | ({"cardData": {"license": self.license}} if self.license else {})
 
     def tree(self) -> list[dict[str, Any]]:
         """Return the response to .../tree/<revision>?recursive=true."""

@@ -40,8 +40,8 @@ PROCESS = 45 * MIB
 """Python with OpenVINO (34 MiB), and what the first inference allocates for any model (11 MiB)."""
 LIBRARIES = 78 * MIB
 """Mapped pages of Python, OpenVINO and its kernels."""
-HEAD, EMBEDDING = 6, 2
-"""Bytes per weight of the output head (widened and packed copies) and of the embedding (mapped at 16 bit)."""
+HEAD, EMBEDDING = 2, 2
+"""Bytes per weight of the output head's packed copy, and of the 16-bit table in the engine file, which is mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class CpuMemory:
 
     Attributes:
         process: Python, OpenVINO and the graph.
-        weights: the plugin's copies, widened and packed.
+        weights: the plugin's copies.
         kv_pool: paged KV cache, all blocks used once.
         activations: activations of an iteration of max_num_tokens.
         kernels: compiled kernels for every number of tokens, as many as the plugin keeps.
@@ -146,7 +146,7 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
     if cost is None:
         return None
     shape, wide = sizes.shape, sizes.precision == "f32"
-    table = shape.vocab_size * shape.hidden_size
+    table, tables = shape.vocab_size * shape.hidden_size, 1 if shape.tie_word_embeddings else 2
     blocks = kv_blocks(sizes.block_bytes, sizes.max_seq_len, sizes.kv_cache_bytes)
     per_token = _token_bytes(shape, cost) * (cost.f32_factor if wide else 1)
     return CpuMemory(
@@ -155,7 +155,7 @@ def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
         kv_pool=blocks * sizes.block_bytes,
         activations=sizes.max_num_tokens * per_token,
         kernels=_kernel_bytes(cost.f32_kernels if wide else cost.kernels, sizes),
-        mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table,
+        mapped=LIBRARIES + cost.mapped * shape.linear_params + EMBEDDING * table * tables,
         kv_blocks=blocks,
     )
 

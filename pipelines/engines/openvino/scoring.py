@@ -17,8 +17,12 @@ Array = np.ndarray[Any, Any]
 Position = tuple[int, int]
 """(row of the batch, column) of required logits."""
 
+LAST_ATTENTION = ".attention_residual"
+"""End of the name of the node after which no token of a layer depends on another."""
 MAX_LOGITS = 2**26
 """Most logits held at once, 256 MiB of float32."""
+VALUES_AT_ONCE = 2**20
+"""Values that are widened to float64 together, 8 MiB."""
 
 
 class Scorer:
@@ -64,9 +68,10 @@ class Scorer:
     def logits(self, tokens: Sequence[int]) -> Array:
         """Return the logits after every token, float32 [T, V]."""
         self._request.reset_state()
+        parts: list[Array] = []
         wanted = [(0, column) for column in range(len(tokens))]
-        found = self._feed(np.array([tokens], dtype=np.int64), 0, wanted)
-        return np.stack([found[position] for position in wanted])
+        self._feed(np.array([tokens], dtype=np.int64), 0, wanted, lambda _, logits: parts.append(logits))
+        return np.concatenate(parts)
 
     def _batches(self, group: PrefixGroup) -> list[list[PrefixRow]]:
         """Split a group so that rows x longest rest <= max_num_tokens and rows <= max_batch_size."""
@@ -82,46 +87,56 @@ class Scorer:
     def _start(self, prefix: Sequence[int]) -> None:
         self._request.reset_state()
         if prefix:
-            self._feed(np.array([prefix], dtype=np.int64), 0, [])
+            self._feed(np.array([prefix], dtype=np.int64), 0, [], lambda *_: None)
 
     def _score_batch(self, batch: list[PrefixRow], shared: int, scores: list[tuple[float, bool]]) -> None:
         width = max(len(row.tokens) for row in batch) - shared
         tokens = np.zeros((len(batch), width), dtype=np.int64)  # padding comes last, so no token attends to it
         for index, row in enumerate(batch):
             tokens[index, : len(row.tokens) - shared] = row.tokens[shared:]
-        wanted = [
-            (index, continuation.start - shared + offset)
-            for index, row in enumerate(batch)
-            for continuation in row.continuations
-            for offset in range(len(continuation.targets))
-        ]
-        found = self._feed(tokens, shared, wanted)
+        asked: dict[Position, list[tuple[int, int]]] = {}  # what continuations have here: pair, token
         for index, row in enumerate(batch):
             for continuation in row.continuations:
-                rows = np.stack(
-                    [found[index, continuation.start - shared + i] for i in range(len(continuation.targets))]
-                )
-                scores[continuation.pair] = _score(rows, np.array(continuation.targets))
+                for offset, target in enumerate(continuation.targets):
+                    position = (index, continuation.start - shared + offset)
+                    asked.setdefault(position, []).append((continuation.pair, target))
+        found: dict[int, list[tuple[float, bool]]] = {}
 
-    def _feed(self, tokens: Array, past: int, wanted: list[Position]) -> dict[Position, Array]:
+        def use(here: list[Position], logits: Array) -> None:
+            picked = [(at, *each) for at, position in enumerate(here) for each in asked[position]]
+            rows, pairs, targets = zip(*picked, strict=True)
+            for pair, score in zip(pairs, _token_scores(logits, rows, targets), strict=True):
+                found.setdefault(pair, []).append(score)
+
+        self._feed(tokens, shared, list(asked), use)
+        for pair, each in found.items():
+            logprobs, greedy = zip(*each, strict=True)
+            scores[pair] = (float(np.array(logprobs).sum()), all(greedy))
+
+    def _feed(
+        self, tokens: Array, past: int, wanted: list[Position], use: Callable[[list[Position], Array], None]
+    ) -> None:
         """Run [B, T] tokens after `past` ones in pieces; a state of batch 1 is broadcast over the batch.
 
-        Returns:
-            logits [V] of each wanted (row, column).
+        Args:
+            tokens: token ids.
+            past: tokens that the state holds.
+            wanted: positions (row, column) whose logits are wanted.
+            use: called with those of each piece and their logits [N, V], so that those of long texts are never held
+                together.
         """
         batch, width = tokens.shape
         size = max(1, self._limits.max_num_tokens // batch)
         if wanted:
             size = max(1, min(size, self._max_logits_rows // batch))
-        found: dict[Position, Array] = {}
         for start in range(0, width, size):
             piece = tokens[:, start : start + size]
             here = sorted({p for p in wanted if start <= p[1] < start + piece.shape[1]})
             flat = [row * piece.shape[1] + column - start for row, column in here]
             rows = np.arange(batch) if start or past == 0 else np.zeros(batch)
             logits = self._infer(piece, past + start, rows, flat)
-            found.update(zip(here, logits, strict=False))
-        return found
+            if here:
+                use(here, logits)
 
     def _infer(self, piece: Array, past: int, beam_idx: Array, flat: list[int]) -> Array:
         batch, width = piece.shape
@@ -132,7 +147,7 @@ class Scorer:
             "beam_idx": beam_idx.astype(np.int32),
             "logit_rows": np.array(flat or [0], dtype=np.int64),
         }
-        result = self._request.infer(inputs)["logits"]
+        result = self._request.infer(inputs)["logits"][0]
         return np.array(result[: len(flat)], dtype=np.float32)
 
     def _save(self) -> list[Array]:
@@ -145,24 +160,38 @@ class Scorer:
 
 
 def with_chosen_logits(model: ov.Model) -> ov.Model:
-    """Add the input `logit_rows` [N]: the head runs only on these rows of [B * T] and returns logits [N, V]."""
-    head = next(node for node in model.get_ops() if node.get_friendly_name() == "lm_head")
-    hidden = head.input_value(0)
-    size = hidden.get_partial_shape()[2].get_length()
+    """Add the input `logit_rows` [N] and return logits [1, N, V] of these rows of [B * T] only.
+
+    All that no other token depends on runs on these rows alone: the MLP of the last layer, the last norm and the head.
+    """
+    *_, residual = (node for node in model.get_ordered_ops() if node.get_friendly_name().endswith(LAST_ATTENTION))
+    size = residual.get_output_partial_shape(0)[2].get_length()
+    users = list(residual.output(0).get_target_inputs())
     chosen = op.parameter([-1], ov.Type.i64)
     chosen.set_friendly_name("logit_rows")
     chosen.get_output_tensor(0).set_names({"logit_rows"})
-    flat = op.reshape(hidden, np.array([-1, size], dtype=np.int64), special_zero=False)
-    head.input(0).replace_source_output(op.gather(flat, chosen, np.int64(0)).output(0))
+    flat = op.reshape(residual, np.array([1, -1, size], dtype=np.int64), special_zero=False)
+    rows = op.gather(flat, chosen, np.int64(1))
+    for user in users:
+        user.replace_source_output(rows.output(0))
     model.add_parameters([chosen])
     model.validate_nodes_and_infer_types()
     return model
 
 
-def _score(logits: Array, targets: Array) -> tuple[float, bool]:
-    """Sum log softmax(logits [N, V]) at targets [N]; in float64, as 256,000 terms are added."""
-    wide = logits.astype(np.float64)
-    top = wide.max(axis=1)
-    norm = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
-    chosen = wide[np.arange(len(targets)), targets]
-    return float((chosen - norm).sum()), bool((wide.argmax(axis=1) == targets).all())
+def _token_scores(logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[tuple[float, bool]]:
+    """Return log softmax(logits [N, V]) of a token in each of some rows, and whether it is the likeliest.
+
+    In float64, as 256,000 terms are added; a few rows at a time, which bounds the memory, and each row once.
+    """
+    norms: list[float] = []
+    step = max(1, VALUES_AT_ONCE // logits.shape[1])
+    for start in range(0, len(logits), step):
+        wide = logits[start : start + step].astype(np.float64)
+        top = wide.max(axis=1)
+        norms += (top + np.log(np.exp(wide - top[:, None]).sum(axis=1))).tolist()
+    best = logits.argmax(axis=1)
+    return [
+        (float(logits[row, token]) - norms[row], bool(best[row] == token))
+        for row, token in zip(rows, targets, strict=True)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from pipelines.engines.openvino.options import OpenVinoOptions
 from pipelines.engines.openvino.pipeline import open_pipeline
 from pipelines.engines.openvino.runtime import EngineFolder, check_length, check_request, kv_blocks
 from pipelines.engines.openvino.scoring import Scorer
+from pipelines.engines.openvino.steps import step_results
 from pipelines.engines.openvino.teacher_forcing import GraphForcing, linear_weights
 from pipelines.engines.port import Generation, SamplingParams, TokenIds
 
@@ -79,7 +80,7 @@ class OpenVinoSession:
             if not context or not continuation:
                 raise UserError("A pair to score has an empty context or continuation.")
             self._check_tokens([*context, *continuation])
-            check_length(self.folder, len(context) + len(continuation))
+            check_length(self.folder, len(context) + len(continuation) - 1)  # the last token is only predicted
         with progress.task("scoring", len(pairs), "pairs") as advance:
             return self._scoring().score(pairs, advance)
 
@@ -96,6 +97,10 @@ class OpenVinoSession:
     def linear_weights(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """See `port.LogitsSession.linear_weights`."""
         return linear_weights(self.folder)
+
+    def step_results(self, tokens: TokenIds, first_position: int, layers: range) -> Mapping[str, np.ndarray[Any, Any]]:
+        """See `port.LogitsSession.step_results`."""
+        return step_results(self.folder, self._options, tokens, first_position, layers)
 
     def _scoring(self) -> Scorer:
         if self._scorer is None:

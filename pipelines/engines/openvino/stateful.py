@@ -59,4 +59,4 @@ class StatefulSequence:
             "beam_idx": np.zeros(1, dtype=np.int32),
             "logit_rows": rows.astype(np.int64),
         }
-        return np.array(self._request.infer(inputs)["logits"], dtype=np.float32)
+        return np.array(self._request.infer(inputs)["logits"][0], dtype=np.float32)

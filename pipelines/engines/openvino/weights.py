@@ -4,7 +4,8 @@ Every function returns a float32 node of shape [O, I] made of the packed constan
 pattern that the CPU plugin recognizes as a compressed weight. Constants share the checkpoint's memory map where the
 layouts agree, so a build holds one re-packed tensor at a time in memory besides its source.
 
-Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time; f8e4m3, f16 and bf16 are widened to f32.
+Measured (2026.4.1, AVX512-VNNI): i4, i8 and f4e2m1 stay packed at run time, f8e4m3 is widened to f32. f16 and bf16 stay
+16 bit because `build.py` marks their conversions in the saved graph.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ COVERAGE = (
     Coverage(
         (
             *("eval.*", "fidelity.*", "report.*", "image.*", "manifests.*", "cluster.*", "nightly.*"),
-            *("paths.*", "store.*", "prune.*", "plan.*", "stage.*", "verify.*", "doctor.*"),
+            *("paths.*", "store.*", "prune.*", "plan.*", "stage.*", "verify.*", "doctor.*", "diagnose.*"),
         ),
         "no effect",
         "other stages",

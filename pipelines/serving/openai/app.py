@@ -150,9 +150,9 @@ async def _scored(
 ) -> Response:
     """Answer with the log probabilities of the prompts."""
     assert served.tokens is not None  # checked when the request was read
-    found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts)))
-    with_best = asked.asked.logprobs == 1
-    choices = [choice(index, each, served.tokens, with_best=with_best) for index, each in enumerate(found)]
+    top, as_ids = int(asked.asked.logprobs or 0), bool(asked.asked.return_tokens_as_token_ids)
+    found = await _unless_client_leaves(request, _in_time(deadline, scorer.score(asked.prompts, max(1, top))))
+    choices = [choice(at, each, served.tokens, with_best=top > 0, as_ids=as_ids) for at, each in enumerate(found)]
     return JSONResponse(scored_response(asked.asked.model, choices, sum(map(len, asked.prompts))))
 
 

@@ -13,6 +13,8 @@ from pipelines.serving.openai.limits import TokenCounter
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
 MAX_STOPS = 4
+MAX_LOGPROBS = 20
+"""Likeliest tokens of each place of a prompt; vLLM's default for `--max-logprobs`."""
 MAX_STOP_LENGTH = 1000
 # Metadata that does not change the response.
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -97,6 +99,7 @@ class CompletionRequest(Sampling):
     prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool | None = None
     logprobs: bool | int | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def scores_prompts(self) -> bool:
@@ -106,10 +109,14 @@ class CompletionRequest(Sampling):
     def refuse_unsupported(self) -> None:
         """Refuse parameters that cannot be honoured; see `Sampling`."""
         super().refuse_unsupported()
+        if self.return_tokens_as_token_ids and not self.scores_prompts:
+            raise unsupported("return_tokens_as_token_ids", True, "It goes with echo and logprobs.")
         if self.logprobs is None or self.logprobs is False:
             return
-        if not self.echo or self.logprobs not in (0, 1):
-            raise unsupported("logprobs", self.logprobs, f"{UNSUPPORTED['logprobs']} With echo=true, 0 and 1 are.")
+        if not self.echo or not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise unsupported(
+                "logprobs", self.logprobs, f"{UNSUPPORTED['logprobs']} With echo=true, 0 to {MAX_LOGPROBS} are."
+            )
         for name, given, fits in (
             ("max_tokens", self.max_tokens, self.max_tokens == 1),
             ("temperature", self.temperature, self.temperature == 0),

@@ -41,12 +41,12 @@ class Scores:
     Attributes:
         tokens: the prompt and the new token.
         log_probs: of each token after those before it; None for the first.
-        best: likeliest token at each place and its log probability; None for the first.
+        best: likeliest tokens at each place and their log probabilities, the likeliest first; None for the first place.
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float | None, ...]
-    best: tuple[tuple[int, float] | None, ...]
+    best: tuple[tuple[tuple[int, float], ...] | None, ...]
 
 
 class LogitsSource(Protocol):
@@ -62,15 +62,15 @@ class PromptScorer:
         self._source = source
         self._turn = asyncio.Lock()
 
-    async def score(self, prompts: Sequence[tuple[int, ...]]) -> list[Scores]:
-        """Score each prompt.
+    async def score(self, prompts: Sequence[tuple[int, ...]], top: int = 1) -> list[Scores]:
+        """Score each prompt, with the `top` likeliest tokens at each place.
 
         Raises:
             ApiError: the engine returns no logits of prompts, or the server returned an error.
         """
-        return [await self._one(prompt) for prompt in prompts]
+        return [await self._one(prompt, top) for prompt in prompts]
 
-    async def _one(self, prompt: tuple[int, ...]) -> Scores:
+    async def _one(self, prompt: tuple[int, ...], top: int) -> Scores:
         async with self._turn:
             logits = await self._source.context_logits(_inputs(prompt))
             if logits is None or logits.ndim != 2 or len(logits) != len(prompt):
@@ -81,7 +81,7 @@ class PromptScorer:
                     param="logprobs",
                     code="unsupported_parameter",
                 )
-            return await asyncio.to_thread(scores_of, prompt, logits)
+            return await asyncio.to_thread(scores_of, prompt, logits, top)
 
 
 def _inputs(prompt: tuple[int, ...]) -> list[InputTensor]:
@@ -93,35 +93,60 @@ def _inputs(prompt: tuple[int, ...]) -> list[InputTensor]:
     ]
 
 
-def scores_of(prompt: tuple[int, ...], logits: Any) -> Scores:
-    """Return the log probabilities; row i of the logits [tokens, vocabulary] is about token i + 1."""
+def scores_of(prompt: tuple[int, ...], logits: Any, top: int = 1) -> Scores:
+    """Return the log probabilities; row i of the logits [tokens, vocabulary] is about token i + 1.
+
+    Args:
+        prompt: token ids.
+        logits: after each of them.
+        top: likeliest tokens at each place that are returned, 1 or more.
+    """
     import numpy as np
 
     own: list[float | None] = [None]
-    best: list[tuple[int, float] | None] = [None]
+    best: list[tuple[tuple[int, float], ...] | None] = [None]
+    top = min(top, logits.shape[1])
     for start in range(0, len(prompt), ROWS):
         rows = logits[start : start + ROWS].astype(np.float64)
         rows -= rows.max(axis=1, keepdims=True)
         rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-        tops = rows.argmax(axis=1)
-        best += [(int(token), float(row[token])) for token, row in zip(tops, rows, strict=True)]
+        tops = np.argpartition(-rows, top - 1, axis=1)[:, :top] if top > 1 else rows.argmax(axis=1, keepdims=True)
+        best += [tuple(_likeliest_first(found, row)) for found, row in zip(tops, rows, strict=True)]
         known = prompt[start + 1 : start + 1 + len(rows)]
         own += [float(row[token]) for token, row in zip(known, rows, strict=False)]
     new = best[-1]
     assert new is not None
-    return Scores((*prompt, new[0]), (*own, new[1]), tuple(best))
+    return Scores((*prompt, new[0][0]), (*own, new[0][1]), tuple(best))
 
 
-def choice(index: int, scores: Scores, tokens: TokenCounter, *, with_best: bool) -> Json:
-    """Build a choice of the response: the echoed prompt with one more token, and their log probabilities."""
+def _likeliest_first(tokens: Any, row: Any) -> list[tuple[int, float]]:
+    """Return tokens and their log probabilities; of equal ones, the lowest id comes first."""
+    return sorted(((int(token), float(row[token])) for token in tokens), key=lambda pair: (-pair[1], pair[0]))
+
+
+def choice(index: int, scores: Scores, tokens: TokenCounter, *, with_best: bool, as_ids: bool = False) -> Json:
+    """Build a choice of the response: the echoed prompt with one more token, and their log probabilities.
+
+    Args:
+        index: of the choice.
+        scores: of the prompt.
+        tokens: makes text of tokens.
+        with_best: with the likeliest tokens.
+        as_ids: name tokens "token_id:5" instead of by their text, which several tokens may share.
+    """
+
+    def name(token: int) -> str:
+        return f"token_id:{token}" if as_ids else tokens.text([token])
+
     words = [tokens.text([token]) for token in scores.tokens]
-    top = [None if each is None else {tokens.text([each[0]]): each[1]} for each in scores.best]
+    # of several tokens with one text the likeliest stays
+    top = [None if each is None else {name(token): score for token, score in each[::-1]} for each in scores.best]
     return {
         "index": index,
         "text": tokens.text(scores.tokens),
         "finish_reason": "length",
         "logprobs": {
-            "tokens": words,
+            "tokens": [name(token) for token in scores.tokens] if as_ids else words,
             "token_logprobs": list(scores.log_probs),
             "top_logprobs": top if with_best else None,
             "text_offset": list(accumulate(map(len, words[:-1]), initial=0)),

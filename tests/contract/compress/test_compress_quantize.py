@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION, write_model
-from tests.support.dequantize import dequantize
 
 modelopt = pytest.importorskip("modelopt")
 torch = pytest.importorskip("torch")

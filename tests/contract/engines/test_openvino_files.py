@@ -31,6 +31,7 @@ PACKED = {
     QFormat.W4A8_AWQ: "i4",
     QFormat.NVFP4: "f4e2m1",
 }
+
 LINEAR_WEIGHTS = 4 * (512 * 256 + 256 * 256 + 3 * 768 * 256)  # tiny Llama: 4 layers of qkv, dense, fc, gate, proj
 
 
@@ -45,6 +46,24 @@ def test_every_linear_is_packed_in_the_saved_file(qformat: QFormat, element: str
         if node.get_type_name() == "Constant" and node.get_output_element_type(0).get_type_name() == element
     )
     assert packed == LINEAR_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "qformat"), [("llama", QFormat.NONE), ("gemma", QFormat.NONE), ("llama", QFormat.FP8)]
+)
+def test_16_bit_weights_stay_16_bit_when_the_graph_is_loaded(kind: str, qformat: QFormat, workshop: Workshop) -> None:
+    """The mark is read back by OpenVINO's own reader; FP8 constants have none."""
+    folder = workshop.engine(workshop.checkpoint(kind, qformat))
+    model = ov.Core().read_model(folder / "openvino_model.xml")
+    marked = {}
+    for node in model.get_ops():
+        source = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
+        if source is not None and source.get_type_name() == "Constant":
+            kept = "decompression_0" in node.get_rt_info()
+            marked.setdefault(source.get_output_element_type(0).get_type_name(), []).append(kept)
+    assert all(marked["bf16"])
+    assert len(marked["bf16"]) == (1 if qformat is QFormat.FP8 else 4 * 7 + 1)  # seven linears, and the head
+    assert not any(marked.get("f8e4m3", []))
 
 
 BUILD = """

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.formats import KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16
 from tests.contract.engines.conftest import Workshop, as_exported, relative_error, same_top, torch_logits
-from tests.support.dequantize import dequantize
 
 torch = pytest.importorskip("torch")
 

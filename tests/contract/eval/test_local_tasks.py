@@ -240,15 +240,6 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run(Scripted(), "ifeval", tmp_path)
 
 
-def test_a_task_that_measures_perplexity_is_refused(tmp_path: Path) -> None:
-    """There is nothing to be right or wrong about."""
-    parquet(tmp_path / "wikitext-2-raw-v1" / "test-00000-of-00001.parquet", [{"page": "A page ."}])
-    parquet(tmp_path / "wikitext-2-raw-v1" / "train-00000-of-00001.parquet", [{"page": "A page ."}])
-    parquet(tmp_path / "wikitext-2-raw-v1" / "validation-00000-of-00001.parquet", [{"page": "A page ."}])
-    with pytest.raises(UserError, match=r"'wikitext' measures the perplexity"):
-        run(Scripted(), "wikitext", tmp_path)
-
-
 def test_results_are_written_as_lm_eval_writes_them(tmp_path: Path) -> None:
     """The same keys and numbers, plain JSON, and the same bytes again."""
     root = gsm8k(tmp_path / "data")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from eval.adapter import load_tokenizer
 from eval.answers import AnswerLog
+from eval.fidelity.bounds import KnownTokens, bound_logits
+from eval.fidelity.divergence import compare_logits
+from eval.fidelity.measure import Side, measure
+from eval.fidelity.served import BoundsResult, measure_served
+from eval.fidelity.windows import cut
 from eval.harness import EvalResult, EvalSpec, evaluate
 from eval.server import OpenAiServer
 from eval.triton import TritonGrpc
@@ -16,6 +24,9 @@ from pipelines.cli.main import main
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
+from pipelines.engines.openvino.options import OpenVinoOptions
+from pipelines.engines.openvino.runtime import inference_precision
+from pipelines.engines.port import LogitsSession
 from pipelines.serving.frontend import OpenAiFrontend
 from pipelines.serving.process import TritonServer
 from tests.support.served_gemma import LIMITS, MODEL
@@ -44,10 +55,11 @@ def triton(served: TritonServer, tmp_path: Path) -> TritonGrpc:
 def test_the_server_answers_as_its_engine(
     served: TritonServer, server: OpenAiServer, triton: TritonGrpc, task: str
 ) -> None:
-    """One question of each subject: the same prompts, the same choices or texts, log probabilities within 1e-3.
+    """One question of each subject: the same prompts, the same choices or texts, over OpenAI's interface and Triton's.
 
-    Over OpenAI's interface as over Triton's.
+    The log probabilities are equal but for the rounding of another batch: 1e-3 in float32, 2e-2 in bf16.
     """
+    rounding = 1e-3 if inference_precision(OpenVinoOptions()) == "f32" else 2e-2
     with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
         engine = asked(session, task, limit=1)
     assert (server.model, triton.model) == ("tiny_gemma", "ensemble")
@@ -55,7 +67,7 @@ def test_the_server_answers_as_its_engine(
     for ours in (asked(server, task, limit=1), asked(triton, task, limit=1)):
         assert (ours.prompts_sha256, ours.questions) == (engine.prompts_sha256, 12)
         for served_record, engine_record in zip(ours.records, engine.records, strict=True):
-            assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=1e-3)
+            assert served_record.logprobs == pytest.approx(engine_record.logprobs, abs=rounding)
             assert (served_record.choice, served_record.correct) == (engine_record.choice, engine_record.correct)
 
 
@@ -91,7 +103,9 @@ def test_lm_evals_own_client_reads_our_log_probabilities(served: TritonServer, s
     [
         ({"max_tokens": 5}, "'max_tokens' = 5 is not supported"),
         ({"temperature": 1}, "'temperature' = 1"),
-        ({"logprobs": 5}, "'logprobs' = 5"),
+        ({"logprobs": 21}, "'logprobs' = 21 .* With echo=true, 0 to 20 are"),
+        ({"logprobs": -1}, "'logprobs' = -1"),
+        ({"logprobs": None, "return_tokens_as_token_ids": True}, "'return_tokens_as_token_ids' = True"),
         ({"prompt": []}, "'prompt' has no tokens"),
         ({"prompt": ["a"] * 200}, "200 prompts with n=1 are 200 answers"),
         ({"prompt": [-1]}, "'prompt' has a token id that is not 0 to"),
@@ -103,6 +117,62 @@ def test_what_cannot_be_scored_is_refused(server: OpenAiServer, changed: dict[st
     request = {"model": "tiny_gemma", "prompt": [2, 3], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     with pytest.raises(UserError, match=said):
         server._sent("POST", "/completions", request | changed, 1)
+
+
+def test_the_service_gives_as_many_likely_tokens_as_asked(server: OpenAiServer) -> None:
+    """The 20 likeliest by id contain the 1; by text, tokens with one text become one."""
+    request = {"model": "tiny_gemma", "prompt": [2, 40, 41], "max_tokens": 1, "temperature": 0, "echo": True}
+    replies = [
+        server._sent("POST", "/completions", request | more, 1)["choices"][0]["logprobs"]
+        for more in (
+            {"logprobs": 1, "return_tokens_as_token_ids": True},
+            {"logprobs": 20, "return_tokens_as_token_ids": True},
+            {"logprobs": 20},
+            {"logprobs": 0},
+        )
+    ]
+    one, twenty, texts, none = replies
+    assert one["tokens"][:3] == ["token_id:2", "token_id:40", "token_id:41"]
+    assert none["top_logprobs"] is None
+    for place in (1, 2, 3):
+        best = twenty["top_logprobs"][place]
+        assert len(best) == 20
+        assert one["top_logprobs"][place].items() <= best.items()
+        assert max(best.values()) == next(iter(one["top_logprobs"][place].values()))
+        assert set(texts["top_logprobs"][place].values()) <= set(best.values())
+    assert all(each["token_logprobs"] == one["token_logprobs"] for each in replies)
+
+
+def test_bounds_of_the_server_hold_for_its_engine(served: TritonServer, server: OpenAiServer) -> None:
+    """The same engine is read as both sides: its own divergence is exact, and the bounds of another's are below it."""
+    rounding = 1e-3 if inference_precision(OpenVinoOptions()) == "f32" else 2e-2
+    tokenizer = load_tokenizer(MODEL)
+    text = cut(
+        "user", lambda: ["The river is wide. A baker makes bread."] * 30, tokenizer, length=64, tokens=189, observed=0
+    )
+    with OpenVinoEngine().open(served.repository.path.parent / "engine") as session:
+        assert isinstance(session, LogitsSession)
+        side = Side("tiny_gemma", session)
+        found = measure_served(side, server, [text], 20, SilentProgress())
+        exact = measure(side, side, [text], SilentProgress()).overall
+        ours = next(session.teacher_forcing().slices([text.rows[0][:-1]], 63))[0][0]
+    answer = server.answers.get(
+        {"model": "tiny_gemma", "prompt": list(text.rows[0]), "max_tokens": 1, "temperature": 0, "logprobs": 20,
+         "echo": True, "return_tokens_as_token_ids": True}
+    )  # fmt: skip
+    assert found.overall.tokens == exact.tokens == text.tokens
+    assert 0 <= found.overall.kl_mean_at_least <= rounding
+    assert found.overall.top1_agreement >= 1 - 2 / text.tokens
+    assert found.overall.perplexity == pytest.approx(exact.reference_perplexity, rel=rounding)
+    assert found.overall.reference_perplexity == pytest.approx(exact.reference_perplexity, rel=1e-6)
+    # another 16-bit model, whose logits are the engine's at half the temperature: its exact divergence is known
+    targets = np.array(text.rows[0][1:])
+    known = KnownTokens(*(np.array(answer[name]) for name in ("ids", "logprobs")), targets, np.array(answer["own"]))
+    bounded, whole = bound_logits(2 * ours, known), compare_logits(2 * ours, ours.copy(), targets)
+    assert (bounded.kl_at_least <= whole.kl + rounding).all()
+    assert bounded.kl_at_least.mean() > 0.5 * whole.kl.mean()
+    assert (bounded.same_top == whole.same_top).mean() >= 1 - 2 / text.tokens
+    assert bounded.other_nll == pytest.approx(whole.other_nll, abs=rounding)
 
 
 def test_the_command_writes_the_result_and_forgets_the_answers(
@@ -124,4 +194,28 @@ def test_the_command_writes_the_result_and_forgets_the_answers(
     assert (result.questions, result.qformat, result.engine) == (12, "served", "server")
     assert (found.parent / "lm_eval_results.json").is_file()
     assert not list((tmp_path / "artifacts").glob("build/*"))
+    assert list((tmp_path / "runs" / ".answers").iterdir()) == []
+
+
+def test_fidelity_of_a_server_ends_with_bounds(
+    served: TritonServer,
+    openai_service: OpenAiFrontend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`make fidelity eval.url=...` builds the 16-bit model alone, and shows no bound as the divergence itself."""
+    monkeypatch.chdir(tmp_path)
+    words = ["fidelity", f"eval.url={served.openai_url}", "model=tiny_gemma", "fidelity.tokens=100"]
+    assert main([*words, "fidelity.window=51", "fidelity.top_logprobs=5"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"bundled +100( +>= \S+){4} +\d+\.\d\d +[01]\.\d{4}", shown)
+    assert "There is no upper bound" in " ".join(shown.split())
+    (found,) = (tmp_path / "artifacts").rglob("bounds.json")
+    result = BoundsResult.from_json(json.loads(found.read_text()), str(found))
+    assert (result.overall.tokens, result.top_logprobs, result.window) == (100, 5, 51)
+    assert result.overall.kl_mean_at_least < 1e-3
+    assert 0.98 <= result.overall.top1_agreement <= 1
+    assert result.overall.perplexity_ratio == pytest.approx(1, abs=0.02)
+    assert not list((tmp_path / "artifacts").rglob("fidelity.json"))
     assert list((tmp_path / "runs" / ".answers").iterdir()) == []

@@ -93,7 +93,11 @@ def test_a_server_elsewhere_is_asked_and_nothing_is_built(tmp_path, model):
 @pytest.mark.parametrize(
     ("words", "target", "said"),
     [
-        (["eval.url=http://gpu7:8000/v1"], "all", r"eval\.url='http://gpu7:8000/v1' is asked by `make evaluate` alone"),
+        (
+            ["eval.url=http://gpu7:8000/v1"],
+            "all",
+            r"eval\.url=.http://gpu7:8000/v1. is asked by `make evaluate`, `make fidelity` and",
+        ),
         (["eval.url=http://gpu7:8000/v1", "eval.baseline=hugging_face"], "evaluate", "not evaluated beside a server"),
         (["eval.task=mmlu"], "evaluate", r"eval\.task='mmlu' has no data"),
         (["eval.task=hellaswga"], "evaluate", r"'hellaswga' is not known.*Did you mean 'hellaswag'"),

@@ -99,7 +99,7 @@ def test_a_vision_encoder_is_what_is_not_the_language_model(tmp_path):
 
 def test_without_a_baseline_no_loss_is_stated(tmp_path):
     evaluation("fp8", wrong=100).save(tmp_path / "evaluation.json")
-    table = comparison([(None, tmp_path)], load(["eval.baseline=skip"]).eval)
+    table = comparison([(None, tmp_path / "evaluation.json")], load(["eval.baseline=skip"]).eval)
     assert table.rows[0]["accuracy"] == 0.5
     assert "loss_percent" not in table.rows[0]
     assert "eval.baseline=skip" in table.text

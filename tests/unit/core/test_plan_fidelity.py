@@ -107,10 +107,37 @@ def test_what_cannot_be_compared_is_refused(tmp_path, model):
     assert "fidelity" not in ids(plan(tmp_path, model, *words, target="all"))
 
 
+def test_of_a_server_only_the_16_bit_model_is_built(tmp_path, model):
+    """Whatever format is given: what is served has its own. The comparison runs every time."""
+    for words in (["quant=int8_wo"], ["quant=none"]):
+        made = plan(tmp_path, model, "eval.url=http://127.0.0.1:9/v1", *words)
+        assert ids(made) == ["quantize", "build", "fidelity"]
+        assert {step.node.label for step in made.steps} == {"my_llama-none", "my_llama-served"}
+        assert compared(made).inputs["engine"] == "build"
+        assert (compared(made).stage.tokens, compared(made).stage.measures) == (32_768, True)
+        assert any(note.startswith("http://127.0.0.1:9/v1 is compared: its format is its own") for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fidelity.by_layer=true"], r"fidelity\.by_layer=true with eval\.url='http://h/v1': a server does not give"),
+        (["fidelity.reference_path={other}"], r"fidelity\.reference_path='.*other' with eval\.url='http://h/v1'"),
+        (["eval.url=grpc://h:1"], r"eval\.url='grpc://h:1' is a Triton server's"),
+        (["engine=tensorrt_llm", "hardware=h100_sxm"], "fidelity of engine=tensorrt_llm cannot be measured"),
+        (["fidelity.top_logprobs=0"], r"fidelity\.top_logprobs"),
+    ],
+)
+def test_what_a_server_cannot_be_asked_is_refused(tmp_path, model, words, said):
+    other = model_folder(tmp_path, "other")
+    with pytest.raises(UserError, match=said):
+        plan(tmp_path, model, "eval.url=http://h/v1", *(word.format(other=other) for word in words))
+
+
 def test_two_models_must_fit_into_memory(tmp_path, model):
     """Without room for them `fidelity` is refused, and `all` does the rest and says so."""
     large = LLAMA | {"hidden_size": 4096, "num_hidden_layers": 24, "intermediate_size": 11008}
-    small = replace(MACHINE, memory_bytes=40 * 2**30)
+    small = replace(MACHINE, memory_bytes=16 * 2**30)
     shape = ModelShape.from_hf_config(large, "config.json")
     settings = load([f"model.path={model}"])
     why = two_models(settings, shape, small.memory_bytes)

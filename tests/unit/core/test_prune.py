@@ -112,6 +112,17 @@ def test_the_store_of_a_night_counts_as_one(store):
     assert not night.root.exists()
 
 
+def test_kept_answers_are_needed_while_they_are_young(store):
+    file = store.root / ".answers" / "0123456789abcdef" / "answers.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("[]\n")
+    assert needs(store) == {".answers": "used in the last 30 days"}
+    os.utime(file, (1, 1))
+    assert needs(store) == {".answers": ""}
+    assert len(remove(store, survey(store, 30).unneeded)) == 1
+    assert not file.exists()
+
+
 def test_a_damaged_artifact_that_was_set_aside_is_not_needed(store):
     """The whole one that was made instead has the same name, and is kept for itself."""
     aside = store.set_aside(make(store, "quantize", "a").path)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from eval.exact import Changed
+from eval.looks import Evidence
 from eval.paired import Paired, above_chance, compare_pair, mcnemar_exact
-from eval.verdict import Changed
 from pipelines.domain.errors import UserError
 from tests.conftest import REFERENCE
 
@@ -44,7 +45,7 @@ def test_loss(result) -> None:
     assert (pair.baseline_accuracy, pair.accuracy) == (0.6, 0.3)
     assert pair.difference == -0.3
     assert pair.loss_percent == pytest.approx(50.0)  # 0.3 of 0.6
-    assert pair.changed == Changed(20, 6, 0)
+    assert pair.evidence == Evidence.once(Changed(20, 6, 0))
 
 
 def test_gain(result) -> None:
@@ -96,5 +97,6 @@ def test_published_losses_are_percent_of_the_baseline(model):
     for name, loss in SEED["mmlu_loss_pct"][model].items():
         after = SEED["mmlu"][model][name]
         lost = round(10 * (base - after))
-        pair = Paired(1000, base / 100, after / 100, lost, 0, lost, (after - base) / 100)
+        once = Evidence.once(Changed(1000, lost, 0))
+        pair = Paired(1000, base / 100, after / 100, lost, 0, lost, (after - base) / 100, once)
         assert round(pair.loss_percent, 2) == loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -252,3 +253,79 @@ def test_the_only_model_needs_no_name(stand, tmp_path) -> None:
     server = OpenAiServer(stand(echo).url, "", AnswerLog(tmp_path / "a"))
     server.choose_model()
     assert server.model == "m"
+
+
+def likely(request: dict[str, Any], _number: int) -> tuple[int, dict[str, str], Any]:
+    """Tokens 7, 8 and 9 have 0.5, 0.3 and 0.1; a token of the text that is not among them comes as one more, first."""
+    best = {f"token_id:{token}": math.log(p) for token, p in ((8, 0.3), (7, 0.5), (9, 0.1))}
+    tops, own = [None], [None]
+    for token in [*request["prompt"][1:], 7]:
+        name = f"token_id:{token}"
+        tops.append({name: best.get(name, -5.0)} | best)
+        own.append(best.get(name, -5.0))
+    found = {"tokens": [], "token_logprobs": own, "top_logprobs": tops}
+    return 200, {}, {"choices": [{"text": "", "logprobs": found}]}
+
+
+def test_the_likeliest_tokens_of_a_text_by_id(stand, tmp_path) -> None:
+    """The likeliest first, without the token of the text where it is not among them; and it is asked once."""
+    made = stand(likely)
+    for _ in range(2):
+        found = client(made, tmp_path)[0].top_logprobs([(2, 5, 8)], 3, SilentProgress())
+    assert found == [
+        {
+            "ids": [[7, 8, 9], [7, 8, 9]],
+            "logprobs": [[math.log(0.5), math.log(0.3), math.log(0.1)]] * 2,
+            "own": [-5.0, math.log(0.3)],
+        }
+    ]
+    (request,) = made.requests
+    assert (request["logprobs"], request["echo"], request["return_tokens_as_token_ids"]) == (3, True, True)
+
+
+def without_top(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"]["top_logprobs"] = None
+
+
+def without_log_probabilities(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"] = None
+
+
+def without_the_prompt(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"] = {"token_logprobs": [-1.0], "top_logprobs": [{"token_id:1": -1.0}]}
+
+
+def as_text(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"]["top_logprobs"][1] = {" the": -0.1, "a": -3.0, "b": -4.0}
+
+
+def as_nan(reply: dict[str, Any]) -> None:
+    reply["choices"][0]["logprobs"]["token_logprobs"][1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "top", "said"),
+    [
+        (without_top, 3, "no log probabilities of the likeliest tokens .* TypeError"),
+        (without_log_probabilities, 3, "no log probabilities of the likeliest tokens .*: TypeError"),
+        (without_the_prompt, 3, "1 log probabilities for 3 tokens"),
+        (as_text, 3, "' the' is not of the form token_id:5"),
+        (as_nan, 3, "The server returned nan as a log probability"),
+        (lambda _: None, 5, "returned 3 log probabilities of 5 at a position"),
+    ],
+)
+def test_a_server_without_the_likeliest_tokens_is_refused(stand, tmp_path, change, top, said) -> None:
+    def reply(request: dict[str, Any], number: int) -> Any:
+        status, headers, body = likely(request, number)
+        change(body)
+        return status, headers, body
+
+    with pytest.raises(UserError, match=said):
+        client(stand(reply), tmp_path)[0].top_logprobs([(2, 7, 8)], top, SilentProgress())
+
+
+def test_a_refusal_of_so_many_log_probabilities_says_what_to_change(stand, tmp_path) -> None:
+    made = stand(lambda *_: (400, {}, {"error": {"message": "Requested prompt logprobs of 50, greater than 20"}}))
+    with pytest.raises(UserError, match=r"greater than 20\.") as caught:
+        client(made, tmp_path)[0].top_logprobs([(2, 7, 8)], 50, SilentProgress())
+    assert "fidelity.top_logprobs" in str(caught.value.faults[0].todo)

@@ -8,20 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from eval import verdict
-from eval.verdict import (
-    Changed,
-    Criteria,
-    Verdict,
-    bounds,
-    holm,
-    judge,
-    least_for_go,
-    least_for_no_go,
-    p_below,
-    questions_needed,
-    score,
-)
+from eval import exact
+from eval.exact import Changed, bounds, p_below, score
+from eval.looks import Evidence
+from eval.verdict import Criteria, Verdict, holm, judge, least_for_go, least_for_no_go, questions_needed
 
 CAVO = Changed(161, 6, 16)
 """Complete response before and after consolidation therapy: Cavo et al. (2012), in Fagerland, Lydersen and Laake,
@@ -29,7 +19,7 @@ Statistical Analysis of Contingency Tables (2017), chapter 8; their results are 
 
 
 def word(questions: int, lost: int, gained: int, **criteria: float) -> Verdict:
-    (found,) = judge([Changed(questions, lost, gained)], Criteria(**criteria))
+    (found,) = judge([Evidence.once(Changed(questions, lost, gained))], Criteria(**criteria))
     return found.verdict
 
 
@@ -78,7 +68,7 @@ def test_four_times_as_many_rates_change_nothing(monkeypatch) -> None:
     """The worst case of P(gained) is not missed between the values that are tried."""
     cases = [(Changed(1104, 40, 25), 0.02), (Changed(300, 0, 0), 0.01), (Changed(2000, 3, 9), 0.0), (CAVO, -0.01)]
     found = [p_below(*case) for case in cases]
-    monkeypatch.setattr(verdict, "GRID", 4 * verdict.GRID)
+    monkeypatch.setattr(exact, "GRID", 4 * exact.GRID)
     p_below.cache_clear()
     assert [p_below(*case) for case in cases] == pytest.approx(found, rel=5e-4)
     p_below.cache_clear()
@@ -138,7 +128,7 @@ def test_verdicts(questions, lost, gained, expected) -> None:
 def test_the_bounds_are_what_the_test_does_not_reject() -> None:
     """A reader who sees only the bounds comes to the same verdict; nothing leaves -100 to 100 points."""
     for n, lost, gained in [(20, 20, 0), (20, 0, 20), (1, 1, 0), (50, 3, 9), (240, 0, 0), (500, 4, 1), (1104, 31, 2)]:
-        (found,) = judge([Changed(n, lost, gained)], Criteria())
+        (found,) = judge([Evidence.once(Changed(n, lost, gained))], Criteria())
         assert -1 <= found.least <= (lost - gained) / n <= found.most <= 1
         words = [Verdict.GO] * (found.most < 0.01) or [Verdict.NO_GO] * (found.least > 0.01) or [Verdict.UNDECIDED]
         assert found.verdict is words[0]
@@ -170,7 +160,7 @@ def test_the_questions_that_would_decide_do_decide() -> None:
     """At the number said, answers that change at the rate seen give the verdict in about 80 % of draws."""
     rng = np.random.default_rng(7)
     for seen, expected in [(Changed(500, 5, 5), Verdict.GO), (Changed(100, 4, 1), Verdict.NO_GO)]:
-        needed = questions_needed(seen, Criteria())
+        needed = questions_needed(Evidence.once(seen), Criteria())
         assert needed is not None
         rates = [seen.lost / seen.questions, seen.gained / seen.questions]
         drawn = rng.multinomial(needed, [*rates, 1 - sum(rates)], size=100)
@@ -183,4 +173,4 @@ def test_the_questions_that_would_decide_do_decide() -> None:
 
 
 def test_no_number_decides_a_loss_of_the_margin() -> None:
-    assert questions_needed(Changed(200, 2, 0), Criteria()) is None
+    assert questions_needed(Evidence.once(Changed(200, 2, 0)), Criteria()) is None

@@ -16,8 +16,9 @@ from huggingface_hub.file_download import http_get, repo_folder_name
 
 from pipelines.domain.errors import UserError
 from pipelines.domain.model_shape import ModelShape
-from pipelines.domain.progress import Advance
+from pipelines.domain.progress import Advance, SilentProgress
 from pipelines.hub import HubSource, download_dataset
+from pipelines.stages.download import Download
 from tests.support.hub_client import TOKEN, Client, Notes
 from tests.support.hub_repos import LLAMA, write_dataset, write_model
 from tests.support.hub_server import HubServer
@@ -43,6 +44,12 @@ def test_only_what_a_model_needs_is_fetched(hub: HubServer, repo: Path, client: 
     assert differing(client.out, snapshot.files) == []
     assert (client.out / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes()
     assert hub.bytes_sent("pytorch_model.bin") == 0
+
+
+@pytest.mark.parametrize(("stated", "known"), [("gemma", "gemma"), ("", None)])
+def test_the_licence_is_what_the_card_states(hub: HubServer, repo: Path, client: Client, stated, known) -> None:
+    hub.add("tiny/llama", repo).license = stated
+    assert client.download().license == known
 
 
 def test_weights_are_links_into_the_cache(hub: HubServer, repo: Path, client: Client) -> None:
@@ -300,3 +307,15 @@ def test_the_librarys_functions_without_a_public_name_are_still_there():
     """Their public counterparts fetch from the start only, and do not say where the cache keeps a file."""
     assert {"url", "temp_file", "resume_size", "headers", "expected_size"} <= set(signature(http_get).parameters)
     assert repo_folder_name(repo_id="google/gemma-2b", repo_type="model") == "models--google--gemma-2b"
+
+
+def test_questions_that_the_hub_does_not_give_name_the_setting_for_a_copy(client: Client, tmp_path: Path) -> None:
+    stage = Download("openai/gsm8k", "main", "dataset", copy_setting="eval.dataset_path")
+    with pytest.raises(UserError, match=r"eval\.dataset_path=/copy.* openai/gsm8k .*layout and with the columns"):
+        stage.run({}, tmp_path / "out", SilentProgress())
+
+
+def test_a_model_that_the_hub_does_not_give_names_no_such_setting(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tiny/none") as refused:
+        Download("tiny/none", "main").run({}, tmp_path / "out", SilentProgress())
+    assert "/copy" not in str(refused.value)

@@ -167,6 +167,12 @@ def test_a_night_has_the_verdict_of_an_evaluation(changed, word):
     assert limit_verdict(night(8, accuracy=found), nightly_settings().expect, 0.001) is word
 
 
+def test_a_night_that_stopped_asking_early_pays_for_its_looks():
+    """The same answers as NO-GO above, at a look that may use a thousandth of the probability of error."""
+    found = {**accuracy([True] * 1000, lost=30, gained=0), "looks": [[500, 15, 0, 0.001], [1000, 30, 0, 0.001]]}
+    assert limit_verdict(night(8, accuracy=found), nightly_settings().expect, 0.001) is Verdict.UNDECIDED
+
+
 def test_a_format_without_a_limit_or_a_baseline_has_no_verdict():
     expect = nightly_settings().expect
     assert limit_verdict(night(8, precision="nvfp4"), expect, 0.001) is None

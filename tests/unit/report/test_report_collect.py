@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from eval.compare import loss_rows
+from eval.looks import PlannedLook
+from eval.results import Sequential
 from eval.verdict import Criteria
 from pipelines.document.markdown import render_markdown
 from pipelines.domain.errors import UserError
@@ -50,6 +53,29 @@ def test_formats_of_a_report_are_judged_together(tmp_path):
     assert [row["compared"] for row in rows] == [4] * 4
     loose = collect(store, criteria=Criteria(margin_points=5)).formats
     assert [item.accuracy.row["verdict"] for item in loose if item.accuracy.row] == ["GO", "GO", "GO", "NO-GO"]
+
+
+def test_an_evaluation_that_stopped_early_has_its_baseline_beside_it(tmp_path):
+    """The 16-bit engine that was asked in turns is not among what the format was made from."""
+    store = Store(tmp_path)
+    add_format(store, "none")
+    add_format(store, "fp8", minute=10)
+    engines = {path.name.split("-")[1]: path for path in (store.root / "build").iterdir()}
+    digests = {name: json.loads((path / "manifest.json").read_text())["digest"] for name, path in engines.items()}
+    went = Sequential(1104, 1104, 1, (PlannedLook(100, 0.25), PlannedLook(200, 0.25)))
+    before, after = (replace(evaluation(name, wrong=0), sequential=went) for name in ("none", "fp8"))
+    commit(
+        store, "evaluate", "synthetic-fp8", {"accuracy": 1.0, "questions": 200},
+        {"engine": digests["fp8"], "baseline": digests["none"]}, {"model": "synthetic", "variant": "fp8"},
+        {"evaluation.json": after.to_json(), "baseline.json": before.to_json()}, 30,
+    )  # fmt: skip
+    fp8 = collect(store).formats[1]
+    assert fp8.accuracy.baseline == f"{fp8.accuracy.piece.place}/baseline.json"
+    assert [piece.label for piece in fp8.chain if piece.stage == "build"] == ["synthetic-fp8"]
+    (alone,) = loss_rows([(replace(before, sequential=None), replace(after, sequential=None))], Criteria())
+    assert fp8.accuracy.row["loss_most"] > alone["loss_most"]  # the looks have their price
+    text = render_markdown(document(collect(store)))
+    assert "fp8 200 of 1,104, looked at after 100, 200. Bounds and p-values allow for looking" in text
 
 
 def test_two_engines_of_one_label_are_not_mixed(tmp_path):

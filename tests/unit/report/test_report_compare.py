@@ -173,7 +173,25 @@ def test_the_table_fits_a_terminal(everything):
     text = comparison_text(comparison(everything))
     assert max(map(len, text.splitlines())) <= 79
     assert "int4_awq gives the most throughput" in text
-    assert text.splitlines()[1].split()[:4] == ["none", "100.00", "0.00", "8.00"]
+    assert text.splitlines()[1].split()[:5] == ["none", "100.00", "0.00", "–", "8.00"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "noise", "shown"),
+    [(0.0025, 1e-5, "0.0025"), (0.00094, 1e-5, "9.4e-4"), (5.4e-5, 1e-3, "5.4e-5~"), (12.0, 1e-5, "12"), (0, 0, "0~")],
+)
+def test_the_divergence_stands_in_the_table_in_80_columns(everything, mean, noise, shown):
+    found = SimpleNamespace(
+        overall=SimpleNamespace(kl_mean=mean), within_noise=frozenset({"kl_mean"} if mean <= noise else ())
+    )
+    (compared,) = comparison(everything)
+    rows = tuple(dataclasses.replace(row, fidelity=found) for row in compared.rows)
+    text = comparison_text([dataclasses.replace(compared, rows=rows)])
+    assert max(map(len, text.splitlines())) <= 79
+    assert text.splitlines()[0].split()[5] == "KL"
+    assert text.splitlines()[0].endswith(" SLO tok/s")  # not cut into two tables
+    assert {line.split()[3] for line in text.splitlines()[1 : 1 + len(rows)]} == {shown}
+    assert "KL: mean divergence" in text
 
 
 def test_a_long_format_name_gets_a_line_of_its_own(everything):

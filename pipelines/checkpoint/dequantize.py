@@ -1,4 +1,4 @@
-"""Dequantize a checkpoint to float32 with numpy, as the reference for the engines' arithmetic.
+"""Dequantize a checkpoint to float32 with numpy: the reference for the arithmetic of engines, in tests and diagnoses.
 
 Shape legend: O output channels, I input channels, G groups of input channels. What each format stores:
 `reference/trtllm_facts.md` 3.5 restated: scale = amax / maxbound, so weight = code * scale.

@@ -1,0 +1,267 @@
+"""The checkpoint against the model it was made from: configuration, weights, scales and norms, each by itself.
+
+A quantized model answers differently, so its answers prove nothing. What proves something is each tensor: decoded, it
+must be the model's own weight but for the error that its format has at best; a scale of activations must cover what the
+layer sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eval.diagnose import weights
+from eval.diagnose.examined import ACTIVATION, LINEARS, PREQUANT, QKV, Examined
+from eval.diagnose.linears import Part, compare_linear, scale_of
+from eval.diagnose.result import Place, StageResult, StageVerdict
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.domain.errors import UserError
+from pipelines.domain.families import FAMILIES
+from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.progress import Progress
+from pipelines.engines.openvino.rope import inverse_frequencies
+
+if TYPE_CHECKING:
+    from pipelines.compress.traced import TracedModel
+
+Array = np.ndarray[Any, Any]
+
+LARGEST_CODE: Mapping[str, float] = {"fp8": 448.0, "int8": 127.0, "fp4": 6 * 448.0}
+LEAST_COVER, MOST_COVER = 0.05, 12.0
+"""Largest value that a scale represents, in units of the largest that was seen; calibration saw other
+texts, and rare outliers decide (0.106 was measured after calibration on 16 short texts)."""
+LEAST_KV = 0.12
+MOST_KV: Mapping[KvFormat, float] = {KvFormat.FP8: 1e4, KvFormat.INT8: 3.0}
+"""Likewise for keys and values. FP8 keeps its digits under any scale, and exporters store 1 for it; INT8 does not."""
+SAME_FREQUENCIES = 1e-5
+SAME_NUMBER = 1e-6
+ACTS = {"gelu_pytorch_tanh": "gelu"}
+"""Hugging Face's name of an activation function -> TensorRT-LLM's."""
+
+
+def examine(
+    checkpoint: Checkpoint, model: TracedModel, inputs: Mapping[tuple[int, str], Array], progress: Progress
+) -> StageResult:
+    """Compare a checkpoint with its model.
+
+    Args:
+        checkpoint: an open checkpoint.
+        model: what it was made from.
+        inputs: largest magnitude of each input channel of each linear (`TracedModel.largest_inputs`).
+        progress: counts layers.
+    """
+    found = Examined()
+    _configuration(checkpoint, model, found)
+    # with another number of heads or layers, tensors cannot be told apart
+    if not found.findings:
+        _tensors(checkpoint, model, inputs, found, progress)
+    return StageResult(
+        stage=Place.CHECKPOINT,
+        against=f"{Place.ORIGINAL}: configuration and {found.tensors} tensors",
+        worst=f"{found.worst:.2g} x allowed" if not found.findings else found.findings[0].figure,
+        noise="1 x",
+        verdict=StageVerdict.ACCUSED if found.findings else StageVerdict.CLEAN,
+        note="" if found.findings or not found.where else f"worst: {found.where}",
+        findings=tuple(found.findings),
+    )
+
+
+def _tensors(
+    checkpoint: Checkpoint,
+    model: TracedModel,
+    inputs: Mapping[tuple[int, str], Array],
+    found: Examined,
+    progress: Progress,
+) -> None:
+    try:
+        _plain(checkpoint, model, "transformer.vocab_embedding", None, found)
+        with progress.task("comparing the checkpoint", model.layers, "layers") as advance:
+            for layer in range(model.layers):
+                _layer(checkpoint, model, layer, inputs, found)
+                advance(1)
+        _plain(checkpoint, model, "transformer.ln_f", None, found)
+        _head(checkpoint, model, found)
+    except UserError as error:
+        fault = error.faults[0]
+        found.add(
+            None, "files", "unreadable", f"the checkpoint cannot be read as its config.json says: {fault.message}"
+        )
+
+
+def _configuration(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
+    ours, facts = checkpoint.config, model.facts()
+    stated = {name: getattr(ours, name, None) for name in facts} | {
+        "attn_bias": bool(ours.raw.get("attn_bias")),
+        "mlp_bias": bool(ours.raw.get("mlp_bias")),
+    }
+    facts["hidden_act"] = ACTS.get(facts["hidden_act"], facts["hidden_act"])
+    stated["hidden_act"] = ACTS.get(str(stated["hidden_act"]), stated["hidden_act"])
+    for name, right in facts.items():
+        given: Any = stated[name]
+        same = abs(given - right) <= SAME_NUMBER * abs(right) if isinstance(right, float) else given == right
+        if not same:
+            found.add(None, f"config.json {name}", f"{given}", f"it is {given}, the model has {right}")
+    _frequencies(checkpoint, model, found)
+
+
+def _frequencies(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
+    if found.findings:
+        return
+    right, given = model.inverse_frequencies(), inverse_frequencies(checkpoint.config)
+    wrong = float(np.abs(given / right - 1).max())
+    found.saw("config.json rotary_base", wrong / SAME_FREQUENCIES)
+    if wrong <= SAME_FREQUENCIES:
+        return
+    ratio = given / right
+    if np.allclose(ratio, ratio[0]):
+        name, cause = "rotary_scaling", f"all rotary angles are {1 / ratio[0]:.4g} times too small"
+    elif abs(ratio[0] - 1) < SAME_FREQUENCIES and np.allclose(np.diff(np.log(ratio)), np.log(ratio[1]), atol=1e-4):
+        name, cause = "rotary_base", f"rotary angles belong to another base than {checkpoint.config.rotary_base:g}"
+    else:
+        name, cause = "rotary_scaling", "the type or a factor of the scaling of rotary angles is not the model's"
+    found.add(None, f"config.json {name}", f"{100 * wrong:.3g} % of an angle", cause)
+
+
+def _plain(checkpoint: Checkpoint, model: TracedModel, module: str, layer: int | None, found: Examined) -> None:
+    """Compare a tensor that no format quantizes: a norm, the embedding or the head."""
+    name = f"{module}.weight"
+    given, right = checkpoint.tensor(name).astype(np.float32), model.other(module)
+    if given.shape != right.shape:
+        found.add(
+            layer, name, f"{list(given.shape)}", f"its shape is {list(given.shape)}, the model's {list(right.shape)}"
+        )
+        return
+    away = float(np.linalg.norm(given - right)) / (float(np.linalg.norm(right)) or 1.0)
+    rows = 0.0 if given.ndim == 1 else _worst_row(given, right)
+    found.saw(name, max(away, rows) / weights.ROUNDED_ONCE)
+    if max(away, rows) > weights.ROUNDED_ONCE:
+        cause = _norm_cause(checkpoint, model, module, given, right) if given.ndim == 1 else _table_cause(given, right)
+        found.add(layer, name, f"{100 * max(away, rows):.3g} % off", cause)
+
+
+def _worst_row(given: Array, right: Array) -> float:
+    norms = np.linalg.norm(right, axis=1)
+    usual = float(np.median(norms)) * 1e-2 or 1.0
+    return float((np.linalg.norm(given - right, axis=1) / np.maximum(norms, usual)).max())
+
+
+def _norm_cause(checkpoint: Checkpoint, model: TracedModel, module: str, given: Array, right: Array) -> str:
+    offset = FAMILIES[checkpoint.config.architecture].norm_offset
+    if offset and np.allclose(given, right - offset, rtol=weights.ROUNDED_ONCE, atol=weights.ROUNDED_ONCE):
+        return f"the norm lacks the + {offset:g} of this family"
+    for other in _norms(model):
+        if other != module and np.allclose(given, model.other(other), rtol=weights.ROUNDED_ONCE):
+            return f"it holds {other}"
+    ratio = given / np.where(right == 0, 1, right)
+    if np.allclose(ratio, ratio.mean(), rtol=2 * weights.ROUNDED_ONCE):
+        return f"all its values are {ratio.mean():.4g} times those of the model"
+    return "its values are not the model's; a smoothing factor may be folded into it that the next linears lack"
+
+
+def _norms(model: TracedModel) -> list[str]:
+    names = ("input_layernorm", "post_layernorm")
+    return [f"transformer.layers.{n}.{name}" for n in range(model.layers) for name in names] + ["transformer.ln_f"]
+
+
+def _table_cause(given: Array, right: Array) -> str:
+    energy = float((right**2).sum()) or 1.0
+    gain = float((given * right).sum()) / energy
+    if float(np.linalg.norm(given - gain * right)) <= weights.ROUNDED_ONCE * float(np.linalg.norm(given)):
+        return f"all its values are {gain:.4g} times those of the model"
+    for ranks in (2, 4, 8):
+        if len(given) % ranks == 0 and np.allclose(weights.reversed_blocks(given, ranks), right, rtol=0.02, atol=1e-3):
+            return f"its rows are {ranks} blocks in reverse order: the files of tensor-parallel ranks are exchanged"
+    for shift in (-2, -1, 1, 2):
+        if np.allclose(np.roll(given, shift, axis=0)[4:-4], right[4:-4], rtol=0.02, atol=1e-3):
+            return f"its rows are shifted by {-shift}: the vocabulary was padded in the wrong place"
+    moved = np.flatnonzero(np.linalg.norm(given - right, axis=1) > weights.ROUNDED_ONCE * np.linalg.norm(right, axis=1))
+    if len(moved) < len(given) / 2:
+        return f"{len(moved)} of its rows differ, the first is that of token {int(moved[0])}"
+    return "its rows are not the model's: they are of another model, or in another order"
+
+
+def _head(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
+    if "lm_head.weight" in checkpoint:
+        if checkpoint.config.quantization.excludes("lm_head") or FORMATS[checkpoint.config.qformat].weights.at_build:
+            _plain(checkpoint, model, "lm_head", None, found)
+        else:
+            compare_linear(checkpoint, Part(model, "lm_head", None, "", model.other("lm_head")), found)
+    elif not model.tied():
+        found.add(None, "lm_head.weight", "missing", "the checkpoint has no head, and the model's is not its embedding")
+
+
+def _layer(
+    checkpoint: Checkpoint, model: TracedModel, layer: int, inputs: Mapping[tuple[int, str], Array], found: Examined
+) -> None:
+    path = f"transformer.layers.{layer}"
+    _plain(checkpoint, model, f"{path}.input_layernorm", layer, found)
+    for module in LINEARS:
+        if module == "mlp.fc":
+            _plain(checkpoint, model, f"{path}.post_layernorm", layer, found)
+        before = len(found.findings)
+        parts = [f"{module}.{part}" for part in QKV] if module == "attention.qkv" else [module]
+        for part in parts:
+            compare_linear(checkpoint, Part(model, f"{path}.{module}", layer, part, model.linear(layer, part)), found)
+            _bias(checkpoint, model, layer, module, part, found)
+        if len(found.findings) == before:
+            _activation(checkpoint, f"{path}.{module}", layer, inputs[layer, parts[0]], found)
+    if checkpoint.config.kv_format is not KvFormat.AUTO:
+        _kv_scale(checkpoint, layer, inputs, found)
+
+
+def _bias(checkpoint: Checkpoint, model: TracedModel, layer: int, module: str, part: str, found: Examined) -> None:
+    name, right = f"transformer.layers.{layer}.{module}.bias", model.bias(layer, part)
+    if right is None and name not in checkpoint:
+        return
+    if right is None or name not in checkpoint:
+        given = "has" if name in checkpoint else "lacks"
+        found.add(
+            layer, name, given, f"the checkpoint {given} a bias that the model {'lacks' if right is None else 'has'}"
+        )
+        return
+    whole = Part(model, name, layer, part, right)
+    given_values = whole.taken(checkpoint, checkpoint.tensor(name).astype(np.float32))
+    away = float(np.linalg.norm(given_values - right)) / (float(np.linalg.norm(right)) or 1.0)
+    found.saw(name, away / weights.ROUNDED_ONCE)
+    if away > weights.ROUNDED_ONCE:
+        zero = not given_values.any()
+        found.add(
+            layer, name, f"{100 * away:.3g} % off", "the bias was dropped" if zero else "it is not the model's bias"
+        )
+
+
+def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, found: Examined) -> None:
+    """Check that the scale of activations covers what the linear sees."""
+    scale = scale_of(checkpoint, module, ACTIVATION)
+    if scale is None:
+        return
+    prequant = scale_of(checkpoint, module, PREQUANT)
+    largest = float((seen if prequant is None else seen * np.abs(prequant)).max())
+    bound = LARGEST_CODE[FORMATS[checkpoint.config.qformat].activation]
+    cover = float(scale.reshape(-1)[0]) * bound / max(largest, 1e-30)
+    name = f"{module}.{ACTIVATION}"
+    _cover(name, layer, cover, (LEAST_COVER, MOST_COVER), found, "an input", float(scale.reshape(-1)[0]))
+
+
+def _kv_scale(checkpoint: Checkpoint, layer: int, inputs: Mapping[tuple[int, str], Array], found: Examined) -> None:
+    name = f"transformer.layers.{layer}.attention.kv_cache_scaling_factor"
+    scale = float(checkpoint.tensor(name).astype(np.float32).reshape(-1)[0])
+    largest = max(float(inputs[layer, part].max()) for part in ("k", "v"))
+    form = checkpoint.config.kv_format
+    cover = scale * LARGEST_CODE["fp8" if form is KvFormat.FP8 else "int8"] / max(largest, 1e-30)
+    _cover(name, layer, cover, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale)
+
+
+def _cover(
+    name: str, layer: int, cover: float, limits: tuple[float, float], found: Examined, what: str, scale: float
+) -> None:
+    least, most = limits
+    found.saw(name, max(least / cover, cover / most))
+    if least <= cover <= most:
+        return
+    missing = " (the scale is missing: it is 1)" if scale == 1 else ""
+    much = f"{cover:.3g} times the largest value that was seen"
+    effect = "values are clipped" if cover < least else "few codes are used"
+    found.add(layer, name, f"covers {cover:.3g} x", f"the scale covers {much} of {what}, so {effect}{missing}")

@@ -1,0 +1,321 @@
+"""Put the same items through every stage of a deployment, and stop at the first that differs beyond the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eval.adapter import load_tokenizer
+from eval.diagnose.checkpoint import examine
+from eval.diagnose.engine import AGAIN, EXACT, ROUNDED, Retraced, Step
+from eval.diagnose.expected import RightAnswers
+from eval.diagnose.items import WORDS, Item, make_items
+from eval.diagnose.result import Finding, Place, StageDiagnosis, StageResult, StageVerdict
+from eval.diagnose.served import examine_openai, examine_triton
+from eval.diagnose.servers import Servers
+from eval.fidelity.divergence import compare_logits
+from pipelines.checkpoint.read import Checkpoint
+from pipelines.compress import trace_checkpoint, trace_model
+from pipelines.document.show import count
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import FORMATS
+from pipelines.domain.progress import Progress
+from pipelines.engines.port import LogitsSession, SamplingParams
+from pipelines.engines.registry import open_engine
+from pipelines.host.files import parse_json
+
+if TYPE_CHECKING:
+    from pipelines.compress.traced import TracedModel
+
+Array = np.ndarray[Any, Any]
+
+STEP_TOKENS = 48
+"""Tokens of the text for which every step is computed again; they are given the last positions that the engine has."""
+STEP_BYTES = 512 * 2**20
+"""Memory for the results of steps; as many layers are read at a time as fit."""
+STEPS_OF_A_LAYER = 24
+LIKE_NOISE, LEAST_KL, LEAST_KL_FP4 = 20.0, 0.03, 0.5
+"""KL of an engine from its decoded checkpoint that flipped codes explain: in units of the noise, and in nats. An FP4
+code is a step of up to a third of its value; 0.05 was measured."""
+WITHOUT_AN_ENGINE = 1024
+"""Tokens of the long prompt where no engine says what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where the stages are; None for what does not exist or cannot run here.
+
+    Attributes:
+        model: Hugging Face folder, with its tokenizer.
+        source: what was quantized: the model, or its sparse form.
+        texts: JSON lines that prompts are taken from.
+        checkpoint: TensorRT-LLM checkpoint.
+        engine: folder of the engine.
+        engine_name: which engine.
+        options: its own settings.
+        serve: starts the servers, and returns where they are; None without.
+        not_run: why a stage is not run, by stage.
+        template: chat template that the server is given instead of the tokenizer's own.
+    """
+
+    model: Path
+    source: Path
+    texts: Path
+    checkpoint: Path | None = None
+    engine: Path | None = None
+    engine_name: str = "openvino"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    serve: Callable[[ExitStack], Servers] | None = None
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    template: str | None = None
+
+
+def diagnose(
+    given: Deployment, *, model: str, variant: str, seed: int, new_tokens: int, progress: Progress
+) -> StageDiagnosis:
+    """Compare each stage with the one before it, until one is accused.
+
+    Args:
+        given: the stages.
+        model: label of the model.
+        variant: label of its compression.
+        seed: of the items.
+        new_tokens: tokens of an answer.
+        progress: shows what is compared.
+
+    Raises:
+        UserError: a stage cannot be read at all.
+    """
+    work = _Work(given, seed, new_tokens, progress)
+    results: list[StageResult] = []
+    for stage in work.stages():
+        results.append(stage)
+        if stage.verdict == StageVerdict.ACCUSED:
+            break
+    lengths = sorted(len(item.ids) for item in work.items)
+    said = f"{count(len(lengths), 'item')} of {lengths[0]} to {lengths[-1]} tokens"
+    return StageDiagnosis(model, variant, said, tuple(_with_others(results, given)))
+
+
+def _with_others(results: Sequence[StageResult], given: Deployment) -> list[StageResult]:
+    """Return the results of all stages in order, those that were not judged as well."""
+    found, accused = (
+        {each.stage: each for each in results},
+        any(each.verdict == StageVerdict.ACCUSED for each in results),
+    )
+    for place in Place:
+        why = given.not_run.get(place, "")
+        verdict = StageVerdict.AFTER if accused and not why else StageVerdict.NOT_RUN
+        found.setdefault(place, StageResult(place, "", "", "", verdict, why))
+    return [found[place] for place in Place]
+
+
+@dataclass
+class _Work:
+    """One diagnosis."""
+
+    given: Deployment
+    seed: int
+    new_tokens: int
+    progress: Progress
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's own."""
+        return load_tokenizer(self.given.model)
+
+    @cached_property
+    def session(self) -> LogitsSession | None:
+        """The engine, which loads nothing before it is used."""
+        if self.given.engine is None:
+            return None
+        session = open_engine(self.given.engine_name, **self.given.options).open(self.given.engine)
+        assert isinstance(session, LogitsSession), "the plan gives no other engines"
+        return session
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """What goes through the stages."""
+        longest = WITHOUT_AN_ENGINE
+        if self.session is not None:
+            limits = self.session.limits
+            longest = min(limits.max_input_len, limits.max_seq_len - self.new_tokens)
+        return make_items(self.tokenizer, self.given.texts, self.seed, longest, self.given.template)
+
+    @property
+    def read(self) -> list[tuple[int, ...]]:
+        """Token ids whose logits are compared: all but the long prompt."""
+        return [item.ids for item in self.items if item.name != "long prompt"]
+
+    @property
+    def stop(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset() if self.tokenizer.eos_token_id is None else frozenset([int(self.tokenizer.eos_token_id)])
+
+    def stages(self) -> Iterator[StageResult]:
+        """Yield the results of the stages that are there, in order."""
+        given, model = self.given, trace_model(self.given.model)
+        with self.progress.task("reading with Transformers", None):
+            noise = _kl(model.logits(self.read), trace_model(given.model, "bfloat16").logits(self.read))
+        note = "the model in float32; its distance from itself in bfloat16 is the noise of 16-bit arithmetic"
+        yield StageResult(Place.ORIGINAL, "", f"KL {noise:.2g}", "", StageVerdict.REFERENCE, note)
+        if given.checkpoint is None:
+            yield from self._served(model, Place.ORIGINAL)
+            return
+        if given.source != given.model:
+            model = trace_model(given.source)
+        checkpoint = Checkpoint.open(given.checkpoint)
+        yield examine(checkpoint, model, model.largest_inputs([item.ids for item in self.items]), self.progress)
+        model = trace_checkpoint(given.model, checkpoint)
+        if self.session is not None:
+            yield self._engine(self.session, checkpoint, model, noise)
+        yield from self._served(model, Place.CHECKPOINT)
+
+    def _engine(
+        self, session: LogitsSession, checkpoint: Checkpoint, decoded: TracedModel, noise: float
+    ) -> StageResult:
+        """Compare the engine with its checkpoint: its description, each step, and its answers."""
+        findings, worst, note = list(self._description(checkpoint)), _Worst(), ""
+        for step in self._steps(session, checkpoint) if not findings else ():
+            worst.see(step)
+            if step.error > step.allowed:
+                findings.append(step.finding())
+                break
+        if not findings:
+            away = _kl(decoded.logits(self.read), self._logits(session))
+            note = f"{worst.steps} steps, worst {worst.name}; answers KL {away:.2g} from the decoded checkpoint"
+            fp4 = FORMATS[checkpoint.config.qformat].activation == "fp4"
+            if away > max(LIKE_NOISE * noise, LEAST_KL_FP4 if fp4 else LEAST_KL):
+                cause = "its steps are right, but its answers are not those of the decoded checkpoint"
+                findings.append(Finding(None, "graph", f"KL {away:.2g}", cause, AGAIN))
+        return StageResult(
+            Place.CPU_ENGINE,
+            f"{Place.CHECKPOINT}: every step, computed again",
+            findings[0].figure if findings else f"{100 * worst.error:.1g} %",
+            f"{100 * EXACT:g} %, codes {100 * ROUNDED:g} %",
+            StageVerdict.ACCUSED if findings else StageVerdict.CLEAN,
+            note,
+            tuple(findings),
+        )
+
+    def _description(self, checkpoint: Checkpoint) -> Iterator[Finding]:
+        """Yield what differs between the configurations of the engine and the checkpoint."""
+        assert self.given.engine is not None
+        ours = checkpoint.config.raw
+        theirs = parse_json((self.given.engine / "config.json").read_text(encoding="utf-8"))["pretrained_config"]
+        for name in sorted(set(theirs) | set(ours)):
+            if theirs.get(name) != ours.get(name):
+                said = f"it is {theirs.get(name)}, the checkpoint has {ours.get(name)}"
+                cause = f"{said}: the engine was built from another checkpoint, or edited"
+                yield Finding(None, f"config.json {name}", str(theirs.get(name)), cause, AGAIN)
+
+    def _steps(self, session: LogitsSession, checkpoint: Checkpoint) -> Iterator[Step]:
+        config = checkpoint.config
+        tokens = list(self.items[len(WORDS)].ids[:STEP_TOKENS])
+        first = max(0, session.limits.max_seq_len - len(tokens))
+        size = STEPS_OF_A_LAYER * len(tokens) * max(config.intermediate_size, config.hidden_size) * 4
+        layers, at_once = config.num_hidden_layers, max(1, STEP_BYTES // size)
+        retraced = Retraced(checkpoint, cache(lambda name: dict(session.linear_weights()).get(name)))
+        with self.progress.task("computing steps again", layers, "layers") as advance:
+            for start in range(0, layers, at_once):
+                chosen = range(start, min(start + at_once, layers))
+                steps = session.step_results(tokens, first, chosen)
+                if start == 0:
+                    yield from retraced.outside(steps, tokens, first)
+                for layer in chosen:
+                    yield from retraced.layer(steps, layer)
+                    advance(1)
+        yield from retraced.head(steps)
+
+    def _logits(self, session: LogitsSession, *, varied: bool = False) -> list[Array]:
+        forcing = session.teacher_forcing(varied=varied)
+        return [_whole(forcing, ids) for ids in self.read]
+
+    def _served(self, last: TracedModel, place: Place) -> Iterator[StageResult]:
+        """Compare what is served with the last stage before it that runs here."""
+        if self.given.serve is None:
+            return
+        source = _Answers(self.session, last, self.new_tokens, self.stop, self.progress)
+        before = place if self.session is None else Place.CPU_ENGINE
+        expected = RightAnswers(
+            self.items, source, self.new_tokens, self.tokenizer, self.stop, before, self.given.template
+        )
+        with ExitStack() as stack:
+            served = self.given.serve(stack)
+            for there, examined in ((served.triton, examine_triton), (served.openai, examine_openai)):
+                if there is None:
+                    continue
+                result = examined(served, expected, self.progress)
+                yield result
+                if result.verdict == StageVerdict.ACCUSED:
+                    return
+
+
+@dataclass
+class _Answers:
+    """Answers of the last stage before the servers; implements `served.AnswerSource`."""
+
+    session: LogitsSession | None
+    model: TracedModel
+    new_tokens: int
+    stop: frozenset[int]
+    progress: Progress
+
+    def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the greedy continuation of each prompt, without the token that ends it."""
+        if self.session is None:
+            return self.model.greedy(prompts, self.new_tokens, self.stop)
+        limits = SamplingParams(self.new_tokens, stop_token_ids=self.stop)
+        with self.session as session:
+            return [list(each.token_ids) for each in session.generate(prompts, limits, self.progress)]
+
+    def nearly_equal(self, ids: Sequence[int]) -> bool:
+        """Return whether the two likeliest next tokens differ by no more than the noise of the arithmetic."""
+        if self.session is None:
+            row = self.model.logits([ids])[0][-1]
+            spread = float(np.abs(row).max()) * 2.0**-7  # of bfloat16
+        else:
+            one, two = (_whole(self.session.teacher_forcing(varied=varied), ids) for varied in (False, True))
+            row, spread = one[-1], 2 * float(np.abs(one - two).max())
+        best, second = np.sort(row)[-1:-3:-1]
+        return bool(best - second <= spread)
+
+
+@dataclass
+class _Worst:
+    """The step with the largest error in units of what is allowed."""
+
+    steps: int = 0
+    ratio: float = -1.0
+    error: float = 0.0
+    name: str = ""
+
+    def see(self, step: Step) -> None:
+        """Count a step."""
+        self.steps += 1
+        ratio = step.error / step.allowed
+        if ratio > self.ratio:
+            self.ratio, self.error, self.name = ratio, step.error, step.name
+
+
+def _whole(forcing: Any, ids: Sequence[int]) -> Array:
+    """Return the logits after every token of one sequence [T, V]."""
+    return np.concatenate([np.array(logits[0]) for logits, _ in forcing.slices([list(ids)], len(ids))])
+
+
+def _kl(right: Sequence[Array], found: Sequence[Array]) -> float:
+    """Return the mean KL divergence over all positions, nats.
+
+    Raises:
+        UserError: a logit is not finite.
+    """
+    if not all(np.isfinite(each).all() for each in (*right, *found)):
+        raise UserError("A stage gives logits that are NaN or infinite.", todo="Check the checkpoint: make verify")
+    kls = [compare_logits(a, b, np.zeros(len(a), dtype=np.int64)).kl for a, b in zip(right, found, strict=True)]
+    return float(np.concatenate(kls).mean())

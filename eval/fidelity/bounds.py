@@ -1,0 +1,184 @@
+"""What a few known probabilities say about the divergence from a whole distribution: the least that it can be.
+
+Shapes: N positions, V vocabulary, k known tokens. p is the reference's distribution, of which all is known; q the
+other's, of which the likeliest k tokens and the text's own token are known. Natural logarithms (nats).
+
+The least KL(p || q) over every q that agrees with what is known. The terms of known tokens are exact. The others share
+the rest r of q's mass, and none is likelier than the least likely c of the top k. Minimizing sum p ln(p / q) over
+sum q = r and q <= c gives q = min(c, s p) with one factor s (the conditions of Karush, Kuhn and Tucker; the problem is
+convex). Without the limit c this is the log-sum inequality. There is no upper bound: an unknown q may be 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.fidelity.divergence import VALUES_AT_ONCE
+
+Array = np.ndarray[Any, Any]
+
+ROUNDING = 1e-5
+"""Largest error of a log probability that a server computes in float32; ten units in the last place at -10."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """What a server says about the next token at each position.
+
+    Attributes:
+        ids: tokens with the highest log probabilities [N, k], different from each other.
+        logprobs: their log probabilities [N, k].
+        targets: the text's own next tokens [N].
+        target_logprobs: their log probabilities [N].
+    """
+
+    ids: Array
+    logprobs: Array
+    targets: Array
+    target_logprobs: Array
+
+    def part(self, which: slice) -> KnownTokens:
+        """Return some of the positions."""
+        return KnownTokens(self.ids[which], self.logprobs[which], self.targets[which], self.target_logprobs[which])
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedPositions:
+    """A prediction compared with what is known of another, position by position.
+
+    Attributes:
+        kl_at_least: the KL divergence from the reference is this or more, nats.
+        known_mass: probability that the reference gives to the tokens whose q is known.
+        same_top: whether both find the same token likeliest.
+        reference_nll: negative log likelihood of the text's own next token under the reference, nats.
+        other_nll: likewise under the other.
+    """
+
+    kl_at_least: Array
+    known_mass: Array
+    same_top: Array
+    reference_nll: Array
+    other_nll: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[BoundedPositions]) -> BoundedPositions:
+        """Return the positions of all parts in order."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+
+def bound_logits(reference: Array, known: KnownTokens, rounding: float = ROUNDING) -> BoundedPositions:
+    """Compare a prediction with what is known of another.
+
+    Args:
+        reference: logits [N, V] of the reference, finite.
+        known: of the other; the probabilities of a position add up to at most 1, but for the rounding.
+        rounding: largest error of a known log probability; the bound holds in spite of it. At 0 that is true but for
+            the cancellation in 1 - sum q.
+    """
+    rows = max(1, VALUES_AT_ONCE // reference.shape[1])
+    slices = [slice(at, at + rows) for at in range(0, len(known.targets), rows)]
+    return BoundedPositions.joined([_block(reference[each], known.part(each), rounding) for each in slices])
+
+
+def _block(reference: Array, known: KnownTokens, rounding: float) -> BoundedPositions:
+    logp = reference.astype(np.float64)
+    logp -= logp.max(axis=1, keepdims=True)
+    logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
+    each = np.arange(len(known.targets))
+    p, logq = np.exp(logp), np.full_like(logp, np.nan)
+    np.put_along_axis(logq, known.ids, known.logprobs, axis=1)
+    logq[each, known.targets] = known.target_logprobs
+    unknown = np.isnan(logq)
+    exact = np.where(unknown, 0.0, p * (logp - np.where(unknown, 0.0, logq))).sum(axis=1)
+    mass = np.where(unknown, 0.0, p).sum(axis=1)
+    rest = 1 - np.exp(-rounding) * np.exp(logq, out=np.zeros_like(logq), where=~unknown).sum(axis=1)
+    likeliest = np.exp(known.logprobs.min(axis=1) + rounding)
+    least = _least(p, logp, unknown, np.maximum(rest, 0.0), likeliest)
+    return BoundedPositions(
+        np.maximum(exact - rounding * mass + least, 0.0),
+        mass,
+        logp.argmax(axis=1) == _first_of_likeliest(known),
+        -logp[each, known.targets],
+        -known.target_logprobs,
+    )
+
+
+def _least(p: Array, logp: Array, unknown: Array, rest: Array, likeliest: Array) -> Array:
+    """Return the least sum of p ln(p / q) over the unknown tokens [N].
+
+    A token is at the limit as soon as the factor takes it there; the factor only grows as others are fixed, so a token
+    that is at the limit stays there.
+    """
+    found, free = np.zeros(len(p)), unknown.copy()
+    while True:
+        mass = np.where(free, p, 0.0).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.where(mass > 0, rest / mass, 0.0)
+        over = free & (p * factor[:, None] > likeliest[:, None])
+        if not over.any():
+            with np.errstate(divide="ignore"):
+                found -= np.where(mass > 0, mass * np.log(np.where(mass > 0, factor, 1.0)), 0.0)
+            return found
+        found += np.where(over, p * (logp - np.log(likeliest)[:, None]), 0.0).sum(axis=1)
+        free &= ~over
+        left = factor * np.where(free, p, 0.0).sum(axis=1)  # never less than this; the difference may cancel
+        rest = np.maximum(rest - over.sum(axis=1) * likeliest, left)
+
+
+def _first_of_likeliest(known: KnownTokens) -> Array:
+    """Return the likeliest tokens; of several, the one with the lowest id, as `argmax` of logits does."""
+    best = known.logprobs == known.logprobs.max(axis=1, keepdims=True)
+    found: Array = np.where(best, known.ids, np.iinfo(np.int64).max).min(axis=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFigures:
+    """Positions in a few numbers.
+
+    Attributes:
+        tokens: how many positions.
+        kl_mean_at_least: mean of the least KL divergences, nats per token; the mean KL divergence is this or more.
+        kl_median_at_least: likewise of the median.
+        kl_p99_at_least: of the 99th percentile, linear between neighbours.
+        kl_max_at_least: of the largest.
+        known_mass: mean probability that the reference gives to the tokens whose probability is known on both sides.
+        top1_agreement: share of positions where both find the same token likeliest.
+        reference_perplexity: exp of the mean negative log likelihood under the reference.
+        perplexity: likewise under the other.
+    """
+
+    tokens: int
+    kl_mean_at_least: float
+    kl_median_at_least: float
+    kl_p99_at_least: float
+    kl_max_at_least: float
+    known_mass: float
+    top1_agreement: float
+    reference_perplexity: float
+    perplexity: float
+
+    @classmethod
+    def of(cls, found: BoundedPositions) -> BoundFigures:
+        """Summarize positions; all four figures grow with every divergence, so bounds give bounds."""
+        return cls(
+            tokens=len(found.kl_at_least),
+            kl_mean_at_least=float(found.kl_at_least.mean()),
+            kl_median_at_least=float(np.median(found.kl_at_least)),
+            kl_p99_at_least=float(np.percentile(found.kl_at_least, 99)),
+            kl_max_at_least=float(found.kl_at_least.max()),
+            known_mass=float(found.known_mass.mean()),
+            top1_agreement=float(found.same_top.mean()),
+            reference_perplexity=math.exp(float(found.reference_nll.mean())),
+            perplexity=math.exp(float(found.other_nll.mean())),
+        )
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """Perplexity of the other over that of the reference."""
+        return self.perplexity / self.reference_perplexity

@@ -1,0 +1,100 @@
+"""A session whose answers are kept: each question is asked once, whichever run, format or look asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
+from itertools import islice
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from eval.answers import AnswerLog
+from pipelines.domain.progress import Progress, SilentProgress
+from pipelines.engines.port import Generation, SamplingParams, Session, TokenIds
+
+SCORED_AT_ONCE = 512
+"""Scored requests after which answers are written: enough to share prefixes, few enough to lose little to a kill."""
+WRITTEN_AT_ONCE = 128
+"""Likewise of requests whose answer is written, which take longer: enough to fill a batch."""
+Request = dict[str, Any]
+Answer = TypeVar("Answer")
+
+
+class KeptSession:
+    """An engine that is opened when it is first asked something new. Use as a context manager."""
+
+    def __init__(self, opened: Callable[[], AbstractContextManager[Session]], answers: AnswerLog) -> None:
+        """Remember how to open the engine.
+
+        Args:
+            opened: opens the engine.
+            answers: what it answered before.
+        """
+        self._opened, self._answers = opened, answers
+        self._stack = ExitStack()
+        self._session: Session | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session = None
+        self._stack.close()
+
+    def loglikelihood(self, pairs: Sequence[tuple[TokenIds, TokenIds]], progress: Progress) -> list[tuple[float, bool]]:
+        """Score continuations; see `port.ScoringSession`."""
+        requests = [{"context": context, "continuation": continuation} for context, continuation in pairs]
+
+        def ask(session: Session, some: Sequence[tuple[TokenIds, TokenIds]], silent: Progress) -> list[Any]:
+            return session.loglikelihood(some, silent)
+
+        found = self._ask("scoring", requests, pairs, ask, progress, SCORED_AT_ONCE)
+        return [(float(score), bool(greedy)) for score, greedy in found]
+
+    def generate(self, prompts: Sequence[TokenIds], limits: SamplingParams, progress: Progress) -> list[Generation]:
+        """Generate for every prompt; see `port.Session`."""
+        wanted = {**asdict(limits), "stop_token_ids": sorted(limits.stop_token_ids)}
+        requests = [{"prompt": prompt, **wanted} for prompt in prompts]
+
+        def ask(session: Session, some: Sequence[TokenIds], silent: Progress) -> list[Any]:
+            return [asdict(each) for each in session.generate(some, limits, silent)]
+
+        return [
+            Generation(**each) for each in self._ask("generating", requests, prompts, ask, progress, WRITTEN_AT_ONCE)
+        ]
+
+    def _ask(
+        self,
+        title: str,
+        requests: Sequence[Request],
+        given: Sequence[Answer],
+        ask: Callable[[Session, Sequence[Answer], Progress], Sequence[Any]],
+        progress: Progress,
+        at_once: int,
+    ) -> list[Any]:
+        """Ask what was not answered before, and write the answers as they come."""
+        found = [self._answers.get(request) for request in requests]
+        missing = [place for place, answer in enumerate(found) if answer is None]
+        with progress.task(title, len(requests), "requests") as advance:
+            advance(len(requests) - len(missing))
+            for places in _blocks(missing, at_once):
+                new = ask(self._loaded(), [given[place] for place in places], SilentProgress())
+                self._answers.add_all(zip([requests[place] for place in places], new, strict=True))
+                for place, answer in zip(places, new, strict=True):
+                    found[place] = answer
+                advance(len(places))
+        return found
+
+    def _loaded(self) -> Session:
+        if self._session is None:
+            self._session = self._stack.enter_context(self._opened())
+        return self._session
+
+
+def _blocks(places: Sequence[int], size: int) -> Iterator[list[int]]:
+    left = iter(places)
+    while block := list(islice(left, size)):
+        yield block

@@ -1,0 +1,147 @@
+"""Perplexity of texts as lm-eval defines it: a number without right and wrong, and so without a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pipelines.domain.errors import UserError
+from pipelines.domain.typed import check_types
+from pipelines.host.text import table, wrapped
+
+RESULT = "perplexity.json"
+NO_VERDICT = (
+    "Perplexity: exp of the mean negative log likelihood per word of the text. Ratio: over the baseline's; above 1, "
+    "the text became less likely. It has no verdict: a text is neither right nor wrong, so that no loss of answers "
+    "follows from it. GO and NO-GO need questions (make evaluate with another task)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityResult:
+    """Perplexity of one model, in one format, on one engine, for one task.
+
+    Attributes:
+        model: name of the model.
+        qformat: how the model was compressed, "none" for the 16-bit baseline.
+        engine: what executed the model.
+        task: name of the task, e.g. wikitext.
+        limit: maximum number of documents, None for all.
+        max_length: tokens of a window; longer documents are read in several, each token predicted once.
+        lm_eval_version: the version that split the documents and computed the figures.
+        prompts_sha256: hash of all documents in order.
+        documents: number of documents read.
+        word_perplexity: per word of the document, as lm-eval counts words.
+        byte_perplexity: per byte of UTF-8.
+        bits_per_byte: binary logarithm of that.
+    """
+
+    model: str
+    qformat: str
+    engine: str
+    task: str
+    limit: int | None
+    max_length: int
+    lm_eval_version: str
+    prompts_sha256: str
+    documents: int
+    word_perplexity: float
+    byte_perplexity: float
+    bits_per_byte: float
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(json.dumps(asdict(self), allow_nan=False), encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, data: Any, source: str) -> PerplexityResult:
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: a field is missing, unknown or malformed.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != names:
+            found = sorted(data) if isinstance(data, Mapping) else type(data).__name__
+            raise UserError(
+                f"{source} is not a result of perplexity: it has {found}.", allowed=f"It has {sorted(names)}."
+            )
+        result = cls(**data)
+        try:
+            check_types(result)
+        except TypeError as error:
+            raise UserError(f"{source} is not a result of perplexity: {error}.") from None
+        return result
+
+    @classmethod
+    def load(cls, path: Path) -> PerplexityResult:
+        """Read a file that `save` wrote.
+
+        Raises:
+            UserError: the file is missing or is not such a result.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}.") from None
+        return cls.from_json(data, str(path))
+
+
+def same_texts(a: PerplexityResult, b: PerplexityResult) -> bool:
+    """Return whether two results read the same texts in the same windows, so that their ratio means something."""
+    return all(getattr(a, name) == getattr(b, name) for name in ("task", "limit", "max_length", "prompts_sha256"))
+
+
+def perplexity_rows(
+    pairs: Sequence[tuple[PerplexityResult | None, PerplexityResult]],
+) -> list[dict[str, Any]]:
+    """Return one row per pair (baseline or None, result); `ratio` is of the perplexities per word.
+
+    Raises:
+        UserError: a baseline read other texts.
+    """
+    rows = []
+    for baseline, result in pairs:
+        if baseline is not None and not same_texts(baseline, result):
+            raise UserError(
+                f"{baseline.model} {baseline.qformat} and {result.model} {result.qformat} did not read the same texts "
+                f"of {result.task} in windows of one length ({baseline.max_length} and {result.max_length} tokens).",
+                todo="Evaluate both with the same eval settings and build.max_seq_len.",
+            )
+        row = asdict(result) | {"verdict": None, "baseline_word_perplexity": None, "ratio": None}
+        if baseline is not None:
+            ratio = result.word_perplexity / baseline.word_perplexity
+            row |= {"baseline_word_perplexity": baseline.word_perplexity, "ratio": ratio}
+        rows.append(row)
+    return rows
+
+
+def perplexity_cells(result: PerplexityResult, baseline: PerplexityResult | None) -> tuple[str, ...]:
+    """Return perplexity per word of the baseline and of the result, their ratio, and the result's bits per byte."""
+    before = "-" if baseline is None else f"{baseline.word_perplexity:.4g}"
+    ratio = "-" if baseline is None else f"{result.word_perplexity / baseline.word_perplexity:.4f}"
+    return (
+        before,
+        f"{result.word_perplexity:.4g}",
+        ratio,
+        f"{result.byte_perplexity:.4f}",
+        f"{result.bits_per_byte:.4f}",
+    )
+
+
+PERPLEXITY_HEADINGS = ("base", "per word", "ratio", "per byte", "bits/byte")
+
+
+def perplexity_table(pairs: Sequence[tuple[PerplexityResult | None, PerplexityResult]]) -> str:
+    """Return perplexities beside the baseline's as text."""
+    rows: list[Sequence[str]] = [("model", "format", "task", "texts", *PERPLEXITY_HEADINGS)]
+    rows += [
+        (result.model, result.qformat, result.task, f"{result.documents:,}", *perplexity_cells(result, baseline))
+        for baseline, result in pairs
+    ]
+    lengths = sorted({result.max_length for _, result in pairs})
+    read = f"Read in windows of {', '.join(f'{length:,}' for length in lengths)} tokens."
+    return "\n".join([*table(rows, left=3), "", wrapped(f"{NO_VERDICT} {read}", 0)])

@@ -1,0 +1,145 @@
+"""Ask two engines the same questions in random order, and stop as soon as the verdict is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eval.adapter import READING
+from eval.answers import AnswerLog
+from eval.harness import ask, note_truncated
+from eval.kept import KeptSession
+from eval.looks import SEED, Evidence, PlannedLook, planned_looks
+from eval.paired import compare_pair
+from eval.questions import Questions
+from eval.results import EvalResult, Sequential
+from eval.verdict import Criteria, Verdict, judge
+from pipelines.document.show import count
+from pipelines.domain.progress import Advance, Progress
+from pipelines.engines.port import Session
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEngine:
+    """One of the two engines.
+
+    Attributes:
+        qformat: how its model was compressed, for the result.
+        opened: opens it; at any time only one of the two is open.
+        answers: file of the answers that it gave before, and of new ones.
+    """
+
+    qformat: str
+    opened: Callable[[], AbstractContextManager[Session]]
+    answers: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Results of both engines on the same questions.
+
+    Attributes:
+        baseline: of the 16-bit engine.
+        result: of the other one.
+        raw: of the other one, as lm-eval returns it.
+    """
+
+    baseline: EvalResult
+    result: EvalResult
+    raw: Mapping[str, Any]
+
+
+def ask_in_turns(
+    baseline: AskedEngine,
+    other: AskedEngine,
+    tokenizer_dir: Path,
+    questions: Questions,
+    criteria: Criteria,
+    progress: Progress,
+    *,
+    model: str,
+    engine: str,
+    most: int,
+    together: int = 1,
+) -> Asked:
+    """Ask until the verdict is known, or all questions are asked.
+
+    Args:
+        baseline: the 16-bit engine.
+        other: the compressed one.
+        tokenizer_dir: folder with the tokenizer of both.
+        questions: what may be asked.
+        criteria: which loss is acceptable, and how sure the verdict has to be.
+        progress: shows the questions asked, and at each look what is known.
+        model: name of the model, for the results.
+        engine: what executes both, for the results.
+        most: asks so many questions at most.
+        together: models that are judged together; the verdict has to hold among so many.
+    """
+    strict, known = replace(criteria, false_go=criteria.false_go / together), ""
+    taken: list[PlannedLook] = []
+    for look in planned_looks(most):
+        taken.append(look)
+        how = Sequential(most, questions.count, SEED, tuple(taken))
+        title = f"{look.questions:,} of {count(most, 'question')}{known}"
+        with progress.task(title, 2 * look.questions, "answers") as advance:
+            both = [
+                _answers(side, tokenizer_dir, questions, _Forwarding(advance, progress), look.questions, model, engine)
+                for side in (baseline, other)
+            ]
+        before, after = (replace(result, sequential=how) for result, _ in both)
+        evidence = compare_pair(before, after).evidence
+        known = f", {_known(evidence, strict)}"
+        progress.note(f"{look.questions:,} of {count(most, 'question')} asked{known}")
+        if judge([evidence], strict)[0].verdict is not Verdict.UNDECIDED:
+            break
+    note_truncated(after, progress)
+    return Asked(before, after, both[1][1])
+
+
+def _answers(
+    side: AskedEngine,
+    tokenizer_dir: Path,
+    questions: Questions,
+    progress: Progress,
+    first: int,
+    model: str,
+    engine: str,
+) -> tuple[EvalResult, Mapping[str, Any]]:
+    """Ask one side, which is opened only if it has not answered everything before."""
+    with KeptSession(side.opened, AnswerLog(side.answers)) as session:
+        return ask(
+            session,
+            tokenizer_dir,
+            questions,
+            progress,
+            model=model,
+            qformat=side.qformat,
+            engine=engine,
+            first=first,
+        )
+
+
+def _known(evidence: Evidence, criteria: Criteria) -> str:
+    """Describe in a few words what the answers show so far."""
+    changed, (least, most) = evidence.changed, evidence.bounds(criteria.false_go)
+    return f"{changed.lost} lost, {changed.gained} gained, loss {100 * least:+.2f} to {100 * most:+.2f}"
+
+
+class _Forwarding:
+    """The progress of one side on the bar of a look; prompts that are read are no questions asked."""
+
+    def __init__(self, advance: Advance, outer: Progress) -> None:
+        self._advance, self._outer = advance, outer
+
+    @contextmanager
+    def task(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:
+        """See `Progress.task`."""
+        yield (lambda _amount: None) if title == READING else self._advance
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._outer.note(text)

@@ -1,0 +1,223 @@
+"""Results as runs of MLflow, in the store that `report.mlflow` names: the only module that imports mlflow.
+
+One run per format and result: what was logged before is not logged again. Nothing is sent anywhere but to that store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.compare import verdict_sentence
+from pipelines.document.show import flat
+from pipelines.domain.errors import Fault, UserError
+from pipelines.report.data import BenchmarkRun, FormatReport, ReportData
+
+RESULT_TAG = "trtllm_pipelines.result"
+"""Tag whose value is a hash of everything that is logged; by it a result is found again."""
+MOST_PARAMS = 100
+"""Parameters that MLflow takes at once."""
+LONGEST_VALUE = 6000
+"""Characters that MLflow keeps of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """What MLflow is told of one format.
+
+    Attributes:
+        name: "<model>-<variant>".
+        experiment: label of the model.
+        params: settings that decided the bytes of each artifact, "stage.setting".
+        metrics: numbers, in the unit that ends the name; accuracies are fractions.
+        tags: what the format is, its verdict, and where it comes from.
+    """
+
+    name: str
+    experiment: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+    @property
+    def result(self) -> str:
+        """Hash of everything that is logged."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def mlflow_fault(uri: str | None) -> Fault | None:
+    """Return what keeps results from being logged: mlflow is not installed; None if nothing does."""
+    if uri is None or importlib.util.find_spec("mlflow") is not None:
+        return None
+    return Fault(
+        f"report.mlflow='{uri}' needs the package mlflow-skinny, which is not installed.",
+        todo="Install it, or leave report.mlflow out:",
+        command=("python", "-m", "pip", "install", "mlflow-skinny>=3"),
+    )
+
+
+def log_runs(data: ReportData, uri: str, files: Sequence[Path], cards: Mapping[str, Path]) -> list[str]:
+    """Log every format of a report that the store does not have yet.
+
+    Args:
+        data: result of `pipelines.report.collect`.
+        uri: MLflow's store: file:/folder, sqlite:////folder/mlflow.db, or a server, http://host:5000.
+        files: of the report, kept with each run.
+        cards: model cards by label, each kept with its run.
+
+    Returns:
+        a line about each format.
+
+    Raises:
+        UserError: mlflow is not installed, or the store cannot be read or written.
+    """
+    if fault := mlflow_fault(uri):
+        raise UserError.of([fault])
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use to its makers
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder is what the user asked for
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own default waits for minutes
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        return [
+            _log(client, uri, run, [*files, *([cards[item.label]] if item.label in cards else [])])
+            for item in data.formats
+            for run in [logged_run(item)]
+        ]
+    except (MlflowException, OSError, ImportError) as error:
+        raise UserError(
+            f"MLflow cannot use report.mlflow='{uri}': {' '.join(str(error).split()) or type(error).__name__}",
+            allowed="It is file:/folder, sqlite:////folder/mlflow.db (with the packages sqlalchemy and alembic), or "
+            "http://host:port.",
+            todo="The report itself was written. Correct report.mlflow, then: make report",
+        ) from None
+
+
+def _log(client: Any, uri: str, run: LoggedRun, files: Sequence[Path]) -> str:
+    """Log one format; a run that was cut short is replaced."""
+    from mlflow.entities import Metric, Param, RunStatus, RunTag
+
+    experiment = _experiment(client, uri, run.experiment)
+    for old in client.search_runs([experiment], filter_string=f"tags.`{RESULT_TAG}` = '{run.result}'"):
+        if old.info.status == RunStatus.to_string(RunStatus.FINISHED):
+            return f"mlflow: {run.name} was logged before, as run {old.info.run_id}"
+        client.delete_run(old.info.run_id)
+    made = client.create_run(experiment, run_name=run.name, tags={RESULT_TAG: run.result}).info.run_id
+    now = int(time.time() * 1000)
+    params = [Param(name, value) for name, value in run.params.items()]
+    client.log_batch(
+        made,
+        [Metric(name, value, now, 0) for name, value in run.metrics.items()],
+        params[:MOST_PARAMS],
+        [RunTag(name, value) for name, value in run.tags.items()],
+    )
+    for start in range(MOST_PARAMS, len(params), MOST_PARAMS):
+        client.log_batch(made, params=params[start : start + MOST_PARAMS])
+    for file in files:
+        client.log_artifact(made, str(file))
+    client.set_terminated(made)
+    return f"mlflow: {run.name} is run {made} of experiment '{run.experiment}'"
+
+
+def _experiment(client: Any, uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=_beside(uri)))
+
+
+def _beside(uri: str) -> str | None:
+    """Return the folder of artifacts beside a database, because MLflow's own default is the current folder."""
+    database = uri.removeprefix("sqlite:///")
+    return None if database == uri else (Path(database).absolute().parent / "mlartifacts").as_uri()
+
+
+def logged_run(item: FormatReport) -> LoggedRun:
+    """Return what is logged of a format."""
+    return LoggedRun(
+        name=f"{item.model}-{item.variant}",
+        experiment=item.model,
+        params={
+            f"{piece.stage}.{name}": value[:LONGEST_VALUE]
+            for piece in (*item.chain, *([item.fidelity.piece] if item.fidelity else []))
+            for name, value in flat(piece.settings)
+            if not name.startswith("sources.")  # hashes of the repository's own code
+        },
+        metrics={**_sizes(item), **_accuracy(item), **_fidelity(item), **_loads(item)},
+        tags=_tags(item),
+    )
+
+
+def _tags(item: FormatReport) -> dict[str, str]:
+    checkpoint, row = item.piece("quantize") or item.chain[-1], item.accuracy.row if item.accuracy else None
+    download = item.piece("download")
+    source = f"{download.settings['repo_id']}@{download.facts.get('commit', 'unknown')}" if download else "unknown"
+    tags = {
+        "model": item.model,
+        "format": item.variant,
+        "source": source,
+        "made_by": f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}",
+        "artifacts": " ".join(f"{piece.stage}:{piece.digest[:16]}" for piece in item.chain),
+        "verdict": str(row["verdict"]) if row else "none",
+    }
+    return {**tags, "verdict.sentence": verdict_sentence(row)} if row else tags
+
+
+def _sizes(item: FormatReport) -> dict[str, float]:
+    named = (("quantize", "source_bytes"), ("quantize", "total_bytes"), ("build", "engine_bytes"))
+    found = {f"size/{name}": piece.facts.get(name) for stage, name in named if (piece := item.piece(stage))}
+    return {name.replace("total", "checkpoint"): float(value) for name, value in found.items() if value is not None}
+
+
+def _accuracy(item: FormatReport) -> dict[str, float]:
+    if item.accuracy is None:
+        return {}
+    result, row = item.accuracy.result, item.accuracy.row
+    found = {"accuracy": result.accuracy, "accuracy_questions": result.questions}
+    if result.overall.stderr is not None:
+        found["accuracy_stderr"] = result.overall.stderr
+    if row is not None:
+        found |= {f"loss/{name}": row[name] for name in ("lost", "gained", "loss_percent") if row[name] is not None}
+        found |= {
+            "loss/points": -100 * row["difference"],
+            "loss/points_at_least": 100 * row["loss_least"],
+            "loss/points_at_most": 100 * row["loss_most"],
+        }
+    return {name: float(value) for name, value in found.items()}
+
+
+def _fidelity(item: FormatReport) -> dict[str, float]:
+    if item.fidelity is None:
+        return {}
+    result = item.fidelity.result
+    names = ("kl_mean", "kl_median", "kl_p99", "kl_max", "top1_agreement", "perplexity_ratio")
+    ours = {f"fidelity/{name}": float(getattr(result.overall, name)) for name in names}
+    return ours | {"fidelity/noise_kl_mean": result.noise.kl_mean}
+
+
+def _loads(item: FormatReport) -> dict[str, float]:
+    """Return throughput and latencies of each load of each workload, and whether the load counts."""
+    return {name: value for run in item.runs for name, value in _run(run).items() if value is not None}
+
+
+def _run(run: BenchmarkRun) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for level in run.result.levels:
+        summary, place = level.summary, f"{run.result.workload['name']}/{level.load}".replace("=", " ")
+        times = {"ttft": summary.ttft_s, "itl": summary.itl_s}
+        found[f"{place}/output_tokens_per_s"] = summary.output_tokens_per_s
+        found[f"{place}/counts"] = float(level.counts)
+        found |= {f"{place}/{name}_p50_s": each.p50 for name, each in times.items()}
+        found |= {f"{place}/{name}_p99_s": each.p99 for name, each in times.items()}
+    return found

@@ -1,0 +1,274 @@
+"""Model cards for quantized checkpoints, as the Hub shows them: README.md with metadata in YAML before the text.
+
+The card belongs to the report and not to the checkpoint: accuracy and fidelity are measured after the checkpoint was
+made, and must not change what it is. What is not known is "unknown", what nobody measured "not measured".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eval.compare import method_text, verdict_sentence
+from eval.fidelity.table import HEADINGS, NO_DIRECTION, READING, WITHIN, cells
+from pipelines.document.blocks import LEFT, Block, BulletList, Code, Column, Document, Section, Table, Terms, Text
+from pipelines.document.markdown import render_markdown
+from pipelines.document.show import count, percent, settings_text
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import KvFormat
+from pipelines.domain.units import show_bytes
+from pipelines.host.files import write_text
+from pipelines.report.data import BASELINE, ArtifactInput, FormatReport, ReportData, ReportedArtifact
+
+FOLDER = "model_cards"
+UNKNOWN = "unknown"
+NOT_MEASURED = "not measured"
+MOST_CARD_BYTES = 2**20
+_METADATA = re.compile(r"---\s*\n(.*?)\n---\s*\n", re.DOTALL)
+_LICENSE = re.compile(r"[\w.+-]{1,100}")
+
+
+def write_model_cards(data: ReportData, folder: Path) -> dict[str, Path]:
+    """Write `model_cards/<model>-<variant>/README.md` for each quantized checkpoint of a report.
+
+    Args:
+        data: result of `pipelines.report.collect`.
+        folder: of the report.
+
+    Returns:
+        the cards by label, "<model> <variant>".
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    found = [item for item in data.formats if item.variant != BASELINE and item.piece("quantize")]
+    try:
+        return {item.label: write_text(_place(item, folder), model_card(item)) for item in found}
+    except OSError as error:
+        raise UserError(
+            f"The model cards cannot be written to {folder / FOLDER}: {error.strerror}.",
+            todo="Choose another folder: report.folder=/some/folder",
+        ) from None
+
+
+def _place(item: FormatReport, folder: Path) -> Path:
+    place = folder / FOLDER / f"{item.model}-{item.variant}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place / "README.md"
+
+
+def model_card(item: FormatReport) -> str:
+    """Return the card of a format whose checkpoint is in the report."""
+    checkpoint = item.piece("quantize")
+    assert checkpoint is not None, "a card describes a checkpoint"
+    metadata = yaml.safe_dump(_metadata(item, checkpoint), sort_keys=False, allow_unicode=True, width=120)
+    return f"---\n{metadata}---\n\n{render_markdown(_text(item, checkpoint))}"
+
+
+def _metadata(item: FormatReport, checkpoint: ReportedArtifact) -> dict[str, Any]:
+    """Return what the Hub reads; a fact that is unknown is left out, because the Hub has no word for it."""
+    source, licence = _download(item), _license(item, checkpoint)
+    found: dict[str, Any] = {}
+    if source is not None:
+        found |= {"base_model": str(source.settings["repo_id"]), "base_model_relation": "quantized"}
+    if licence is not None:
+        found["license"] = licence
+    found["pipeline_tag"] = "text-generation"
+    found["tags"] = ["tensorrt-llm", "modelopt", "quantized", str(checkpoint.settings["qformat"])]
+    if results := _results(item):
+        found["model-index"] = [{"name": f"{item.model}-{item.variant}", "results": results}]
+    return found
+
+
+def _results(item: FormatReport) -> list[dict[str, Any]]:
+    if item.accuracy is None:
+        return []
+    result = item.accuracy.result
+    task, _, how = result.metric.partition(",")
+    metric = {
+        "type": task,
+        "value": result.accuracy,
+        "name": f"{task} ({how}, {result.num_fewshot}-shot, {count(result.questions, 'question')})",
+        "verified": False,
+    }
+    dataset = {"name": result.task, "type": _dataset(item, item.accuracy.piece) or result.task}
+    return [{"task": {"type": "text-generation"}, "dataset": dataset, "metrics": [metric]}]
+
+
+def _dataset(item: FormatReport, evaluation: ReportedArtifact) -> str | None:
+    """Return the name on the Hub of the data set whose questions were asked; None if it did not come from there."""
+    places = {each.source for each in evaluation.inputs if each.name == "dataset"}
+    return next((str(p.settings["repo_id"]) for p in item.chain if p.place in places and p.stage == "download"), None)
+
+
+def _download(item: FormatReport) -> ReportedArtifact | None:
+    """Return the download of the model; None if it was a local folder."""
+    downloads = [p for p in item.chain if p.stage == "download" and p.settings.get("repo_type", "model") == "model"]
+    return downloads[0] if downloads else None
+
+
+def _license(item: FormatReport, checkpoint: ReportedArtifact) -> str | None:
+    """Return the licence that the source's card states, as the Hub recorded it or as its folder has it."""
+    source = _download(item)
+    if source is not None:
+        return _named_license(source.facts.get("license"))
+    folder = _input(checkpoint, "model")
+    return _license_in(Path(folder.path)) if folder and folder.path else None
+
+
+def _license_in(folder: Path) -> str | None:
+    try:
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as card:
+            found = _METADATA.match(card.read(MOST_CARD_BYTES))
+        metadata = yaml.safe_load(found.group(1)) if found else None
+    except (OSError, yaml.YAMLError):
+        return None
+    return _named_license(metadata.get("license")) if isinstance(metadata, dict) else None
+
+
+def _named_license(value: object) -> str | None:
+    return value if isinstance(value, str) and _LICENSE.fullmatch(value) else None
+
+
+def _input(piece: ReportedArtifact, name: str) -> ArtifactInput | None:
+    return next((each for each in piece.inputs if each.name == name), None)
+
+
+def _text(item: FormatReport, checkpoint: ReportedArtifact) -> Document:
+    sections = (
+        Section("made", "What it is", (Terms(_origin(item, checkpoint)),)),
+        Section("recipe", "Recipe", (Terms(_recipe(item, checkpoint)),)),
+        Section("sizes", "Sizes", (Terms(_sizes(item, checkpoint)),)),
+        Section("accuracy", "Accuracy", _accuracy(item)),
+        Section("fidelity", "Fidelity", _fidelity(item)),
+        Section("serve", "How to serve it", _serve(checkpoint)),
+    )
+    name = str(checkpoint.settings["qformat"])
+    layout = "Hugging Face checkpoint in ModelOpt's layout" if _unified(checkpoint) else "TensorRT-LLM checkpoint"
+    return Document(
+        title=f"{item.model}-{item.variant}",
+        subtitle=f"{item.model}, quantized to {name}: a {layout}.",
+        cards=(),
+        lead=(),
+        sections=sections,
+    )
+
+
+def _origin(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
+    source, folder = _download(item), _input(checkpoint, "model")
+    digest = f"content {folder.digest[:16]} (SHA-256)" if folder else f"content {UNKNOWN}"
+    if source is not None:
+        base = f"{source.settings['repo_id']} at commit {source.facts.get('commit', UNKNOWN)}"
+    else:
+        base = f"a local folder{f' named {Path(folder.path).name}' if folder and folder.path else ''}"
+        base += f", {digest}; commit {UNKNOWN}"
+    libraries = ", ".join(f"{name} {version}" for name, version in sorted(checkpoint.libraries.items()))
+    return (
+        ("Source", base),
+        ("Licence of the source", _license(item, checkpoint) or f"{UNKNOWN}: see the source"),
+        ("Architecture", str(checkpoint.facts.get("architecture", UNKNOWN))),
+        ("Made by", f"trtllm-pipelines {checkpoint.version} at {checkpoint.commit}; {libraries or UNKNOWN}"),
+        ("Made on", checkpoint.created),
+    )
+
+
+def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
+    facts, settings = checkpoint.facts, checkpoint.settings
+    kept = facts.get("linears_16bit")
+    sparse = item.piece("sparsify")
+    return (
+        ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
+        ("KV cache", "16 bit" if settings.get("kv_cache") == KvFormat.AUTO else str(settings.get("kv_cache", UNKNOWN))),
+        ("Group size", str(facts.get("group_size") or "none")),
+        ("Everything else", str(facts.get("dtype", UNKNOWN))),
+        ("Linears left in 16 bit", UNKNOWN if kept is None else ", ".join(kept) or "none"),
+        ("Sparsity", settings_text(sparse.settings) or "2:4" if sparse else "none"),
+        ("Calibration", _calibration(checkpoint)),
+        ("Ranks", f"tensor parallel {settings.get('tp_size', UNKNOWN)}, pipeline {settings.get('pp_size', UNKNOWN)}"),
+    )
+
+
+def _calibration(checkpoint: ReportedArtifact) -> str:
+    asked, text = checkpoint.settings.get("calibration"), _input(checkpoint, "calibration")
+    if not asked or text is None:
+        return "none: the format does not need any"
+    seen = checkpoint.facts.get("calibration", {})
+    read = f"{seen['sequences']:,} texts, {seen['tokens']:,} tokens" if seen.get("tokens") else UNKNOWN
+    return f"{read} of {text.source}; {settings_text(asked)}"
+
+
+def _sizes(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str, str], ...]:
+    facts, build = checkpoint.facts, item.piece("build")
+    bits = facts.get("bits_per_weight")
+    return (
+        ("Source", _bytes(facts.get("source_bytes"))),
+        ("Checkpoint", _bytes(facts.get("total_bytes"))),
+        ("Bits per weight of the linears", UNKNOWN if bits is None else f"{bits:.2f}"),
+        ("Engine", f"{_bytes(build.facts.get('engine_bytes'))}, {build.settings['engine']}" if build else "not built"),
+    )
+
+
+def _bytes(size: int | None) -> str:
+    return UNKNOWN if size is None else show_bytes(size)
+
+
+def _accuracy(item: FormatReport) -> tuple[Block, ...]:
+    if item.accuracy is None:
+        return (Text(f"{NOT_MEASURED.capitalize()}."),)
+    result, row = item.accuracy.result, item.accuracy.row
+    terms = [
+        ("Task", f"{result.task}, {result.num_fewshot}-shot, {count(result.questions, 'question')}, {result.metric}"),
+        ("Accuracy", f"{percent(result.accuracy)} % (standard error {percent(result.overall.stderr)} %)"),
+        ("Computed by", f"{result.engine}; prompts and scores by lm-eval {result.lm_eval_version}"),
+    ]
+    if row is None:
+        return Terms(tuple(terms)), Text(f"Verdict: none, because {item.accuracy.missing or 'there is no baseline'}.")
+    terms.append(("16-bit baseline", f"{percent(row['baseline_accuracy'])} % on the same questions"))
+    changed = f"{row['lost']:,} lost, {row['gained']:,} gained"
+    terms.append(("Answers", changed))
+    return Terms(tuple(terms)), BulletList((verdict_sentence(row),)), Text(method_text(row))
+
+
+def _fidelity(item: FormatReport) -> tuple[Block, ...]:
+    if item.fidelity is None:
+        return (Text(f"{NOT_MEASURED.capitalize()}."),)
+    result = item.fidelity.result
+    rows = [
+        (each.name, f"{each.figures.tokens:,}", *cells(each.figures, each.noise)) for each in result.texts
+    ] + [("noise", f"{result.noise.tokens:,}", *cells(result.noise))]  # fmt: skip
+    table = Table(
+        caption=f"Predictions of the next token beside those of {result.reference} in 16 bit, engine {result.engine}",
+        origin="measured",
+        columns=(Column("text", right=LEFT), Column("tokens"), *(Column(title) for title in HEADINGS)),
+        rows=tuple(rows),
+        notes=(READING, f"Noise: the 16-bit model against itself. {WITHIN}: within noise.", NO_DIRECTION),
+    )
+    return (table,)
+
+
+def _serve(checkpoint: ReportedArtifact) -> tuple[Block, ...]:
+    elsewhere: tuple[str, ...] = (
+        "trtllm-build --checkpoint_dir . --output_dir ../engine",
+        "trtllm-serve ../engine --backend tensorrt --tokenizer SOURCE",
+    )
+    if _unified(checkpoint):
+        elsewhere = ("trtllm-serve .",)
+    return (
+        Text("With trtllm-pipelines, which makes the same checkpoint from the source:"),
+        Code((shlex.join(["python", "-m", "pipelines", "serve", *_words(checkpoint.repeat)]),)),
+        Text("With TensorRT-LLM 1.2 on a GPU, in the folder of the checkpoint (not run for this card):"),
+        Code(elsewhere),
+    )
+
+
+def _unified(checkpoint: ReportedArtifact) -> bool:
+    return checkpoint.settings.get("layout") == "hugging_face"
+
+
+def _words(command: str) -> list[str]:
+    """Return the settings of a command that say what is made, without folders of the machine that made it."""
+    return [word for word in shlex.split(command) if "=" in word and not word.startswith(("paths.", "report."))]

@@ -1,0 +1,37 @@
+"""Settings of the command `diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from pipelines.settings.base import Group
+
+
+class DiagnoseSettings(Group):
+    """What `make diagnose` compares.
+
+    Attributes:
+        checkpoint: folder of a TensorRT-LLM checkpoint to examine instead of making the one of this configuration. If
+            this or one of the next two is given, nothing is made, and stages that are not given are left out.
+        engine: folder of an engine of the CPU, built from that checkpoint.
+        repository: Triton repository of that engine, which is served to be asked.
+        serve: start a server on the repository; false leaves out what is served, unless eval.url names a server.
+        seed: of the prompts; the same seed chooses the same ones.
+        new_tokens: tokens of an answer.
+    """
+
+    checkpoint: Path | None = None
+    engine: Path | None = None
+    repository: Path | None = None
+    serve: bool = True
+    seed: Annotated[int, Field(ge=0)] = 1
+    new_tokens: Annotated[int, Field(ge=4, le=256)] = 24
+
+    @property
+    def given(self) -> dict[str, Path]:
+        """The folders to examine instead of making them, by name."""
+        folders = {"checkpoint": self.checkpoint, "engine": self.engine, "repository": self.repository}
+        return {name: path for name, path in folders.items() if path is not None}

@@ -1,0 +1,142 @@
+"""Diagnose: the stages of a deployment in, the first that answers wrongly out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pipelines.domain.progress import Progress
+from pipelines.settings.diagnosis import DiagnoseSettings
+from pipelines.settings.engine import EngineOptions, all_options
+from pipelines.settings.serving import ServingSettings
+
+if TYPE_CHECKING:
+    from eval.diagnose.servers import Servers
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Model, checkpoint, engine and repository in, as far as they exist; `diagnosis.json` out.
+
+    What runs on a server is not known from its files alone, so a diagnosis is made anew every time.
+
+    Attributes:
+        asked: seed and length of the answers.
+        url: server that runs already, OpenAI-compatible or grpc:// of Triton; None without.
+        served_model: its name there.
+        serving: how a server is started.
+        engine: by name.
+        options: the engine's own settings; None where it has none.
+        model: label of the model.
+        variant: its compression.
+        logs: folder for the server's log.
+        runs_here: whether the engine gives logits, and so can be compared here.
+        libraries: whose versions are recorded.
+        needs: packages.
+    """
+
+    asked: DiagnoseSettings
+    url: str | None
+    served_model: str | None
+    serving: ServingSettings
+    engine: str
+    options: EngineOptions | None
+    model: str
+    variant: str
+    logs: Path
+    runs_here: bool
+    libraries: tuple[str, ...]
+    needs: tuple[str, ...]
+    name = "diagnose"
+    version = "1"
+    measures = True
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is asked, and of whom."""
+        return {
+            **self.asked.model_dump(include={"seed", "new_tokens", "serve"}),
+            "engine": self.engine,
+            "options": all_options(self.options),
+            "url": self.url,
+            "served_model": self.served_model,
+            "model": self.model,
+            "variant": self.variant,
+        }
+
+    def run(self, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> dict[str, Any]:
+        """Compare every stage with the one before it."""
+        from eval.diagnose.result import RESULT
+        from eval.diagnose.run import Deployment, diagnose
+
+        template = self.serving.chat_template
+        served = self.url is not None or ("repository" in inputs and self.asked.serve)
+        deployment = Deployment(
+            model=inputs["model"],
+            source=inputs.get("sparse", inputs["model"]),
+            texts=inputs["text.bundled"],
+            checkpoint=inputs.get("checkpoint"),
+            engine=inputs.get("engine"),
+            engine_name=self.engine,
+            options=all_options(self.options),
+            serve=(lambda stack: self._serve(stack, inputs, progress)) if served else None,
+            not_run=self._not_run(inputs, served=served),
+            template=template.read_text(encoding="utf-8") if template else None,
+        )
+        result = diagnose(
+            deployment,
+            model=self.model,
+            variant=self.variant,
+            seed=self.asked.seed,
+            new_tokens=self.asked.new_tokens,
+            progress=progress,
+        )
+        result.save(out_dir / RESULT)
+        accused = result.accused
+        return {"accused": str(accused.stage) if accused else None, "sentence": result.sentence()}
+
+    def _not_run(self, inputs: Mapping[str, Path], *, served: bool) -> dict[str, str]:
+        """Return why stages are not run, by stage."""
+        from eval.diagnose.result import Place
+
+        found = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
+        for place, name in ((Place.CHECKPOINT, "checkpoint"), (Place.CPU_ENGINE, "engine")):
+            if name not in inputs:
+                found[place] = f"no {name} was given"
+        if not self.runs_here:
+            found[Place.CPU_ENGINE] = f"engine={self.engine} was asked for"
+        if not served:
+            why = "diagnose.serve=false" if not self.asked.serve else "there is no repository and no eval.url"
+            found |= {Place.TRITON: why, Place.OPENAI: why}
+        elif self.url is not None:
+            other = Place.OPENAI if self._asks_triton else Place.TRITON
+            found[other] = f"eval.url={self.url} is not one"
+        return {str(place): why for place, why in found.items()}
+
+    @property
+    def _asks_triton(self) -> bool:
+        return self.url is not None and self.url.startswith("grpc://")
+
+    def _serve(self, stack: ExitStack, inputs: Mapping[str, Path], progress: Progress) -> Servers:
+        """Return where the given server is, or start Triton and the OpenAI-compatible service on the repository."""
+        from eval.diagnose.servers import Servers
+
+        if self.url is not None and self._asks_triton:
+            text_model = self.served_model or "ensemble"
+            return Servers(urlsplit(self.url).netloc, None, text_model=text_model)
+        if self.url is not None:
+            return Servers(None, self.url, self.served_model or "")
+        from pipelines.serving.frontend import OpenAiFrontend
+        from pipelines.serving.process import TritonServer
+
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{datetime.now():%Y%m%d-%H%M%S}-tritonserver-{os.getpid()}.log"
+        settings = self.serving.model_copy(update={"openai": True})
+        server = stack.enter_context(TritonServer(inputs["repository"], settings, progress=progress, log_file=log))
+        stack.enter_context(OpenAiFrontend(server))
+        return Servers(server.grpc_url, server.openai_url, server.openai_model)
