@@ -156,7 +156,7 @@ def long_chats(front: Front, rng: random.Random) -> list[int]:
 
 def wrong_kinds(front: Front, rng: random.Random) -> list[int]:
     """Long lists of the wrong type, each entry of which is a fault."""
-    entries = [rng.choice((1, None, "x", {}))] * 400_000
+    entries: list[object] = [rng.choice((1, None, "x", {}))] * 400_000
     messages = {"model": "tiny_gemma", "messages": entries}
     prompts = {"model": "tiny_gemma", "prompt": [[None], *entries]}
     return [

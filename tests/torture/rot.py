@@ -288,7 +288,7 @@ def _real(rng: random.Random, end: float) -> Row:
         )
         wanted = {path.relative_to(store): path.read_bytes() for path in files}
         while not tried or time.monotonic() < end:
-            name = rng.choice(sorted(wanted))
+            name = rng.choice(sorted(each for each, content in wanted.items() if content))
             how, start = harm(store / name, rng), time.monotonic()
             shown = _command(folder, store)
             differ = [each for each in wanted if (store / each).read_bytes() != wanted[each]]

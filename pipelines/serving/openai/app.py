@@ -19,7 +19,7 @@ from pipelines.serving.openai.errors import ApiError, shortened
 from pipelines.serving.openai.generate import answers, generate_events, only_answer
 from pipelines.serving.openai.generation import Choice, before, collect_all, too_slow
 from pipelines.serving.openai.inputs import InputTensor
-from pipelines.serving.openai.limits import Limits
+from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
 from pipelines.serving.openai.prepare import Prepared, read_request
 from pipelines.serving.openai.reader import Reader
 from pipelines.serving.openai.schema import Sampling
@@ -229,19 +229,20 @@ async def _unless_client_leaves(request: Request, work: Awaitable[Result]) -> Re
 def _add_error_handlers(app: FastAPI) -> None:
     """Return every error in OpenAI's format, and in Triton's where the endpoint is Triton's."""
 
-    def response(request: Request, error: ApiError) -> Response:
+    async def response(request: Request, error: ApiError) -> Response:
+        await asyncio.sleep(REFUSAL_PAUSE_S)
         headers = {"Retry-After": "1"} if error.status in (429, 503) else None
         body = {"error": error.message} if request.url.path.startswith("/v2/") else error.body()
         return JSONResponse(body, status_code=error.status, headers=headers)
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return response(request, error)
+        return await response(request, error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return response(request, ApiError(error.status_code, message))
+        return await response(request, ApiError(error.status_code, message))
 
 
 def _model(served: ServedModel) -> dict[str, Any]:

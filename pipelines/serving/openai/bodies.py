@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from pipelines.serving.openai.errors import ApiError
-from pipelines.serving.openai.limits import Limits
+from pipelines.serving.openai.limits import REFUSAL_PAUSE_S, Limits
 
 BODY_TIMEOUT_S = 30.0
 BODIES_HELD = 16  # of the largest size, over all requests that are being answered
@@ -101,6 +101,7 @@ class BodyGuard:
 
         A client that is still sending would see a broken connection instead of the answer, so some more is taken in.
         """
+        await asyncio.sleep(REFUSAL_PAUSE_S)
         body = json.dumps(error.body()).encode()
         headers = [
             (b"content-type", b"application/json"),

@@ -11,6 +11,9 @@ PIECE = 16_384  # characters that are tokenized at a time
 SHRINKING = 4  # normalizers may drop or join characters before a text is tokenized
 MARGIN = 8  # tokens that a tokenizer may add to a piece: its special ones, and those that the cut takes apart
 
+REFUSAL_PAUSE_S = 0.03
+"""A refusal waits so long, so that whoever sends bad requests in a loop leaves most of the time to the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 openai = pytest.importorskip("openai")
 
 from pipelines.serving.frontend import OpenAiFrontend  # noqa: E402 - after the skip
+from pipelines.serving.openai.limits import REFUSAL_PAUSE_S  # noqa: E402
 from pipelines.serving.process import TritonServer  # noqa: E402
 from tests.contract.serving.conftest import eventually  # noqa: E402
 
@@ -39,6 +42,17 @@ def test_a_completion_has_text_usage_and_a_reason(client) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 4, 7)
     assert answer.model == "echo"
     assert answer.object == "text_completion"
+
+
+@pytest.mark.parametrize("body", [b'{"model": 1}', b" " * 5_000_000], ids=["bad request", "too long a body"])
+def test_a_refusal_waits_so_that_a_loop_of_bad_requests_leaves_time_for_others(
+    frontend: OpenAiFrontend, echo_server: TritonServer, body: bytes
+) -> None:
+    connection = http.client.HTTPConnection(urlsplit(echo_server.openai_url).netloc, timeout=20)
+    begun = time.perf_counter()
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    assert 400 <= connection.getresponse().status < 500
+    assert time.perf_counter() - begun >= REFUSAL_PAUSE_S
 
 
 def test_sixteen_tokens_are_the_default(client) -> None:

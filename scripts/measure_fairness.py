@@ -1,0 +1,118 @@
+"""TTFT of a good client while others attack the OpenAI service, as a ratio to its TTFT in the same run without them.
+
+    python -m scripts.measure_fairness [--seconds 5] [--rounds 4] [--attackers 2] [ATTACK...]
+
+Quiet and attacked spells take turns, so that a machine that grows busier changes both. Attackers are processes of their
+own at the lowest priority: on another machine their work would cost the server nothing. What the server does for them
+is not excluded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier, Event
+
+from tests.torture.attacks import ATTACKS, PROMPT, Front, served
+
+PAUSE_S = 0.01
+
+
+def main(words: list[str]) -> int:
+    """Measure every attack that was named and print one line for each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5, help="length of a spell (default: 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="spells of each kind per attack (default: 4)")
+    parser.add_argument("--attackers", type=int, default=2, help="attackers at a time (default: 2)")
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks (default: all)")
+    asked = parser.parse_args(words)
+    names = asked.attacks or [attack.__name__ for attack in ATTACKS]
+    header = f"{'quiet p50':>9} {'p99 ms':>7} {'attacked p50':>12} {'p99 ms':>7} {'p99 ratio':>9}"
+    sys.stdout.write(f"{'attack':16} {'requests':>8} {header}\n")
+    with served() as front:
+        spell(front, asked.seconds)  # first requests pay for connections and kernels
+        for name in names:
+            quiet: list[float] = []
+            attacked: list[float] = []
+            for _ in range(asked.rounds):
+                quiet += spell(front, asked.seconds)
+                with attackers(name, front, asked.attackers):
+                    attacked += spell(front, asked.seconds)
+            a, b = _p99(quiet), _p99(attacked)
+            sys.stdout.write(
+                f"{name:16} {len(attacked):8,} {statistics.median(quiet):9.1f} {a:7.1f} "
+                f"{statistics.median(attacked):12.1f} {b:7.1f} {b / a:9.2f}\n"
+            )
+            sys.stdout.flush()
+    return 0
+
+
+def spell(front: Front, seconds: float) -> list[float]:
+    """Ask one streamed question after the other for some seconds; return each TTFT in milliseconds."""
+    until, found = time.monotonic() + seconds, []
+    while time.monotonic() < until:
+        found.append(time_to_first_token(front) * 1000)
+        time.sleep(PAUSE_S)
+    return found
+
+
+def time_to_first_token(front: Front) -> float:
+    """Return the seconds from sending a streamed completion to its first piece of text."""
+    connection = http.client.HTTPConnection(front.host, front.port, timeout=120)
+    try:
+        begun = time.perf_counter()
+        connection.request(
+            "POST", "/v1/completions", json.dumps(PROMPT | {"stream": True}), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        if answer.status != 200 or not answer.readline().startswith(b"data: {"):
+            raise RuntimeError(f"the good client got status {answer.status}")
+        took = time.perf_counter() - begun
+        answer.read()
+        return took
+    finally:
+        connection.close()
+
+
+@contextmanager
+def attackers(name: str, front: Front, count: int) -> Iterator[None]:
+    """Keep some attackers at work."""
+    context = multiprocessing.get_context("spawn")
+    end = context.Event()
+    ready = context.Barrier(count + 1)
+    at_work = [context.Process(target=_attack, args=(name, front, seed, ready, end)) for seed in range(count)]
+    for process in at_work:
+        process.start()
+    try:
+        ready.wait(60)  # importing this module takes processor time of the good client
+        yield
+    finally:
+        end.set()
+        for process in at_work:
+            process.join()
+
+
+def _attack(name: str, front: Front, seed: int, ready: Barrier, end: Event) -> None:
+    os.nice(19)
+    rng = random.Random(seed)
+    (attack,) = (attack for attack in ATTACKS if attack.__name__ == name)
+    ready.wait(60)
+    while not end.is_set():
+        attack(front, rng)
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
