@@ -15,11 +15,11 @@ import numpy as np
 from eval.diagnose import weights
 from eval.diagnose.examined import ACTIVATION, LINEARS, PREQUANT, QKV, Examined
 from eval.diagnose.linears import Part, compare_linear, scale_of
-from eval.diagnose.result import Place, StageResult, StageVerdict
+from eval.diagnose.result import Place, StageResult
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import FORMATS, Activation, KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.rope import inverse_frequencies
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-LARGEST_CODE: Mapping[str, float] = {"fp8": 448.0, "int8": 127.0, "fp4": 6 * 448.0}
+LARGEST_CODE: Mapping[Activation, float] = {"fp8": 448.0, "int8": 127.0, "fp4": 6 * 448.0}
+LARGEST_CACHED: Mapping[KvFormat, float] = {KvFormat.FP8: 448.0, KvFormat.INT8: 127.0}
 LEAST_COVER, MOST_COVER = 0.05, 12.0
 """Largest value that a scale represents, in units of the largest that was seen; calibration saw other
 texts, and rare outliers decide (0.106 was measured after calibration on 16 short texts)."""
@@ -57,15 +58,7 @@ def examine(
     # with another number of heads or layers, tensors cannot be told apart
     if not found.findings:
         _tensors(checkpoint, model, inputs, found, progress)
-    return StageResult(
-        stage=Place.CHECKPOINT,
-        against=f"{Place.ORIGINAL}: configuration and {found.tensors} tensors",
-        worst=f"{found.worst:.2g} x allowed" if not found.findings else found.findings[0].figure,
-        noise="1 x",
-        verdict=StageVerdict.ACCUSED if found.findings else StageVerdict.CLEAN,
-        note="" if found.findings or not found.where else f"worst: {found.where}",
-        findings=tuple(found.findings),
-    )
+    return found.result(Place.CHECKPOINT, f"{Place.ORIGINAL}: configuration and {found.tensors} tensors")
 
 
 def _tensors(
@@ -240,9 +233,9 @@ def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, fo
     prequant = scale_of(checkpoint, module, PREQUANT)
     largest = float((seen if prequant is None else seen * np.abs(prequant)).max())
     bound = LARGEST_CODE[FORMATS[checkpoint.config.qformat].activation]
-    cover = float(scale.reshape(-1)[0]) * bound / max(largest, 1e-30)
-    name = f"{module}.{ACTIVATION}"
-    _cover(name, layer, cover, (LEAST_COVER, MOST_COVER), found, "an input", float(scale.reshape(-1)[0]))
+    first = float(scale.reshape(-1)[0])
+    ratio = first * bound / max(largest, 1e-30)
+    cover(f"{module}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input", scale=first)
 
 
 def _kv_scale(checkpoint: Checkpoint, layer: int, inputs: Mapping[tuple[int, str], Array], found: Examined) -> None:
@@ -250,18 +243,26 @@ def _kv_scale(checkpoint: Checkpoint, layer: int, inputs: Mapping[tuple[int, str
     scale = float(checkpoint.tensor(name).astype(np.float32).reshape(-1)[0])
     largest = max(float(inputs[layer, part].max()) for part in ("k", "v"))
     form = checkpoint.config.kv_format
-    cover = scale * LARGEST_CODE["fp8" if form is KvFormat.FP8 else "int8"] / max(largest, 1e-30)
-    _cover(name, layer, cover, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale)
+    ratio = scale * LARGEST_CACHED[form] / max(largest, 1e-30)
+    cover(name, layer, ratio, (LEAST_KV, MOST_KV[form]), found, "a key or value", scale=scale)
 
 
-def _cover(
-    name: str, layer: int, cover: float, limits: tuple[float, float], found: Examined, what: str, scale: float
+def cover(
+    name: str,
+    layer: int,
+    ratio: float,
+    limits: tuple[float, float],
+    found: Examined,
+    what: str,
+    *,
+    scale: float | None = None,
 ) -> None:
+    """Judge the largest value that a scale represents, in units of the largest that was seen."""
     least, most = limits
-    found.saw(name, max(least / cover, cover / most))
-    if least <= cover <= most:
+    found.saw(name, max(least / ratio, ratio / most))
+    if least <= ratio <= most:
         return
     missing = " (the scale is missing: it is 1)" if scale == 1 else ""
-    much = f"{cover:.3g} times the largest value that was seen"
-    effect = "values are clipped" if cover < least else "few codes are used"
-    found.add(layer, name, f"covers {cover:.3g} x", f"the scale covers {much} of {what}, so {effect}{missing}")
+    much = f"{ratio:.3g} times the largest value that was seen"
+    effect = "values are clipped" if ratio < least else "few codes are used"
+    found.add(layer, name, f"covers {ratio:.3g} x", f"the scale covers {much} of {what}, so {effect}{missing}")

@@ -70,16 +70,8 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
         shapes = f"its shape is {list(decoded.shape)}, the model's {list(part.source.shape)}"
         found.add(part.layer, part.tensor, "shape", shapes)
         return
-    factors = np.ones(decoded.shape[1], np.float32) if prequant is None else prequant
-    decoded = decoded * factors
-    group = checkpoint.config.quantization.group_size
-    expected = weights.best_codes(part.source / factors, kind, group) * factors
-    measured = weights.compare(part.source, decoded, expected)
-    if measured.suspicious and prequant is not None:
-        # with a wrong factor the best codes under it prove nothing
-        plain = weights.best_codes(part.source, kind, group)
-        expected = min((expected, plain), key=lambda each: float(np.linalg.norm(each - part.source)))
-        measured = weights.compare(part.source, decoded, expected)
+    decoded = decoded if prequant is None else decoded * prequant
+    measured, expected = measure(part.source, decoded, prequant, kind, checkpoint.config.quantization.group_size)
     found.saw(part.tensor, measured.ratio)
     if not measured.suspicious:
         return
@@ -88,8 +80,35 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
         part.tensor,
         weights.explain(suspect, _others(part)),
     )
-    figure = f"{100 * measured.error:.3g} % off, {100 * measured.expected:.2g} % expected"
-    found.add(part.layer, tensor, figure, cause)
+    found.add(part.layer, tensor, figure_of(measured), cause)
+
+
+def measure(
+    source: Array, decoded: Array, smoothing: Array | None, kind: WeightKind, group: int
+) -> tuple[weights.WeightError, Array]:
+    """Return how far a weight [O, I] is from its source, and the source with the error that its format has at best.
+
+    Args:
+        source: what it was made from.
+        decoded: as it is multiplied, with the factors of the input channels undone.
+        smoothing: those factors [I]; None without.
+        kind: how it is stored.
+        group: input channels that share a scale.
+    """
+    factors = np.ones(decoded.shape[1], np.float32) if smoothing is None else smoothing
+    expected = weights.best_codes(source / factors, kind, group) * factors
+    measured = weights.compare(source, decoded, expected)
+    if measured.suspicious and smoothing is not None:
+        # with a wrong factor the best codes under it prove nothing
+        plain = weights.best_codes(source, kind, group)
+        expected = min((expected, plain), key=lambda each: float(np.linalg.norm(each - source)))
+        measured = weights.compare(source, decoded, expected)
+    return measured, expected
+
+
+def figure_of(measured: weights.WeightError) -> str:
+    """Return the error in words."""
+    return f"{100 * measured.error:.3g} % off, {100 * measured.expected:.2g} % expected"
 
 
 def _kind(checkpoint: Checkpoint, module: str) -> WeightKind:

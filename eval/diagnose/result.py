@@ -21,6 +21,7 @@ class Place(StrEnum):
     """The stages of a deployment, in the order in which a model passes through them."""
 
     ORIGINAL = "hugging_face"
+    MODELOPT = "modelopt"
     CHECKPOINT = "checkpoint"
     CPU_ENGINE = "cpu_engine"
     GPU_ENGINE = "tensorrt_llm"

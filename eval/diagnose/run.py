@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,13 @@ import numpy as np
 from eval.adapter import load_tokenizer
 from eval.diagnose.checkpoint import examine
 from eval.diagnose.engine import AGAIN, EXACT, ROUNDED, Retraced, Step
+from eval.diagnose.examined import AGAIN as EXPORT_AGAIN
 from eval.diagnose.expected import RightAnswers
 from eval.diagnose.items import WORDS, Item, make_items
 from eval.diagnose.result import Finding, Place, StageDiagnosis, StageResult, StageVerdict
 from eval.diagnose.served import examine_openai, examine_triton
 from eval.diagnose.servers import Servers
+from eval.diagnose.simulated import compare_scales, examine_simulation
 from eval.fidelity.divergence import compare_logits
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress import trace_checkpoint, trace_model
@@ -31,6 +33,8 @@ from pipelines.engines.registry import open_engine
 from pipelines.host.files import parse_json
 
 if TYPE_CHECKING:
+    from pipelines.compress.simulated import SimulatedModel
+    from pipelines.compress.specs import QuantSpec
     from pipelines.compress.traced import TracedModel
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +52,19 @@ WITHOUT_AN_ENGINE = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Simulation:
+    """How ModelOpt's simulation of a checkpoint is made again.
+
+    Attributes:
+        spec: format of the checkpoint.
+        make: calibrates the source.
+    """
+
+    spec: QuantSpec
+    make: Callable[[], SimulatedModel]
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """Where the stages are; None for what does not exist or cannot run here.
 
@@ -55,6 +72,7 @@ class Deployment:
         model: Hugging Face folder, with its tokenizer.
         source: what was quantized: the model, or its sparse form.
         texts: JSON lines that prompts are taken from.
+        simulation: of the format that the checkpoint was calibrated in; None without.
         checkpoint: TensorRT-LLM checkpoint.
         engine: folder of the engine.
         engine_name: which engine.
@@ -67,6 +85,7 @@ class Deployment:
     model: Path
     source: Path
     texts: Path
+    simulation: Simulation | None = None
     checkpoint: Path | None = None
     engine: Path | None = None
     engine_name: str = "openvino"
@@ -170,12 +189,37 @@ class _Work:
             return
         if given.source != given.model:
             model = trace_model(given.source)
+        inputs = model.largest_inputs([item.ids for item in self.items])
+        simulated = None if given.simulation is None else given.simulation.make()
+        if simulated is not None and given.simulation is not None:
+            yield examine_simulation(simulated, model, given.simulation.spec, inputs, self.progress)
         checkpoint = Checkpoint.open(given.checkpoint)
-        yield examine(checkpoint, model, model.largest_inputs([item.ids for item in self.items]), self.progress)
+        result = examine(checkpoint, model, inputs, self.progress)
         model = trace_checkpoint(given.model, checkpoint)
+        yield result if simulated is None else self._exported(result, checkpoint, simulated, model, noise)
         if self.session is not None:
             yield self._engine(self.session, checkpoint, model, noise)
         yield from self._served(model, Place.CHECKPOINT)
+
+    def _exported(
+        self, result: StageResult, checkpoint: Checkpoint, simulated: SimulatedModel, decoded: TracedModel, noise: float
+    ) -> StageResult:
+        """Compare a checkpoint with the simulation that it was exported from as well: its scales and its answers."""
+        if result.verdict == StageVerdict.ACCUSED:
+            return result
+        found, note = compare_scales(checkpoint, simulated), result.note
+        # weights that the build quantizes are floats in the simulation, which therefore answers otherwise
+        if not found and not FORMATS[checkpoint.config.qformat].weights.at_build:
+            away = _kl(simulated.logits(self.read), decoded.logits(self.read))
+            note = f"{note}; answers KL {away:.2g} from ModelOpt's simulation"
+            if away > max(LIKE_NOISE * noise, LEAST_KL):
+                cause = "its tensors are within their limits, but its answers are not those of ModelOpt's simulation"
+                found = [Finding(None, "checkpoint", f"KL {away:.2g}", cause, EXPORT_AGAIN)]
+        if not found:
+            return replace(result, note=note)
+        return replace(
+            result, verdict=StageVerdict.ACCUSED, worst=found[0].figure, noise="", note="", findings=tuple(found)
+        )
 
     def _engine(
         self, session: LogitsSession, checkpoint: Checkpoint, decoded: TracedModel, noise: float

@@ -252,11 +252,15 @@ class _Flow(EngineFlow):
     def diagnose(self, settings: Settings) -> None:
         """Add the diagnosis of what is given, or of what this configuration makes as far as it runs here."""
         asked, elsewhere = settings.diagnose, settings.eval.url is not None
+        quantize, _ = self._compression(settings)
         if not asked.given:
             self._made_here(settings, serve=asked.serve and not elsewhere)
-        names = ("sparse", "checkpoint", "engine", "repository")
+        names = ["sparse", "checkpoint", "engine", "repository"]
+        if not asked.given and asked.simulate and quantize.calibrated:
+            names.append("calibration")
         stage = Diagnose(
             asked,
+            None if asked.given else quantize,
             settings.eval.url,
             settings.eval.model,
             settings.serving,

@@ -18,6 +18,7 @@ class DiagnoseSettings(Group):
             this or one of the next two is given, nothing is made, and stages that are not given are left out.
         engine: folder of an engine of the CPU, built from that checkpoint.
         repository: Triton repository of that engine, which is served to be asked.
+        simulate: calibrate ModelOpt's simulation again, to tell whether a fault was there before the export.
         serve: start a server on the repository; false leaves out what is served, unless eval.url names a server.
         seed: of the prompts; the same seed chooses the same ones.
         new_tokens: tokens of an answer.
@@ -26,6 +27,7 @@ class DiagnoseSettings(Group):
     checkpoint: Path | None = None
     engine: Path | None = None
     repository: Path | None = None
+    simulate: bool = True
     serve: bool = True
     seed: Annotated[int, Field(ge=0)] = 1
     new_tokens: Annotated[int, Field(ge=4, le=256)] = 24

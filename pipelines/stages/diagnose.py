@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,19 +16,22 @@ from pipelines.domain.progress import Progress
 from pipelines.settings.diagnosis import DiagnoseSettings
 from pipelines.settings.engine import EngineOptions, all_options
 from pipelines.settings.serving import ServingSettings
+from pipelines.stages.quantize import Quantize
 
 if TYPE_CHECKING:
+    from eval.diagnose.run import Simulation
     from eval.diagnose.servers import Servers
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Model, checkpoint, engine and repository in, as far as they exist; `diagnosis.json` out.
+    """Model, calibration text, checkpoint, engine and repository in, as far as they exist; `diagnosis.json` out.
 
     What runs on a server is not known from its files alone, so a diagnosis is made anew every time.
 
     Attributes:
         asked: seed and length of the answers.
+        quantize: what the checkpoint was made with; None if it was given.
         url: server that runs already, OpenAI-compatible or grpc:// of Triton; None without.
         served_model: its name there.
         serving: how a server is started.
@@ -42,6 +46,7 @@ class Diagnose:
     """
 
     asked: DiagnoseSettings
+    quantize: Quantize | None
     url: str | None
     served_model: str | None
     serving: ServingSettings
@@ -60,7 +65,7 @@ class Diagnose:
     def identity(self) -> dict[str, Any]:
         """Return what is asked, and of whom."""
         return {
-            **self.asked.model_dump(include={"seed", "new_tokens", "serve"}),
+            **self.asked.model_dump(include={"seed", "new_tokens", "serve", "simulate"}),
             "engine": self.engine,
             "options": all_options(self.options),
             "url": self.url,
@@ -80,6 +85,7 @@ class Diagnose:
             model=inputs["model"],
             source=inputs.get("sparse", inputs["model"]),
             texts=inputs["text.bundled"],
+            simulation=self._simulation(inputs, progress),
             checkpoint=inputs.get("checkpoint"),
             engine=inputs.get("engine"),
             engine_name=self.engine,
@@ -105,6 +111,8 @@ class Diagnose:
         from eval.diagnose.result import Place
 
         found = {Place.GPU_ENGINE: "its logits are not read by this project; diagnose the same checkpoint on the CPU"}
+        if self._why_not_simulated:
+            found[Place.MODELOPT] = self._why_not_simulated
         for place, name in ((Place.CHECKPOINT, "checkpoint"), (Place.CPU_ENGINE, "engine")):
             if name not in inputs:
                 found[place] = f"no {name} was given"
@@ -117,6 +125,24 @@ class Diagnose:
             other = Place.OPENAI if self._asks_triton else Place.TRITON
             found[other] = f"eval.url={self.url} is not one"
         return {str(place): why for place, why in found.items()}
+
+    @property
+    def _why_not_simulated(self) -> str:
+        """Why ModelOpt's simulation is no stage of this diagnosis; empty if it is one."""
+        if self.quantize is None:
+            return "the checkpoint was given, so its calibration is unknown"
+        if not self.asked.simulate:
+            return "diagnose.simulate=false"
+        return self.quantize.why_not_simulated
+
+    def _simulation(self, inputs: Mapping[str, Path], progress: Progress) -> Simulation | None:
+        """Return how the calibration of the checkpoint is repeated; None if it is not."""
+        if self.quantize is None or self._why_not_simulated:
+            return None
+        from eval.diagnose.run import Simulation
+
+        source = inputs.get("sparse", inputs["model"])
+        return Simulation(self.quantize.spec, partial(self.quantize.simulate, inputs, source, progress))
 
     @property
     def _asks_triton(self) -> bool:

@@ -15,7 +15,8 @@ from pipelines.rules.table import check_checkpoint
 from pipelines.settings.compression import CalibrationSettings, KvCacheSettings, QuantSettings
 
 if TYPE_CHECKING:
-    from pipelines.compress import CalibrationSpec
+    from pipelines.compress import CalibrationSpec, QuantSpec
+    from pipelines.compress.simulated import SimulatedModel
     from pipelines.compress.specs import Layout
 
 
@@ -51,6 +52,43 @@ class Quantize:
         """Whether activations are calibrated."""
         return FORMATS[self.quant.qformat].calibrated or self.kv_cache.dtype != KvFormat.AUTO
 
+    @property
+    def spec(self) -> QuantSpec:
+        """The formats, as the compressor's record."""
+        from pipelines.compress import QuantSpec
+
+        return QuantSpec(
+            qformat=self.quant.qformat,
+            kv_cache=self.kv_cache.dtype,
+            group_size=self.quant.group_size,
+            smoothquant_alpha=self.quant.smoothquant_alpha,
+            awq_alpha_step=self.quant.awq_alpha_step,
+        )
+
+    @property
+    def why_not_simulated(self) -> str:
+        """Why ModelOpt does not simulate this format in `make diagnose`; empty if it does."""
+        if not self.calibrated:
+            return f"nothing is calibrated for {self.quant.qformat}"
+        if FORMATS[self.quant.qformat].activation == "fp4":
+            return "ModelOpt simulates FP4 activations on CUDA only"
+        if self.device != "cpu":
+            return f"the checkpoint was calibrated on {self.device}, and is compared on the CPU"
+        return ""
+
+    def simulate(self, inputs: Mapping[str, Path], source: Path, progress: Progress) -> SimulatedModel:
+        """Calibrate again, as `run` does.
+
+        Args:
+            inputs: with the calibration text.
+            source: Hugging Face folder of what was quantized.
+            progress: shows calibration.
+        """
+        from pipelines.compress.simulated import simulated
+
+        texts, calibration = texts_of(self.calibration, inputs), calibration_of(self.calibration)
+        return simulated(source, self.spec, texts, calibration, dtype=self.quant.dtype, progress=progress)
+
     def identity(self) -> dict[str, Any]:
         """Return format, the options that the format reads, ranks, and calibration where it is used."""
         qformat, spec = self.quant.qformat, FORMATS[self.quant.qformat]
@@ -79,7 +117,7 @@ class Quantize:
         """Calibrate, export, verify."""
         from pipelines.checkpoint.unified import verify_unified
         from pipelines.checkpoint.verify import verify
-        from pipelines.compress import QuantSpec, quantize
+        from pipelines.compress import quantize
 
         check_model(
             inputs["model"],
@@ -92,13 +130,7 @@ class Quantize:
         facts = quantize(
             inputs["model"],
             out_dir,
-            QuantSpec(
-                qformat=self.quant.qformat,
-                kv_cache=self.kv_cache.dtype,
-                group_size=self.quant.group_size,
-                smoothquant_alpha=self.quant.smoothquant_alpha,
-                awq_alpha_step=self.quant.awq_alpha_step,
-            ),
+            self.spec,
             texts_of(self.calibration, inputs) if self.calibrated else (),
             calibration_of(self.calibration),
             tp_size=self.tp_size,

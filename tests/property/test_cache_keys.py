@@ -155,6 +155,7 @@ MUST_RERUN = {
     "diagnose.checkpoint": (Path("/checkpoint"), NOTHING),  # `make diagnose` alone reads them, and runs every time
     "diagnose.engine": (Path("/engine"), NOTHING),
     "diagnose.repository": (Path("/repository"), NOTHING),
+    "diagnose.simulate": (False, NOTHING),
     "diagnose.serve": (False, NOTHING),
     "diagnose.seed": (2, NOTHING),
     "diagnose.new_tokens": (8, NOTHING),

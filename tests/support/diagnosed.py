@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.diagnose.run import Deployment
+from eval.diagnose.run import Deployment, Simulation
 from eval.diagnose.servers import Servers
 from pipelines.compress import CalibrationSpec, QuantSpec, load_texts, quantize
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.compress.simulated import simulated
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits
@@ -53,6 +54,23 @@ class Recipe:
     tp: int = 1
     pp: int = 1
 
+    @property
+    def spec(self) -> QuantSpec:
+        """The formats."""
+        return QuantSpec(self.qformat, self.kv)
+
+    def simulation(self, model: Path) -> Simulation | None:
+        """Return how ModelOpt simulates it; None where nothing is calibrated, or not on a CPU."""
+        form = FORMATS[self.qformat]
+        if form.activation == "fp4" or (not form.calibrated and self.kv is KvFormat.AUTO):
+            return None
+        return Simulation(
+            self.spec,
+            lambda: simulated(
+                model, self.spec, load_texts(TEXTS), CALIBRATION, dtype="auto", progress=SilentProgress()
+            ),
+        )
+
     def __str__(self) -> str:
         split = "".join(f" {name}{n}" for name, n in (("tp", self.tp), ("pp", self.pp)) if n > 1)
         kv = "" if self.kv is KvFormat.AUTO else f" kv {self.kv}"
@@ -82,6 +100,7 @@ class Places:
     """Folders of one deployment, which a fault may change.
 
     Attributes:
+        recipe: what it was made of.
         model: Hugging Face folder.
         checkpoint: TensorRT-LLM checkpoint.
         engine: of the CPU.
@@ -89,6 +108,7 @@ class Places:
         chat_template: that the OpenAI service is given; None for the tokenizer's own.
     """
 
+    recipe: Recipe
     model: Path
     checkpoint: Path
     engine: Path
@@ -101,6 +121,7 @@ class Places:
             self.model,
             self.model,
             TEXTS,
+            self.recipe.simulation(self.model),
             self.checkpoint,
             self.engine,
             serve=None if self.repository is None else self._serving(self.repository, log),
@@ -149,7 +170,7 @@ class Deployments:
         repository = None
         if served:
             repository = self._once(f"repository-{name}", lambda out: _written(model, engine, out, recipe))
-        return Places(model, checkpoint, engine, repository)
+        return Places(recipe, model, checkpoint, engine, repository)
 
     def copied(self, recipe: Recipe, to: Path, *, served: bool) -> Places:
         """Return a copy of a deployment that a fault may change."""
@@ -159,7 +180,7 @@ class Deployments:
         for part in ("model", "checkpoint", "engine", "repository"):
             folder = getattr(made, part)
             copies[part] = None if folder is None else Path(shutil.copytree(folder, to / part))
-        return Places(**copies)
+        return Places(recipe, **copies)
 
     def _once(self, name: str, make: Callable[[Path], Any]) -> Path:
         folder, half = self.root / name, self.root / f"half-{name}"
@@ -171,8 +192,7 @@ class Deployments:
 
 
 def _quantized(model: Path, out: Path, recipe: Recipe) -> None:
-    spec = QuantSpec(recipe.qformat, recipe.kv)
-    quantize(model, out, spec, load_texts(TEXTS), CALIBRATION, tp_size=recipe.tp, pp_size=recipe.pp)
+    quantize(model, out, recipe.spec, load_texts(TEXTS), CALIBRATION, tp_size=recipe.tp, pp_size=recipe.pp)
 
 
 def _built(checkpoint: Path, out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ pytest.importorskip("modelopt")
 from eval.diagnose.result import Place, StageDiagnosis, StageVerdict
 from eval.diagnose.run import diagnose
 from eval.diagnose.table import diagnosis_text
+from pipelines.compress.simulated import SimulatedModel
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import SilentProgress
 from tests.support.diagnosed import Deployments, Places
-from tests.support.planted_faults import FAULTS, LLAMA
+from tests.support.planted_faults import FAULTS, FP8, LLAMA, at, in_checkpoint, scaled
 
 CHEAP = ("a weight times 1.05", "two layers exchanged", "attention scale 1 / head size")
 
@@ -60,6 +62,40 @@ def test_a_planted_fault_is_named(name: str, made: Deployments, tmp_path: Path) 
     first = accused.findings[0]
     assert (accused.stage, first.layer) == (fault.stage, fault.layer)
     assert fault.tensor in first.tensor
+
+
+def test_a_fault_of_the_calibration_is_modelopts(made: Deployments, tmp_path: Path) -> None:
+    """The same wrong weight is in the checkpoint, but it was there before the export."""
+    given = made.made(FP8).deployment(tmp_path / "log")
+    assert given.simulation is not None
+    right = given.simulation.make
+
+    def halved() -> SimulatedModel:
+        model = right()
+        quantizer = model._module(1, "mlp.proj").weight_quantizer
+        quantizer.amax = quantizer.amax / 2
+        return model
+
+    spoilt = replace(given, simulation=replace(given.simulation, make=halved))
+    accused = diagnose(spoilt, model="tiny", variant="fp8", seed=1, new_tokens=8, progress=SilentProgress()).accused
+    assert accused is not None
+    assert (accused.stage, accused.findings[0].layer) == (Place.MODELOPT, 1)
+    assert accused.findings[0].tensor == "layers.1.mlp.proj.weight"
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.5])
+def test_a_scale_is_compared_with_that_of_a_second_calibration(
+    factor: float, made: Deployments, tmp_path: Path
+) -> None:
+    """It covers what the layer sees, so that only the calibration can tell."""
+    places, name = made.copied(FP8, tmp_path / "copy", served=False), "mlp.fc.activation_scaling_factor"
+    in_checkpoint(scaled(at(1, "mlp.fc"), "activation_scaling_factor", factor))(places)
+    result = diagnosed(places, tmp_path / "log")
+    accused = result.accused
+    assert accused is not None
+    assert (accused.stage, accused.findings[0].tensor) == (Place.CHECKPOINT, f"transformer.layers.1.{name}")
+    assert f"{factor:g} times that of ModelOpt's calibration" in accused.findings[0].cause
+    assert {each.stage: each.verdict for each in result.stages}[Place.MODELOPT] == StageVerdict.CLEAN
 
 
 def test_names_of_faults_are_unique_and_there_are_forty() -> None:

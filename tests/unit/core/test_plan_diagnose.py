@@ -25,7 +25,25 @@ def diagnosis(made):
 def test_everything_is_made_and_diagnosed(tmp_path):
     made = plan(tmp_path, "quant=fp8")
     assert ids(made) == ["quantize", "build", "repository", "diagnose"]
-    assert set(diagnosis(made).inputs) == {"model", "text.bundled", "checkpoint", "engine", "repository"}
+    inputs = {"model", "text.bundled", "calibration", "checkpoint", "engine", "repository"}
+    assert set(diagnosis(made).inputs) == inputs
+
+
+@pytest.mark.parametrize("words", [["quant=fp8", "diagnose.simulate=false"], ["quant=int8_wo"]])
+def test_nothing_is_calibrated_where_nothing_is_simulated(tmp_path, words):
+    assert "calibration" not in diagnosis(plan(tmp_path, *words)).inputs
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["quant=int8_wo"], "nothing is calibrated for int8_wo"),
+        (["quant=nvfp4", "model=tiny_llama"], "ModelOpt simulates FP4 activations on CUDA only"),
+        (["quant=fp8"], ""),
+    ],
+)
+def test_why_modelopt_is_no_stage_is_said(tmp_path, words, why):
+    assert diagnosis(plan(tmp_path, *words)).stage.quantize.why_not_simulated == why
 
 
 def test_without_a_server_no_repository_is_written(tmp_path):
