@@ -61,13 +61,18 @@ def bounds_text(result: BoundsResult) -> str:
     if len(result.texts) > 1:
         rows.append(("all", f"{result.overall.tokens:,}", *bound_cells(result.overall)))
     title = f"{result.served_model} at {result.url} against {result.model} in 16 bit ({result.arithmetic}):"
-    known = (
+    known = known_text(result)
+    return "\n".join(
+        [wrapped(title, 0), "", *table(rows), "", *(wrapped(each, 0) for each in (known, BOUND_READING, LEFT_OUT))]
+    )
+
+
+def known_text(result: BoundsResult) -> str:
+    """Return how much of the probability is known, and what a bound means."""
+    return (
         f"The server gives the probabilities of {result.top_logprobs} of {result.vocabulary:,} tokens, which hold "
         f"{100 * result.overall.known_mass:.2f} % of the 16-bit model's probability (mean). >=: the KL divergence is "
         "this or more. There is no upper bound, as a token that was not returned may have any probability down to 0."
-    )
-    return "\n".join(
-        [wrapped(title, 0), "", *table(rows), "", *(wrapped(each, 0) for each in (known, BOUND_READING, LEFT_OUT))]
     )
 
 

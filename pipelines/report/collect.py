@@ -10,6 +10,8 @@ from eval.compare import change_row, loss_rows
 from eval.fidelity.flips import flips
 from eval.fidelity.result import RESULT as FIDELITY
 from eval.fidelity.result import FidelityResult
+from eval.fidelity.served import RESULT as BOUNDS
+from eval.fidelity.served import BoundsResult
 from eval.perplexity import RESULT as PERPLEXITY
 from eval.perplexity import PerplexityResult, same_texts
 from eval.results import BASELINE as IN_TURNS
@@ -27,6 +29,7 @@ from pipelines.report.data import (
     FormatReport,
     ReportData,
     ReportedArtifact,
+    ReportedBounds,
     ReportedFidelity,
     ReportedPerplexity,
 )
@@ -64,7 +67,7 @@ def collect(
     evaluations = _evaluations(shelf, by_label, {label[0] for label in labels})
     formats = tuple(_format(shelf, label, by_label[label], results, evaluations) for label in labels)
     formats = _judged(formats, evaluations, criteria)
-    return ReportData(formats, group_runs(formats))
+    return ReportData(formats, group_runs(formats), _bounds(shelf, {label[0] for label in labels}))
 
 
 def _judged(
@@ -214,6 +217,16 @@ def _fidelity(
             changed = flips(baseline, accuracy.result) if baseline and accuracy else None
             return ReportedFidelity(piece, FidelityResult.from_json(shelf.read_json(piece, FIDELITY), place), changed)
     return None
+
+
+def _bounds(shelf: Shelf, models: set[str]) -> tuple[ReportedBounds, ...]:
+    """Return the newest comparison of each server with one of these models in 16 bit."""
+    found: dict[tuple[str, ...], ReportedBounds] = {}
+    for piece in shelf.of("bounds"):
+        result = BoundsResult.from_json(shelf.read_json(piece, BOUNDS), f"{shelf.root / piece.place / BOUNDS}")
+        if result.model in models:
+            found.setdefault((result.model, result.url, result.served_model), ReportedBounds(piece, result))
+    return tuple(found.values())
 
 
 def _head(shelf: Shelf, pieces: list[ReportedArtifact]) -> ReportedArtifact:

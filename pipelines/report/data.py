@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.fidelity.flips import Flips
 from eval.fidelity.result import FidelityResult
+from eval.fidelity.served import BoundsResult
 from eval.perplexity import PerplexityResult
 from eval.results import EvalResult
 from pipelines.domain.benchmark import BenchmarkResult, Level, Summary
@@ -113,6 +114,19 @@ class ReportedFidelity:
     piece: ReportedArtifact
     result: FidelityResult
     flips: Flips | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedBounds:
+    """What is known of the predictions of a server that runs elsewhere, beside those of the 16-bit model.
+
+    Attributes:
+        piece: the artifact.
+        result: all figures.
+    """
+
+    piece: ReportedArtifact
+    result: BoundsResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +248,12 @@ class ReportData:
     Attributes:
         formats: the 16-bit baseline first, then the formats in the requested order or as found.
         workloads: groups of comparable runs, newest first.
+        bounds: newest comparison of each server that runs elsewhere with the 16-bit model.
     """
 
     formats: tuple[FormatReport, ...]
     workloads: tuple[Workload, ...]
+    bounds: tuple[ReportedBounds, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -247,4 +263,4 @@ class ReportData:
     @property
     def newest(self) -> str:
         """Return the ISO time of the newest artifact, which dates the report: the same store gives the same report."""
-        return max(item.newest for item in self.formats)
+        return max(*(item.newest for item in self.formats), *(item.piece.created for item in self.bounds), "")

@@ -8,11 +8,24 @@ from typing import TYPE_CHECKING
 
 from eval.fidelity.divergence import Figures
 from eval.fidelity.result import LayerErrors
-from eval.fidelity.table import HEADINGS, LAYERS, NO_DIRECTION, READING, SCALED, WITHIN, cells, greedy_text
+from eval.fidelity.table import (
+    BOUND_READING,
+    HEADINGS,
+    LAYERS,
+    LEFT_OUT,
+    NO_DIRECTION,
+    READING,
+    SCALED,
+    WITHIN,
+    bound_cells,
+    cells,
+    greedy_text,
+    known_text,
+)
 from pipelines.document.blocks import LEFT, Block, BulletList, Callout, Column, Figure, Fold, Section, Table, groups
 from pipelines.document.canvas import Theme, axis, plain_log, plot
 from pipelines.document.show import NONE, count
-from pipelines.report.data import FormatReport, ReportData, ReportedFidelity
+from pipelines.report.data import FormatReport, ReportData, ReportedBounds, ReportedFidelity
 
 if TYPE_CHECKING:
     from pipelines.document.canvas import Axes, Drawing
@@ -24,21 +37,45 @@ STRONGEST = 0.55
 
 
 def section(data: ReportData) -> Section:
-    """Return the section; without blocks if no format was compared."""
+    """Return the section; without blocks if nothing was compared."""
     found = [(item, item.fidelity) for item in data.formats if item.fidelity]
-    if not found:
-        return Section("fidelity", "Fidelity", ())
     several = len(data.models) > 1
-    blocks: list[Block] = [_table(found, several), Callout("note", NO_DIRECTION), _divergences(found, several)]
-    blocks.append(
-        BulletList(tuple(f"{_name(item, several)}: {greedy_text(fidelity.result)}" for item, fidelity in found))
-    )
+    blocks: list[Block] = []
+    if found:
+        blocks += [_table(found, several), Callout("note", NO_DIRECTION), _divergences(found, several)]
+        blocks.append(
+            BulletList(tuple(f"{_name(item, several)}: {greedy_text(fidelity.result)}" for item, fidelity in found))
+        )
     if any(fidelity.flips for _, fidelity in found):
         blocks.append(_flips(found, several))
     for item, fidelity in found:
         if layers := fidelity.result.layers:
             blocks.append(Fold(f"By layer: {_name(item, several)}", (_heat_map(item, layers),)))
+    blocks += [_bounds(each) for each in data.bounds]
     return Section("fidelity", "Fidelity", tuple(blocks))
+
+
+def _bounds(given: ReportedBounds) -> Table:
+    """Return what is known of a server that runs elsewhere."""
+    result = given.result
+    rows = [(text.name, f"{text.figures.tokens:,}", *bound_cells(text.figures)) for text in result.texts]
+    if len(result.texts) > 1:
+        rows.append(("all", f"{result.overall.tokens:,}", *bound_cells(result.overall)))
+    return Table(
+        caption=(
+            f"Bounds: predictions of {result.served_model} at {result.url} beside those of {result.model} in 16 bit, "
+            f"windows of {result.window} tokens, arithmetic {result.arithmetic}, measured {given.piece.created[:10]}"
+        ),
+        origin="measured",
+        columns=(
+            Column("text", right=LEFT),
+            Column("tokens"),
+            *groups("KL divergence at least, nats", ("mean", *HEADINGS[1:4])),
+            *(Column(title) for title in HEADINGS[4:]),
+        ),
+        rows=tuple(rows),
+        notes=(known_text(result), BOUND_READING, LEFT_OUT),
+    )
 
 
 def _name(item: FormatReport, several: bool) -> str:

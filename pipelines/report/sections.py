@@ -264,7 +264,7 @@ def _made_from(data: ReportData) -> Section:
 
 def _repeat(data: ReportData) -> Section:
     """List the commands that produce everything shown, each once, then the command of this report."""
-    pieces = [piece for item in data.formats for piece in _repeated(item)]
+    pieces = [piece for item in data.formats for piece in _repeated(item)] + [item.piece for item in data.bounds]
     commands = list(dict.fromkeys(piece.repeat for piece in sorted(pieces, key=lambda piece: piece.created)))
     made = {piece.commit for item in data.formats for piece in (*item.chain, *(run.piece for run in item.runs))}
     blocks: list[Block] = [

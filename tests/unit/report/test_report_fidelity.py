@@ -2,8 +2,10 @@
 
 from dataclasses import asdict
 
+from eval.fidelity.bounds import BoundFigures
 from eval.fidelity.divergence import Figures
 from eval.fidelity.result import FidelityResult, GreedyFidelity, LayerErrors, TextFidelity
+from eval.fidelity.served import BoundsResult, TextBounds
 from pipelines.document.blocks import Figure, Fold, Table
 from pipelines.report.collect import collect
 from pipelines.report.sections import document
@@ -64,6 +66,31 @@ def test_its_command_is_one_of_those_that_repeat_the_report(tmp_path):
     assert data.newest == "2026-01-02T03:20:00+00:00"
     code = next(each for each in document(data).sections if each.id == "repeat").blocks[1]
     assert "python -m pipelines fidelity quant=fp8" in code.lines
+
+
+def bounded(store, url, minute):
+    """Add a comparison of a server with the 16-bit model."""
+    figures = BoundFigures(1_000, 0.00123, 0.0, 0.0456, 1.5, 0.97, 0.98, 4.0, 4.2)
+    result = BoundsResult(
+        "synthetic", url, "served", "f32", 512, 1920, 20, 1e-5, figures, (TextBounds("bundled", figures),)
+    )
+    commit(store, "bounds", "synthetic-served", {}, {"engine": "12" * 32, "model": "cd" * 32},
+           {"model": "synthetic"}, {"bounds.json": asdict(result)}, minute)  # fmt: skip
+
+
+def test_bounds_of_a_server_stand_below_labelled_as_bounds(tmp_path):
+    """The newest of each server; an older one of the same is not shown."""
+    store = Store(tmp_path)
+    add_format(store, "none")
+    for url, minute in (("http://one:8000/v1", 20), ("http://one:8000/v1", 30), ("http://two:8000/v1", 25)):
+        bounded(store, url, minute)
+    first, second = section(store).blocks
+    assert first.caption.startswith("Bounds: predictions of served at http://one:8000/v1 beside those of synthetic")
+    assert "http://two:8000/v1" in second.caption
+    assert first.rows == (("bundled", "1,000", ">= 0.0012", ">= 0", ">= 0.045", ">= 1.5", "98.00", "1.0500"),)
+    assert first.columns[2].group == "KL divergence at least, nats"
+    assert "There is no upper bound" in first.notes[0]
+    assert collect(store).newest == "2026-01-02T03:30:00+00:00"
 
 
 def test_errors_by_layer_are_a_heat_map(tmp_path):
