@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -114,13 +114,27 @@ def _next_setting(judged: Judgement, result: EvalResult) -> str | None:
 def loss_table(rows: Sequence[Row]) -> str:
     """Return the rows as two blocks of text: the loss, and the paired statistics behind the verdict.
 
-    One table may contain rows of several models.
+    One table may contain rows of several models and tasks.
     """
     if not rows:
         return "No compressed result to compare."
-    losses = table([_LOSS_HEADER, *map(_loss_cells, rows)], left=2, words=(5,))
-    paired = table([_PAIRED_HEADER, *map(_paired_cells, rows)])
-    return "\n".join([*losses, "", *paired, "", *_footnotes(rows)])
+    losses = table([_LOSS_HEADER, *_by_task(rows, _loss_cells)], left=2, words=(5,))
+    paired = table([_PAIRED_HEADER, *_by_task(rows, _paired_cells)])
+    return "\n".join([*losses, "", *paired, "", *_footnotes(_told_apart(rows))])
+
+
+def _by_task(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> list[tuple[str, ...] | str]:
+    """Return the cells of rows, below the name of their task if not all are of the same."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if len(tasks) == 1:
+        return [cells(row) for row in rows]
+    return [line for task in tasks for line in (task, *(cells(row) for row in rows if row["task"] == task))]
+
+
+def _told_apart(rows: Sequence[Row]) -> list[Row]:
+    """Return rows whose format has the task beside it if not all are of the same task."""
+    several = len({row["task"] for row in rows}) > 1
+    return [{**row, "format": f"{row['format']} on {row['task']}"} for row in rows] if several else list(rows)
 
 
 def _loss_cells(row: Row) -> tuple[str, ...]:
@@ -183,7 +197,7 @@ def method_text(row: Mapping[str, Any]) -> str:
         f"GO: the loss is below {in_points(row['margin'])}; NO-GO: it is above; each is wrong in at most {false} of "
         "cases. UNDECIDED: neither is proven. Lost, gained: right only before, only after. Loss in points, with bounds "
         f"(at least, at most) that are each wrong in at most {false} of cases. p: chance of answers as good (or bad) "
-        "as these if the loss were the margin, from an exact paired test, corrected by Holm's method for the formats "
+        "as these if the loss were the margin, from an exact paired test, corrected by Holm's method for all results "
         "of a model compared here."
     )
 
@@ -277,11 +291,14 @@ def alone_rows(results: Iterable[EvalResult]) -> list[Row]:
 
 def alone_table(rows: Sequence[Row]) -> str:
     """Return accuracies without a baseline as text."""
-    cells = [(row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])) for row in rows]
-    lines = table([("model", "format", "asked", "accuracy %"), *cells], left=2)
+    lines = table([("model", "format", "asked", "accuracy %"), *_by_task(rows, _alone_cells)], left=2)
     return "\n".join(
         [*lines, "", "There is no baseline (eval.baseline=skip, or a server is asked), so no loss can be stated."]
     )
+
+
+def _alone_cells(row: Row) -> tuple[str, ...]:
+    return row["model"], row["format"], str(row["questions"]), _percent(row["accuracy"])
 
 
 def reference_rows(results: Iterable[EvalResult]) -> list[Row]:

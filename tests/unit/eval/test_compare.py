@@ -7,7 +7,16 @@ import re
 
 import pytest
 
-from eval.compare import in_points, loss_rows, loss_table, subject_rows, subject_table, verdict_sentence
+from eval.compare import (
+    alone_rows,
+    alone_table,
+    in_points,
+    loss_rows,
+    loss_table,
+    subject_rows,
+    subject_table,
+    verdict_sentence,
+)
 from eval.verdict import USUAL, Criteria
 from pipelines.domain.errors import UserError
 
@@ -63,7 +72,7 @@ def test_table_text(sweep) -> None:
         "is proven. Lost, gained: right only before, only after. Loss in points, with",
         "bounds (at least, at most) that are each wrong in at most 5 % of cases. p:",
         "chance of answers as good (or bad) as these if the loss were the margin, from",
-        "an exact paired test, corrected by Holm's method for the formats of a model",
+        "an exact paired test, corrected by Holm's method for all results of a model",
         "compared here.",
         "",
         "NO-GO: tiny_llama int4_awq loses at least 11.74 points (95 % sure); the margin",
@@ -93,6 +102,20 @@ def test_several_models_in_one_table(result) -> None:
     lines = [line.split() for line in text.splitlines()]
     assert ["tiny_llama", "fp8", "100.00", "100.00", "0.00", "UNDECIDED"] in lines
     assert ["tiny_gemma", "fp8", "100.00", "0.00", "100.00", "NO-GO"] in lines
+
+
+def test_results_of_several_tasks_stand_below_their_task(result) -> None:
+    pairs = [
+        (result([1] * 20, task=task), result([0] * 9 + [1] * 11, qformat="int4_awq", task=task))
+        for task in ("mini_mmlu", "gsm8k")
+    ]
+    text = loss_table(loss_rows(pairs, USUAL))
+    lines = text.splitlines()
+    assert [lines[at] for at in (1, 3, 7, 9)] == ["mini_mmlu", "gsm8k", "mini_mmlu", "gsm8k"]
+    assert lines[2].split() == lines[4].split() == ["tiny_llama", "int4_awq", "100.00", "55.00", "45.00", "NO-GO"]
+    assert "NO-GO: tiny_llama int4_awq on gsm8k loses at least" in text
+    alone = alone_table(alone_rows([pair[1] for pair in pairs])).splitlines()
+    assert (alone[1], alone[3]) == ("mini_mmlu", "gsm8k")
 
 
 def test_guessing_baseline_is_told(result) -> None:
