@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 from pipelines.host.text import table, wrapped
 
 RESULT = "perplexity.json"
@@ -63,18 +63,7 @@ class PerplexityResult:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
-        names = {field.name for field in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != names:
-            found = sorted(data) if isinstance(data, Mapping) else type(data).__name__
-            raise UserError(
-                f"{source} is not a result of perplexity: it has {found}.", allowed=f"It has {sorted(names)}."
-            )
-        result = cls(**data)
-        try:
-            check_types(result)
-        except TypeError as error:
-            raise UserError(f"{source} is not a result of perplexity: {error}.") from None
-        return result
+        return read_record(cls, data, source, what="a result of perplexity", todo="Evaluate again with this version.")
 
     @classmethod
     def load(cls, path: Path) -> PerplexityResult:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.looks import PlannedLook
 from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 
 RESULT = "evaluation.json"
 """File of an evaluation with its result."""
@@ -70,11 +70,6 @@ class Sequential:
     available: int
     seed: int
     looks: tuple[PlannedLook, ...]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Sequential:
-        """Read the object in a result's JSON."""
-        return cls(**{**data, "looks": tuple(PlannedLook(**look) for look in data["looks"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,34 +142,7 @@ class EvalResult:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
-        if not isinstance(data, Mapping):
-            raise UserError(f"{source} is not an evaluation result: it is not a JSON object.")
-        known, given = {f.name for f in fields(cls)}, set(data)
-        needed = {f.name for f in fields(cls) if f.default is MISSING}
-        if needed - given or given - known:
-            raise UserError(
-                f"{source} is not an evaluation result:"
-                f" missing {sorted(needed - given)}, unknown {sorted(given - known)}.",
-                todo="Evaluate again with this version.",
-            )
-        try:
-            nested: dict[str, Any] = {
-                "overall": Score(**data["overall"]),
-                "categories": {name: Score(**score) for name, score in data["categories"].items()},
-                "subjects": {name: Score(**score) for name, score in data["subjects"].items()},
-                "records": tuple(
-                    QuestionRecord(**{**record, "logprobs": tuple(record["logprobs"])}) for record in data["records"]
-                ),
-            }
-            if data.get("sequential") is not None:
-                nested["sequential"] = Sequential.from_json(data["sequential"])
-            result = cls(**{**data, **nested})
-            check_types(result)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{source} is not an evaluation result: {error}.", todo="Evaluate again with this version."
-            ) from None
-        return result
+        return read_record(cls, data, source, what="an evaluation result", todo="Evaluate again with this version.")
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""

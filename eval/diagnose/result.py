@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,14 +124,6 @@ class StageDiagnosis:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
-        try:
-            fields = {name: value for name, value in dict(data).items() if name not in ("accused", "sentence")}
-            result = cls(**{**fields, "stages": tuple(map(_stage, data["stages"]))})
-            check_types(result)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise UserError(f"{source} is not a diagnosis: {error}.", todo="Run again: make diagnose") from None
-        return result
-
-
-def _stage(data: Mapping[str, Any]) -> StageResult:
-    return StageResult(**{**data, "findings": tuple(Finding(**each) for each in data["findings"])})
+        if isinstance(data, Mapping):
+            data = {name: value for name, value in data.items() if name not in ("accused", "sentence")}
+        return read_record(cls, data, source, what="a diagnosis", todo="Run again: make diagnose")

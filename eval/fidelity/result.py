@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from eval.fidelity.divergence import Figures
-from pipelines.domain.errors import UserError
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 
 RESULT = "fidelity.json"
 
@@ -125,24 +124,4 @@ class FidelityResult:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
-        try:
-            texts = tuple(
-                TextFidelity(**{**each, **{name: Figures(**each[name]) for name in ("figures", "noise")}})
-                for each in data["texts"]
-            )
-            greedy = data["greedy"]
-            layers = data["layers"]
-            nested = {
-                "overall": Figures(**data["overall"]),
-                "noise": Figures(**data["noise"]),
-                "texts": texts,
-                "greedy": GreedyFidelity(greedy["new_tokens"], tuple(greedy["first_difference"])),
-                "layers": None if layers is None else LayerErrors(**layers),
-            }
-            result = cls(**{**data, **nested})
-            check_types(result)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{source} is not a fidelity result: {error}.", todo="Measure again: make fidelity"
-            ) from None
-        return result
+        return read_record(cls, data, source, what="a fidelity result", todo="Measure again: make fidelity")

@@ -18,7 +18,7 @@ from eval.fidelity.measure import Rows, Side, batches, not_finite
 from eval.fidelity.windows import Windows
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Advance, Progress
-from pipelines.domain.typed import check_types
+from pipelines.domain.typed import read_record
 from pipelines.engines.port import TeacherForcing, TokenIds
 
 Array = np.ndarray[Any, Any]
@@ -83,15 +83,7 @@ class BoundsResult:
         Raises:
             UserError: a field is missing, unknown or malformed.
         """
-        try:
-            texts = tuple(TextBounds(each["name"], BoundFigures(**each["figures"])) for each in data["texts"])
-            result = cls(**{**data, "overall": BoundFigures(**data["overall"]), "texts": texts})
-            check_types(result)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{source} is not a result of fidelity bounds: {error}.", todo="Measure again: make fidelity"
-            ) from None
-        return result
+        return read_record(cls, data, source, what="a result of fidelity bounds", todo="Measure again: make fidelity")
 
 
 @dataclass(frozen=True, slots=True)

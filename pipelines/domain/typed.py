@@ -1,4 +1,4 @@
-"""Check that a record read from a file holds values of the types that its class declares."""
+"""Records read from JSON: built from plain values, and checked against the types that their classes declare."""
 
 from __future__ import annotations
 
@@ -6,12 +6,70 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
+from pipelines.domain.errors import UserError
+
+Record = TypeVar("Record")
 Check = Callable[[Any, str], None]
 """Raises TypeError for a value, which it names by its place in the record."""
+
+
+def read_record(kind: type[Record], data: Any, source: str, *, what: str, todo: str) -> Record:
+    """Return the dataclass that `dataclasses.asdict` made JSON values of.
+
+    Args:
+        kind: the dataclass; records in it are built too.
+        data: values from JSON.
+        source: where they are from, for messages.
+        what: the record in words: "a fidelity result".
+        todo: how to make another one.
+
+    Raises:
+        UserError: a field is missing, unknown, or of another type.
+    """
+    try:
+        record: Record = _built(kind, data, "")
+        check_types(record)
+    except TypeError as error:
+        raise UserError(f"{source} is not {what}: {error}.", todo=todo) from None
+    return record
+
+
+def _built(hint: Any, value: Any, place: str) -> Any:
+    """Return a value with the records and tuples that a type asks for; other values are left to the check."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if is_dataclass(hint):
+        return _record(hint, value, place)  # type: ignore[arg-type]
+    if origin in (typing.Union, types.UnionType):
+        others = [each for each in inner if each is not type(None)]
+        return value if value is None or len(others) > 1 else _built(others[0], value, place)
+    if origin is tuple and isinstance(value, tuple | list):
+        return tuple(_built(inner[0], each, f"{place}[{number}]") for number, each in enumerate(value))
+    if origin is not None and isinstance(value, Mapping):
+        return {name: _built(inner[-1], each, f"{place}.{name}") for name, each in value.items()}
+    return value
+
+
+def _record(kind: type, value: Any, place: str) -> Any:
+    at = f"{place}: " if place else ""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{at}it is not a JSON object")
+    needed, hints = _names(kind)
+    if needed - set(value) or set(value) - set(hints):
+        missing, unknown = sorted(needed - set(value)), sorted(set(value) - set(hints))
+        raise TypeError(f"{at}missing {missing}, unknown {unknown}")
+    inside = f"{place}." if place else ""
+    return kind(**{name: _built(hints[name], each, f"{inside}{name}") for name, each in value.items()})
+
+
+@cache
+def _names(kind: Any) -> tuple[frozenset[str], Mapping[str, Any]]:
+    """Return the names of the fields that must be given, and the types of all."""
+    given = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
+    return frozenset(given), typing.get_type_hints(kind)
 
 
 def check_types(record: Any, place: str = "") -> None:

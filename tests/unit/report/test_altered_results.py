@@ -122,7 +122,7 @@ def test_artifacts_of_an_older_version_are_named_and_left_out_of_a_report(tmp_pa
     [
         ("overall.accuracy", "good", r"overall\.accuracy='good' is not a finite number"),
         ("overall.questions", None, r"overall\.questions=None is not a whole number"),
-        ("records.0.logprobs", 5, r"not iterable"),
+        ("records.0.logprobs", 5, r"records\[0\]\.logprobs=5 is not a list"),
         ("records.3.logprobs", ["a"], r"records\[3\]\.logprobs\[0\]='a' is not a finite number"),
         ("subjects.letters.accuracy", float("inf"), r"subjects\.letters\.accuracy=inf is not a finite number"),
     ],
