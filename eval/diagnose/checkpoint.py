@@ -19,7 +19,7 @@ from eval.diagnose.result import Place, StageResult, StageVerdict
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.rope import inverse_frequencies
 
@@ -184,7 +184,7 @@ def _table_cause(given: Array, right: Array) -> str:
 
 def _head(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
     if "lm_head.weight" in checkpoint:
-        if checkpoint.config.quantization.excludes("lm_head") or FORMATS[checkpoint.config.qformat].weights.at_build:
+        if checkpoint.config.format_of("lm_head").weights.stored is None:
             _plain(checkpoint, model, "lm_head", None, found)
         else:
             compare_linear(checkpoint, Part(model, "lm_head", None, "", model.other("lm_head")), found)
@@ -239,7 +239,7 @@ def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, fo
         return
     prequant = scale_of(checkpoint, module, PREQUANT)
     largest = float((seen if prequant is None else seen * np.abs(prequant)).max())
-    bound = LARGEST_CODE[FORMATS[checkpoint.config.qformat].activation]
+    bound = LARGEST_CODE[checkpoint.config.format_of(module).activation]
     cover = float(scale.reshape(-1)[0]) * bound / max(largest, 1e-30)
     name = f"{module}.{ACTIVATION}"
     _cover(name, layer, cover, (LEAST_COVER, MOST_COVER), found, "an input", float(scale.reshape(-1)[0]))

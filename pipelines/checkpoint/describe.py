@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.layers import LINEARS
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS
 from pipelines.domain.units import show_bytes
 from pipelines.host.text import table, wrapped
 
 _16BIT = frozenset({"BF16", "F16", "F32"})
-_LINEAR_WEIGHTS = (
-    "attention.qkv.weight",
-    "attention.dense.weight",
-    "mlp.fc.weight",
-    "mlp.gate.weight",
-    "mlp.proj.weight",
-    "lm_head.weight",
-)
+_LINEAR_WEIGHTS = tuple(f"{name}.weight" for name in (*LINEARS, "lm_head"))
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -60,13 +54,29 @@ def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
         "architecture": config.architecture,
         "qformat": str(config.qformat),
         "quant_algo": config.quantization.quant_algo,
+        "formats": _formats(config),
         "kv_cache": str(config.kv_format),
         "dtype": config.dtype,
-        "group_size": config.quantization.group_size if FORMATS[config.qformat].weights.group else None,
+        "group_size": _group_size(config),
         "num_hidden_layers": config.num_hidden_layers,
         "tp_size": config.tp_size,
         "pp_size": config.pp_size,
     }
+
+
+def _formats(config: CheckpointConfig) -> dict[str, str] | None:
+    """Return the format of every linear of the layers, by module; None if all share one."""
+    if config.layers is None:
+        return None
+    modules = [f"layers.{n}.{name}" for n in range(config.num_hidden_layers) for name in LINEARS]
+    chosen = {module: config.quantization_of(f"transformer.{module}").quant_algo for module in modules}
+    return {module: BY_QUANT_ALGO[algo].value for module, algo in chosen.items()}
+
+
+def _group_size(config: CheckpointConfig) -> int | None:
+    blocks = (config.quantization,) if config.layers is None else config.layers.values()
+    grouped = [block.group_size for block in blocks if FORMATS[BY_QUANT_ALGO[block.quant_algo]].weights.group]
+    return grouped[0] if grouped else None
 
 
 def _linear_params(config: CheckpointConfig) -> int:
