@@ -23,7 +23,8 @@ def describe(folder: Path) -> dict[str, Any]:
     Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
     num_hidden_layers, tp_size, pp_size, files ({name: bytes}), total_bytes (of the rank files), bytes_by_dtype,
     bytes_by_part (linears, scales, embedding and head, norms), linears (how many), linears_16bit (names of those
-    left in 16 bit, layer numbers collapsed), bits_per_weight (of the layers' linears, scales included).
+    left in 16 bit, layer numbers collapsed unless each linear has its own format), formats (of each linear, None if all
+    share one), bits_per_weight (of the layers' linears, scales included).
 
     Raises:
         UserError: the folder is not a readable checkpoint.
@@ -89,7 +90,9 @@ def _linear_params(config: CheckpointConfig) -> int:
 def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     linears = [name for name in checkpoint if name.endswith(_LINEAR_WEIGHTS)]
     plain = [name for name in linears if checkpoint.spec(name).dtype in _16BIT]
-    return {"linears": len(linears), "linears_16bit": sorted({_collapse(name) for name in plain})}
+    alike = checkpoint.config.layers is None
+    named = {_collapse(name) if alike else name.removesuffix(".weight").removeprefix("transformer.") for name in plain}
+    return {"linears": len(linears), "linears_16bit": sorted(named)}
 
 
 def _collapse(name: str) -> str:
@@ -115,12 +118,15 @@ def render(facts: dict[str, Any]) -> str:
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
     group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
     split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"
+    mix = facts["formats"] or {}
+    counts = ", ".join(f"{number} {name}" for name, number in sorted(Counter(mix.values()).items()))
     lines = [
         f"{facts['architecture']}, {facts['num_hidden_layers']} layers, {facts['qformat']}{group}{kv}",
         f"  {show_bytes(facts['total_bytes'])} in {len(facts['files'])} rank file(s), {split}",
         f"  {facts['bits_per_weight']:.2f} bits per weight of the layers' linears, scales included",
         *table([(part, show_bytes(size)) for part, size in facts["bytes_by_part"].items()], indent=4),
     ]
+    lines += [f"  linears by format: {counts}"] if mix else []
     plain = ", ".join(facts["linears_16bit"]) or "none"
     lines.append(wrapped(f"  left in 16 bit: {plain}", 4))
     return "\n".join(lines)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,41 +25,46 @@ def search_mix(
     Returns:
         the same model, now simulating the mix, and the record of the search: see `_record`.
     """
-    assert spec.search is not None
+    search = spec.search
+    assert search is not None
     per_batch = data.sequences / len(data.batches)
+    cap, scored = max(4, round(SEARCH_CAP / per_batch)), min(len(data.batches), max(1, round(search.texts / per_batch)))
+    runs = _runs(search, model, len(data.batches), cap, scored)
     with f32_products():
-        quantized, choices = modelopt_door.search(
-            model,
-            candidate_configs(spec, family, modelopt_door.preset),
-            _Batches(data, progress, device),
-            lambda model, batch: run_batch(model, batch, logits_to_keep=0),
-            _loss,
-            effective_bits=spec.search.effective_bits,
-            scoring=spec.search.scoring,
-            calibration_steps=max(4, round(SEARCH_CAP / per_batch)),
-            scoring_steps=min(len(data.batches), max(1, round(spec.search.texts / per_batch))),
-        )
+        with progress.task("searching a format for each linear", runs, "runs") as advance:
+
+            def logits(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+                found = run_batch(model, batch, logits_to_keep=0)
+                advance(1)
+                return found
+
+            quantized, choices = modelopt_door.search(
+                model,
+                candidate_configs(spec, family, modelopt_door.preset),
+                [batch.to(device) for batch in data.batches],
+                logits,
+                _loss,
+                effective_bits=search.effective_bits,
+                scoring=search.scoring,
+                calibration_steps=cap,
+                scoring_steps=scored,
+            )
         if spec.kv_cache is not KvFormat.AUTO:
             config = kv_cache_config(spec.kv_cache, modelopt_door.preset)
             modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, device))
-    return quantized.eval().requires_grad_(False), _record(spec.search, choices)
+    return quantized.eval().requires_grad_(False), _record(search, choices)
 
 
-class _Batches:
-    """The batches that ModelOpt reads, with progress; every iteration is one pass."""
+def _runs(search: SearchSpec, model: torch.nn.Module, batches: int, cap: int, scored: int) -> int:
+    """Return how often the model will be run: for calibration, for which AWQ needs two passes, and for scores."""
+    awq = [FORMATS[qformat].tuning == "awq" for qformat in search.candidates]
+    calibrated = sum(2 * min(batches, cap // 4) if each else min(batches, cap) for each in awq)
+    groups = sum(name.endswith(_FIRST) for name, _ in model.named_modules())
+    return calibrated + scored * (1 if search.scoring == "gradient" else 1 + groups * len(search.candidates))
 
-    def __init__(self, data: CalibrationSet, progress: Progress, device: str) -> None:
-        self._data, self._progress, self._device = data, progress, device
-        self._passes = itertools.count(1)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        # ModelOpt calibrates without gradients; it scores with gradients, or in inference mode
-        scoring = torch.is_grad_enabled() or torch.is_inference_mode_enabled()
-        title = "judging the candidates" if scoring else f"calibrating the candidates, pass {next(self._passes)}"
-        with self._progress.task(title, None, "batches") as advance:
-            for batch in self._data.batches:
-                yield batch.to(self._device)
-                advance(1)
+_FIRST = (".q_proj", ".o_proj", ".gate_proj", ".down_proj")
+"""The first of each group of linears that share a format."""
 
 
 def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:

@@ -320,7 +320,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
     ),
 }
 
-UNIFORM = tuple(qformat for qformat in QFormat if qformat is not QFormat.AUTO)
+UNIFORM: tuple[QFormat, ...] = tuple(qformat for qformat in QFormat if qformat is not QFormat.AUTO)
 """Formats that all linears of a model can share."""
 
 BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in FORMATS.items()}

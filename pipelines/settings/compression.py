@@ -59,7 +59,7 @@ class QuantSettings(Group):
             if self.qformat is not QFormat.AUTO and value is not None:
                 raise ValueError(f"{name}={value} has no effect on quant={self.qformat}: add quant=auto")
             if self.qformat is QFormat.AUTO and value is None:
-                raise ValueError(f"quant=auto needs quant.{name}=...")
+                raise ValueError(f"{name} is null, but quant=auto needs it")
         return self
 
 
