@@ -180,7 +180,7 @@ def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -
         if any(fnmatchcase(linear, _HEAD) for linear in linears):
             continue
         scores = {ours(recipe): float(score) for recipe, score in zip(stats["formats"], stats["scores"], strict=True)}
-        weights = sum(model.get_submodule(linear).weight.numel() for linear in linears)
+        weights = sum(model.get_parameter(f"{linear}.weight").numel() for linear in linears)
         found.append(Choice(linears, ours(state["best"]["recipe"][name]), weights, scores))
     return found
 
@@ -189,7 +189,8 @@ def _same_format(model: torch.nn.Module, name: str) -> tuple[str, ...]:
     """Return the linears that share the format of one: TensorRT-LLM fuses q, k and v, and gate and up."""
     stem, _, last = name.rpartition(".")
     fused = next((group for group in _FUSED if last in group), (last,))
-    return tuple(f"{stem}.{leaf}" for leaf in fused if hasattr(model.get_submodule(stem), leaf))
+    parent = model.get_submodule(stem)
+    return tuple(f"{stem}.{leaf}" for leaf in fused if hasattr(parent, leaf))
 
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipelines.checkpoint.layers import LINEARS
 from pipelines.document.blocks import LEFT, Block, Column, Figure, Fold, Section, Table, Terms
 from pipelines.document.canvas import Theme, plot
 from pipelines.document.show import NONE
@@ -68,7 +69,7 @@ def _shown(qformat: str) -> str:
 def _picture(item: FormatReport, formats: Mapping[str, str]) -> Figure:
     """Draw a cell for each linear of each layer, in the colour of its format."""
     cells = {(int(layer), name): QFormat(f) for key, f in formats.items() for _, layer, name in [key.split(".", 2)]}
-    layers, names = 1 + max(layer for layer, _ in cells), list(dict.fromkeys(name for _, name in cells))
+    layers, names = 1 + max(layer for layer, _ in cells), [name for name in LINEARS if (0, name) in cells]
     used = [qformat for qformat in QFormat if qformat in cells.values()]
 
     def draw(figure: Drawing, theme: Theme) -> None:
