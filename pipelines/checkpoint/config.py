@@ -227,7 +227,7 @@ class CheckpointConfig:
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
             pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
             quantization=quantization,
-            layers=_layers(folder) if quantization.quant_algo == MIXED and folder else None,
+            layers=_layers(folder, quantization) if quantization.quant_algo == MIXED and folder else None,
             raw=raw,
         )
         _check(config, source)
@@ -243,9 +243,9 @@ def _qformat_of(algo: str | None) -> QFormat:
     return BY_QUANT_ALGO[algo]
 
 
-def _layers(folder: Path) -> dict[str, Quantization]:
-    source = str(folder / LAYERS_FILE)
-    return {name: Quantization.parse(block, source) for name, block in read_layers(folder).items()}
+def _layers(folder: Path, whole: Quantization) -> dict[str, Quantization]:
+    layers, source = read_layers(folder, whole.kv_cache_quant_algo), str(folder / LAYERS_FILE)
+    return {name: Quantization.parse(block, source) for name, block in layers.items()}
 
 
 def _check(config: CheckpointConfig, source: str) -> None:

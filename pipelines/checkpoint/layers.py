@@ -25,11 +25,15 @@ LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 _AGAIN = "Export the checkpoint again."
 
 
-def read_layers(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+def read_layers(folder: Path, kv_cache_quant_algo: str | None) -> Mapping[str, Mapping[str, Any]]:
     """Return module pattern -> `quantization` block, in the order of the file.
 
+    Args:
+        folder: the checkpoint.
+        kv_cache_quant_algo: of config.json; TensorRT-LLM takes that of this file.
+
     Raises:
-        UserError: the file is missing, not JSON, or has no `quantized_layers`.
+        UserError: the file is missing, not JSON, has no `quantized_layers`, or another KV cache than config.json.
     """
     path = folder / LAYERS_FILE
     if not path.is_file():
@@ -44,6 +48,12 @@ def read_layers(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     layers = raw.get("quantized_layers") if isinstance(raw, Mapping) else None
     if not isinstance(layers, Mapping) or not layers:
         raise UserError(f"{path} has quantized_layers={shown(layers)}.", allowed="It must name at least one module.")
+    if raw.get("kv_cache_quant_algo") != kv_cache_quant_algo:
+        raise UserError(
+            f"{path} has kv_cache_quant_algo={shown(raw.get('kv_cache_quant_algo'))}, config.json has"
+            f" {shown(kv_cache_quant_algo)}.",
+            todo=_AGAIN,
+        )
     for name, block in layers.items():
         if not isinstance(block, Mapping):
             raise UserError(f"{path} has '{name}': {shown(block)}.", allowed="It must be an object.")

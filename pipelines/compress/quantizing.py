@@ -128,7 +128,8 @@ def _simulate(
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
     data = search = None
     if config is not None or spec.search is not None:
-        size = calibration.sequences_for(spec.qformat)
+        most = spec.search.most_texts if spec.search else calibration.size
+        size = min(most, calibration.sequences_for(spec.qformat))
         data = make_batches(texts, load_tokenizer(source), calibration, size)
     picked = pick_dtype(source, dtype)
     with progress.task("loading the model", None):

@@ -41,7 +41,12 @@ class SearchSpec:
     candidates: tuple[QFormat, ...]
     effective_bits: float
     scoring: Scoring = "gradient"
-    texts: int = 32
+    texts: int = 128
+
+    @property
+    def most_texts(self) -> int:
+        """Most texts that the search reads, to calibrate or to judge."""
+        return max(SEARCH_CAP, self.texts)
 
     def __post_init__(self) -> None:
         """Reject what the search cannot do.
@@ -150,8 +155,6 @@ class CalibrationSpec:
 
     def sequences_for(self, qformat: QFormat) -> int:
         """Return how many texts this format is calibrated with."""
-        if qformat is QFormat.AUTO:
-            return min(self.size, SEARCH_CAP)
         return min(self.size, AWQ_CALIB_CAP) if FORMATS[qformat].tuning == "awq" else self.size
 
 

@@ -50,7 +50,7 @@ SEARCH = {
     "quant.effective_bits": 6.0,
     "quant.candidates": ("fp8", "int4_awq"),
     "quant.scoring": "gradient",
-    "quant.scoring_texts": 32,
+    "quant.scoring_texts": 128,
 }
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
