@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.families import BUILT, FAMILIES
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import UNIFORM, KvFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.choose import choose
 from pipelines.engines.registry import ENGINES, LLM_API, OPENVINO, TENSORRT_LLM
@@ -173,7 +173,7 @@ def _formats() -> Iterator[str]:
     yield "The columns are compute capabilities; the engine is built with TensorRT-LLM 1.2."
     rows = [
         [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, sm=sm))) for sm in GENERATIONS.values())]
-        for q in QFormat
+        for q in UNIFORM
     ]
     rows += [
         [f"`kv_cache={k}`", *(_cell(check(DeploymentFacts(kv_format=k, sm=sm))) for sm in GENERATIONS.values())]
@@ -183,7 +183,7 @@ def _formats() -> Iterator[str]:
     yield "## Formats and model families"
     shapes = [_shape(architecture) for architecture in BUILT]
     rows = [
-        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in QFormat
+        [f"`quant={q}`", *(_cell(check(DeploymentFacts(qformat=q, shape=shape))) for shape in shapes)] for q in UNIFORM
     ]
     yield _table(["", *BUILT], rows)
 

@@ -19,7 +19,7 @@ from eval.diagnose.result import Place, StageResult
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, Activation, KvFormat
+from pipelines.domain.formats import Activation, KvFormat
 from pipelines.domain.progress import Progress
 from pipelines.engines.openvino.rope import inverse_frequencies
 
@@ -177,7 +177,7 @@ def _table_cause(given: Array, right: Array) -> str:
 
 def _head(checkpoint: Checkpoint, model: TracedModel, found: Examined) -> None:
     if "lm_head.weight" in checkpoint:
-        if checkpoint.config.quantization.excludes("lm_head") or FORMATS[checkpoint.config.qformat].weights.at_build:
+        if checkpoint.config.format_of("lm_head").weights.stored is None:
             _plain(checkpoint, model, "lm_head", None, found)
         else:
             compare_linear(checkpoint, Part(model, "lm_head", None, "", model.other("lm_head")), found)
@@ -232,7 +232,7 @@ def _activation(checkpoint: Checkpoint, module: str, layer: int, seen: Array, fo
         return
     prequant = scale_of(checkpoint, module, PREQUANT)
     largest = float((seen if prequant is None else seen * np.abs(prequant)).max())
-    bound = LARGEST_CODE[FORMATS[checkpoint.config.qformat].activation]
+    bound = LARGEST_CODE[checkpoint.config.format_of(module).activation]
     first = float(scale.reshape(-1)[0])
     ratio = first * bound / max(largest, 1e-30)
     cover(f"{module}.{ACTIVATION}", layer, ratio, (LEAST_COVER, MOST_COVER), found, "an input", scale=first)

@@ -38,7 +38,7 @@ from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, Activation, KvFormat
+from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 
 Array = np.ndarray[Any, Any]
 Steps = Mapping[str, Array]
@@ -226,8 +226,8 @@ class Retraced:
         self, layer: int | None, node: str, module: str, x: Array, steps: Steps, shared: Array | None = None
     ) -> Step:
         """Check what a linear receives; without a node of its own it receives `shared`, or its input unchanged."""
-        kind = FORMATS[self._config.qformat].activation
-        excluded = self._config.quantization.excludes(module)
+        form = self._config.format_of(module)
+        kind, excluded = form.activation, form.weights is FLOAT_WEIGHTS
         prequant, scale = (self._leaf(module, leaf) for leaf in (PREQUANT, ACTIVATION))
         right = x if prequant is None or excluded else x * prequant
         if not excluded and scale is not None:

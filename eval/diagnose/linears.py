@@ -12,7 +12,7 @@ from eval.diagnose import weights
 from eval.diagnose.examined import LINEARS, PREQUANT, QKV, SCALE, SECOND, Examined
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import FLOAT_WEIGHTS, FORMATS, FP4_WEIGHTS, INT8_WEIGHTS, WeightKind
+from pipelines.domain.formats import FLOAT_WEIGHTS, FP4_WEIGHTS, INT8_WEIGHTS, WeightKind
 
 if TYPE_CHECKING:
     from pipelines.compress.traced import TracedModel
@@ -71,7 +71,8 @@ def compare_linear(checkpoint: Checkpoint, part: Part, found: Examined) -> None:
         found.add(part.layer, part.tensor, "shape", shapes)
         return
     decoded = decoded if prequant is None else decoded * prequant
-    measured, expected = measure(part.source, decoded, prequant, kind, checkpoint.config.quantization.group_size)
+    group = checkpoint.config.quantization_of(part.module).group_size
+    measured, expected = measure(part.source, decoded, prequant, kind, group)
     found.saw(part.tensor, measured.ratio)
     if not measured.suspicious:
         return
@@ -112,14 +113,14 @@ def figure_of(measured: weights.WeightError) -> str:
 
 
 def _kind(checkpoint: Checkpoint, module: str) -> WeightKind:
-    kind = FORMATS[checkpoint.config.qformat].weights
-    return FLOAT_WEIGHTS if kind.at_build or checkpoint.config.quantization.excludes(module) else kind
+    kind = checkpoint.config.format_of(module).weights
+    return FLOAT_WEIGHTS if kind.at_build else kind
 
 
 def scale_of(checkpoint: Checkpoint, module: str, leaf: str) -> Array | None:
     """Return a scale of a linear, float32; None if the checkpoint has none, or the linear is not quantized."""
     name = f"{module}.{leaf}"
-    if name not in checkpoint or checkpoint.config.quantization.excludes(module):
+    if name not in checkpoint or checkpoint.config.format_of(module).weights is FLOAT_WEIGHTS:
         return None
     return checkpoint.tensor(name).astype(np.float32)
 
@@ -155,7 +156,7 @@ def _scale_cause(
     prequant = scale_of(checkpoint, part.module, PREQUANT)
     if prequant is not None and (cause := _prequant_cause(suspect, prequant)):
         return f"{part.module}.{PREQUANT}", cause
-    factor = _refitted(checkpoint, suspect, kind)
+    factor = _refitted(checkpoint.config.quantization_of(part.module).group_size, suspect, kind)
     if weights.compare(suspect.source, suspect.decoded * factor[1], suspect.expected).suspicious:
         return None
     ratio, scale = factor[0], scale_of(checkpoint, part.module, SCALE)
@@ -185,12 +186,12 @@ def _prequant_cause(suspect: weights.Suspect, prequant: Array) -> str:
     return f"smoothing factors are wrong by up to {max(ratio.max(), 1 / max(ratio.min(), 1e-9)):.3g} times"
 
 
-def _refitted(checkpoint: Checkpoint, suspect: weights.Suspect, kind: WeightKind) -> tuple[Array, Array]:
+def _refitted(group_size: int, suspect: weights.Suspect, kind: WeightKind) -> tuple[Array, Array]:
     """Return the best factor of each scale, and the same for each weight."""
     found, right = suspect.decoded.astype(np.float64), suspect.expected.astype(np.float64)
     rows, columns = found.shape
     if kind.group:
-        size = kind.group_size(checkpoint.config.quantization.group_size)
+        size = kind.group_size(group_size)
         shape = (rows, columns // size, size)
     else:
         shape = (rows, 1, columns) if kind is INT8_WEIGHTS else (1, 1, rows * columns)

@@ -234,7 +234,7 @@ class _Work:
         if not findings:
             away = _kl(decoded.logits(self.read), self._logits(session))
             note = f"{worst.steps} steps, worst {worst.name}; answers KL {away:.2g} from the decoded checkpoint"
-            fp4 = FORMATS[checkpoint.config.qformat].activation == "fp4"
+            fp4 = any(FORMATS[qformat].activation == "fp4" for qformat in checkpoint.config.qformats)
             if away > max(LIKE_NOISE * noise, LEAST_KL_FP4 if fp4 else LEAST_KL):
                 cause = "its steps are right, but its answers are not those of the decoded checkpoint"
                 findings.append(Finding(None, "graph", f"KL {away:.2g}", cause, AGAIN))

@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pipelines.checkpoint.layers import LAYERS_FILE, MIXED, read_layers
 from pipelines.domain.errors import UserError, did_you_mean
-from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS, FormatSpec, KvFormat, QFormat
 from pipelines.domain.hf_config import shown
 from pipelines.host.files import parse_json
 
@@ -106,6 +107,7 @@ class CheckpointConfig:
         tp_size: tensor-parallel ranks.
         pp_size: pipeline-parallel stages.
         quantization: how linears and the KV cache are quantized.
+        layers: of a MIXED_PRECISION checkpoint: module pattern -> how it is quantized; None if all linears are alike.
         raw: the whole parsed file.
     """
 
@@ -126,6 +128,7 @@ class CheckpointConfig:
     tp_size: int
     pp_size: int
     quantization: Quantization
+    layers: Mapping[str, Quantization] | None
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -135,18 +138,36 @@ class CheckpointConfig:
 
     @property
     def qformat(self) -> QFormat:
-        """Our name for the weight format.
+        """Our name for the weight format; `auto` if linears have formats of their own.
 
         Raises:
             UserError: `quant_algo` is not one of `pipelines.domain.formats`.
         """
-        algo = self.quantization.quant_algo
-        if algo not in BY_QUANT_ALGO:
-            raise UserError(
-                f"The checkpoint has quant_algo='{algo}', which is not supported.",
-                allowed=f"Supported: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
-            )
-        return BY_QUANT_ALGO[algo]
+        return _qformat_of(self.quantization.quant_algo)
+
+    @property
+    def qformats(self) -> tuple[QFormat, ...]:
+        """Formats that its linears are quantized in; several for MIXED_PRECISION.
+
+        Raises:
+            UserError: a `quant_algo` is not one of `pipelines.domain.formats`.
+        """
+        blocks = (self.quantization,) if self.layers is None else self.layers.values()
+        return tuple(sorted({_qformat_of(block.quant_algo) for block in blocks}, key=list(QFormat).index))
+
+    def quantization_of(self, module: str) -> Quantization:
+        """Return how one linear is quantized, e.g. "lm_head" or "transformer.layers.0.mlp.fc"."""
+        if self.layers is None:
+            return Quantization() if self.quantization.excludes(module) else self.quantization
+        return next((block for name, block in self.layers.items() if fnmatchcase(module, name)), Quantization())
+
+    def format_of(self, module: str) -> FormatSpec:
+        """Return the format of one linear.
+
+        Raises:
+            UserError: its `quant_algo` is not one of `pipelines.domain.formats`.
+        """
+        return FORMATS[_qformat_of(self.quantization_of(module).quant_algo)]
 
     @property
     def kv_format(self) -> KvFormat:
@@ -155,7 +176,7 @@ class CheckpointConfig:
 
     @classmethod
     def load(cls, folder: Path) -> CheckpointConfig:
-        """Read `folder`/config.json.
+        """Read `folder`/config.json, and quant_cfg.json where config.json says MIXED_PRECISION.
 
         Raises:
             UserError: the file is missing, not JSON, or lacks a field.
@@ -170,18 +191,23 @@ class CheckpointConfig:
             raw = parse_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{path} is not valid JSON: {error}.", todo="Export the checkpoint again.") from None
-        return cls.parse(raw, str(path))
+        return cls.parse(raw, str(path), folder)
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], source: str = "config.json") -> CheckpointConfig:
+    def parse(cls, raw: Mapping[str, Any], source: str = "config.json", folder: Path | None = None) -> CheckpointConfig:
         """Convert a parsed config.json; also accepts `pretrained_config` of an engine folder.
+
+        Args:
+            raw: the parsed file.
+            source: its name, for messages.
+            folder: where quant_cfg.json is, for MIXED_PRECISION.
 
         Raises:
             UserError: a field is missing, of the wrong type, or contradicts another.
         """
         read = _Reader(raw, source)
         heads, hidden = read.integer("num_attention_heads"), read.integer("hidden_size")
-        mapping = read.block("mapping")
+        mapping, quantization = read.block("mapping"), Quantization.parse(read.block("quantization"), source)
         config = cls(
             architecture=read.text("architecture"),
             dtype=read.text("dtype"),
@@ -200,11 +226,26 @@ class CheckpointConfig:
             rotary_scaling=read.block("rotary_scaling") or None,
             tp_size=_Reader(mapping, f"{source} mapping").integer("tp_size", 1),
             pp_size=_Reader(mapping, f"{source} mapping").integer("pp_size", 1),
-            quantization=Quantization.parse(read.block("quantization"), source),
+            quantization=quantization,
+            layers=_layers(folder, quantization) if quantization.quant_algo == MIXED and folder else None,
             raw=raw,
         )
         _check(config, source)
         return config
+
+
+def _qformat_of(algo: str | None) -> QFormat:
+    if algo not in BY_QUANT_ALGO:
+        raise UserError(
+            f"The checkpoint has quant_algo='{algo}', which is not supported.",
+            allowed=f"Supported: {', '.join(str(name) for name in BY_QUANT_ALGO)}.",
+        )
+    return BY_QUANT_ALGO[algo]
+
+
+def _layers(folder: Path, whole: Quantization) -> dict[str, Quantization]:
+    layers, source = read_layers(folder, whole.kv_cache_quant_algo), str(folder / LAYERS_FILE)
+    return {name: Quantization.parse(block, source) for name, block in layers.items()}
 
 
 def _check(config: CheckpointConfig, source: str) -> None:

@@ -18,7 +18,6 @@ from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.checkpoint.weight_codes import check_weight_dtype, quantize_weight_only, unpack_int4
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
-    FORMATS,
     FP8_WEIGHTS,
     INT4_AS_FP8_WEIGHTS,
     INT4_WEIGHTS,
@@ -53,10 +52,10 @@ def dequantize(checkpoint: Checkpoint, module: str) -> Array:
         module: e.g. "transformer.layers.0.mlp.fc" or "lm_head".
 
     Raises:
-        UserError: the module has no weight, or its tensors do not fit the checkpoint's format.
+        UserError: the module has no weight, or its tensors do not fit its format.
     """
-    weight, kind = checkpoint.tensor(f"{module}.weight"), FORMATS[checkpoint.config.qformat].weights
-    if kind is FLOAT_WEIGHTS or checkpoint.config.quantization.excludes(module):
+    weight, kind = checkpoint.tensor(f"{module}.weight"), checkpoint.config.format_of(module).weights
+    if kind is FLOAT_WEIGHTS:
         return weight.astype(np.float32)
     if kind.at_build:
         codes, scale = quantize_weight_only(weight, kind.bits)

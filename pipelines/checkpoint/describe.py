@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.layers import LINEARS
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import BY_QUANT_ALGO, FORMATS
 from pipelines.domain.units import show_bytes
 from pipelines.host.text import table, wrapped
 
 _16BIT = frozenset({"BF16", "F16", "F32"})
-_LINEAR_WEIGHTS = (
-    "attention.qkv.weight",
-    "attention.dense.weight",
-    "mlp.fc.weight",
-    "mlp.gate.weight",
-    "mlp.proj.weight",
-    "lm_head.weight",
-)
+_LINEAR_WEIGHTS = tuple(f"{name}.weight" for name in (*LINEARS, "lm_head"))
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -29,7 +23,8 @@ def describe(folder: Path) -> dict[str, Any]:
     Keys: architecture, qformat, quant_algo, kv_cache, dtype, group_size (None where there are no groups),
     num_hidden_layers, tp_size, pp_size, files ({name: bytes}), total_bytes (of the rank files), bytes_by_dtype,
     bytes_by_part (linears, scales, embedding and head, norms), linears (how many), linears_16bit (names of those
-    left in 16 bit, layer numbers collapsed), bits_per_weight (of the layers' linears, scales included).
+    left in 16 bit, layer numbers collapsed unless each linear has its own format), formats (of each linear, None if all
+    share one), bits_per_weight (of the layers' linears, scales included).
 
     Raises:
         UserError: the folder is not a readable checkpoint.
@@ -60,13 +55,29 @@ def _config_facts(config: CheckpointConfig) -> dict[str, Any]:
         "architecture": config.architecture,
         "qformat": str(config.qformat),
         "quant_algo": config.quantization.quant_algo,
+        "formats": _formats(config),
         "kv_cache": str(config.kv_format),
         "dtype": config.dtype,
-        "group_size": config.quantization.group_size if FORMATS[config.qformat].weights.group else None,
+        "group_size": _group_size(config),
         "num_hidden_layers": config.num_hidden_layers,
         "tp_size": config.tp_size,
         "pp_size": config.pp_size,
     }
+
+
+def _formats(config: CheckpointConfig) -> dict[str, str] | None:
+    """Return the format of every linear of the layers, by module; None if all share one."""
+    if config.layers is None:
+        return None
+    modules = [f"layers.{n}.{name}" for n in range(config.num_hidden_layers) for name in LINEARS]
+    chosen = {module: config.quantization_of(f"transformer.{module}").quant_algo for module in modules}
+    return {module: BY_QUANT_ALGO[algo].value for module, algo in chosen.items()}
+
+
+def _group_size(config: CheckpointConfig) -> int | None:
+    blocks = (config.quantization,) if config.layers is None else config.layers.values()
+    grouped = [block.group_size for block in blocks if FORMATS[BY_QUANT_ALGO[block.quant_algo]].weights.group]
+    return grouped[0] if grouped else None
 
 
 def _linear_params(config: CheckpointConfig) -> int:
@@ -79,7 +90,9 @@ def _linear_params(config: CheckpointConfig) -> int:
 def _linear_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     linears = [name for name in checkpoint if name.endswith(_LINEAR_WEIGHTS)]
     plain = [name for name in linears if checkpoint.spec(name).dtype in _16BIT]
-    return {"linears": len(linears), "linears_16bit": sorted({_collapse(name) for name in plain})}
+    alike = checkpoint.config.layers is None
+    named = {_collapse(name) if alike else name.removesuffix(".weight").removeprefix("transformer.") for name in plain}
+    return {"linears": len(linears), "linears_16bit": sorted(named)}
 
 
 def _collapse(name: str) -> str:
@@ -105,12 +118,15 @@ def render(facts: dict[str, Any]) -> str:
     kv = "" if facts["kv_cache"] == "auto" else f", {facts['kv_cache']} KV cache"
     group = f", groups of {facts['group_size']}" if facts["group_size"] else ""
     split = f"tp_size={facts['tp_size']} pp_size={facts['pp_size']}"
+    mix = facts["formats"] or {}
+    counts = ", ".join(f"{number} {name}" for name, number in sorted(Counter(mix.values()).items()))
     lines = [
         f"{facts['architecture']}, {facts['num_hidden_layers']} layers, {facts['qformat']}{group}{kv}",
         f"  {show_bytes(facts['total_bytes'])} in {len(facts['files'])} rank file(s), {split}",
         f"  {facts['bits_per_weight']:.2f} bits per weight of the layers' linears, scales included",
         *table([(part, show_bytes(size)) for part, size in facts["bytes_by_part"].items()], indent=4),
     ]
+    lines += [f"  linears by format: {counts}"] if mix else []
     plain = ", ".join(facts["linears_16bit"]) or "none"
     lines.append(wrapped(f"  left in 16 bit: {plain}", 4))
     return "\n".join(lines)

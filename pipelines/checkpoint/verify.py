@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.checkpoint.config import CheckpointConfig
+from pipelines.checkpoint.config import CheckpointConfig, Quantization
+from pipelines.checkpoint.layers import LAYERS_FILE, LINEARS
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import Fault, UserError
 from pipelines.domain.families import BUILT, FAMILIES
@@ -27,6 +29,7 @@ from pipelines.domain.formats import (
     INT4_WEIGHTS,
     INT8_AT_BUILD,
     INT8_WEIGHTS,
+    UNIFORM,
     Activation,
     FormatSpec,
     WeightKind,
@@ -126,7 +129,7 @@ def _rule(form: FormatSpec) -> _LinearRule:
 
 
 LINEAR_RULES: dict[str | None, _LinearRule] = {
-    **{form.quant_algo: _rule(form) for form in FORMATS.values()},
+    **{FORMATS[qformat].quant_algo: _rule(FORMATS[qformat]) for qformat in UNIFORM},
     "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rowwise,  # TensorRT-LLM's own script writes it; none of our formats does
 }
 """quant_algo -> the tensors of one linear."""
@@ -158,31 +161,51 @@ def verify(folder: Path) -> list[Fault]:
 
 def _config_faults(config: CheckpointConfig) -> Iterator[Fault]:
     """Yield what TensorRT-LLM would reject or misread in config.json, beyond what parsing it has checked."""
-    block = config.quantization
     if config.architecture not in FAMILIES:
         yield Fault(
             f"config.json has architecture='{config.architecture}', which is not supported.",
             f"Supported: {', '.join(BUILT)}.",
         )
-    if block.quant_algo not in LINEAR_RULES:
-        known = ", ".join(str(algo) for algo in LINEAR_RULES)
-        yield Fault(f"config.json has quant_algo='{block.quant_algo}', which is not supported.", f"Supported: {known}.")
     if config.num_hidden_layers % config.pp_size:
         yield Fault(f"pp_size={config.pp_size} does not divide num_hidden_layers={config.num_hidden_layers}.")
     if config.intermediate_size % config.tp_size:
         yield Fault(f"tp_size={config.tp_size} does not divide intermediate_size={config.intermediate_size}.")
+    if config.layers is None:
+        yield from _block_faults("config.json", "quantization", config.quantization)
+        return
+    for name, block in config.layers.items():
+        yield from _block_faults(LAYERS_FILE, name, block)
+    yield from _layer_name_faults(config)
+
+
+def _layer_name_faults(config: CheckpointConfig) -> Iterator[Fault]:
+    """Yield patterns that match no linear: TensorRT-LLM ignores them, and the linears they meant stay in 16 bit."""
+    modules = [f"transformer.layers.{n}.{name}" for n in range(config.num_hidden_layers) for name in LINEARS]
+    for pattern in config.layers or ():
+        if not any(fnmatchcase(module, pattern) for module in (*modules, "lm_head")):
+            yield Fault(f"{LAYERS_FILE} has '{pattern}', which is no linear of this model.", todo=_AGAIN)
+
+
+def _block_faults(file: str, name: str, block: Quantization) -> Iterator[Fault]:
+    """Yield what TensorRT-LLM would reject or misread in how linears are quantized."""
+    if block.quant_algo not in LINEAR_RULES:
+        known = ", ".join(str(algo) for algo in LINEAR_RULES)
+        where = "" if name == "quantization" else f" for {name}"
+        yield Fault(
+            f"{file} has quant_algo='{block.quant_algo}'{where}, which is not supported.", f"Supported: {known}."
+        )
     form = FORMATS[BY_QUANT_ALGO[block.quant_algo]] if block.quant_algo in BY_QUANT_ALGO else None
     if form is None:
         return
     if form.tuning == "awq" and (block.has_zero_point or not block.pre_quant_scale):
         yield Fault(
-            f"quantization of {block.quant_algo} has has_zero_point={block.has_zero_point},"
+            f"{name} of {block.quant_algo} has has_zero_point={block.has_zero_point},"
             f" pre_quant_scale={block.pre_quant_scale}.",
             "AWQ must have pre-quantization scales and no zero points.",
         )
     group = form.weights.group_size(block.group_size)
     if group not in (0, block.group_size):
-        yield Fault(f"quantization of {block.quant_algo} has group_size={block.group_size}.", f"It must be {group}.")
+        yield Fault(f"{name} of {block.quant_algo} has group_size={block.group_size}.", f"It must be {group}.")
 
 
 def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
@@ -192,9 +215,9 @@ def _file_faults(folder: Path, config: CheckpointConfig) -> Iterator[Fault]:
         yield Fault(f"{folder / name} is missing; config.json says world_size={config.world_size}.", todo=_AGAIN)
     for name in sorted(there - wanted):
         yield Fault(f"{folder / name} is unexpected; config.json says world_size={config.world_size}.", todo=_AGAIN)
-    if config.quantization.quant_algo != "MIXED_PRECISION" and (folder / "quant_cfg.json").exists():
+    if config.layers is None and (folder / LAYERS_FILE).exists():
         yield Fault(
-            f"{folder / 'quant_cfg.json'} is only valid for MIXED_PRECISION; quant_algo is"
+            f"{folder / LAYERS_FILE} is only valid for MIXED_PRECISION; quant_algo is"
             f" {config.quantization.quant_algo}.",
             todo="Remove the file.",
         )
@@ -267,10 +290,9 @@ def _layer_tensors(config: CheckpointConfig, path: str) -> Tensors:
 
 
 def _linear_tensors(config: CheckpointConfig, name: str, path: str, out: int, width: int) -> Tensors:
-    block = config.quantization
-    algo = None if block.excludes(path) else block.quant_algo
+    block = config.quantization_of(path)
     linear = _Linear(out, width, _DTYPE_CODES[config.dtype], block.group_size)
-    return {f"{name}.{leaf}": tensor for leaf, tensor in LINEAR_RULES[algo](linear).items()}
+    return {f"{name}.{leaf}": tensor for leaf, tensor in LINEAR_RULES[block.quant_algo](linear).items()}
 
 
 def value_faults(file: str, tensors: TensorFile) -> Iterator[Fault]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,10 +56,10 @@ def check_weight_dtype(checkpoint: Checkpoint, module: str) -> None:
         UserError: names the tensor, the dtype found and the one expected.
     """
     name = f"{module}.weight"
-    found, expected = checkpoint.spec(name).dtype, FORMATS[checkpoint.config.qformat].weights.stored
+    form = checkpoint.config.format_of(module)
+    found, expected = checkpoint.spec(name).dtype, form.weights.stored
     if found != expected:
         raise UserError(
-            f"{checkpoint.folder}: '{name}' is {found},"
-            f" but {checkpoint.config.quantization.quant_algo} stores {expected}.",
+            f"{checkpoint.folder}: '{name}' is {found}, but {form.quant_algo} stores {expected}.",
             allowed="A module left in 16 bit must be named in quantization.exclude_modules.",
         )

@@ -83,28 +83,29 @@ def forward_passes(data: CalibrationSet, progress: Progress, device: str) -> For
         title = f"calibrating, pass {next(passes)}"
         with progress.task(title, len(data.batches), "batches") as advance, torch.no_grad():
             for batch in data.batches:
-                _run(model, batch.to(device))
+                run_batch(model, batch.to(device))
                 advance(1)
 
     return forward
 
 
-def _run(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    """Run one batch, with logits only for the last position.
+def run_batch(model: torch.nn.Module, batch: torch.Tensor, logits_to_keep: int = 1) -> torch.Tensor:
+    """Run one batch and return the logits of the last positions, [B, K, V]; 0 is all positions.
 
-    Logits for all positions, B x T x V, would be by far the largest tensor.
+    Logits for all positions, B x T x V, are by far the largest tensor.
 
     Raises:
         UserError: an activation is NaN or infinite; names the first such layer.
     """
     try:
-        logits = model(input_ids=batch, logits_to_keep=1).logits
+        logits: torch.Tensor = model(input_ids=batch, logits_to_keep=logits_to_keep).logits
     except AssertionError as error:  # how ModelOpt's calibrators report an activation that is not finite
         if layer := _first_broken_layer(model, batch):
             raise broken_at(layer) from error
         raise
     if not torch.isfinite(logits).all():
         raise broken_at(_first_broken_layer(model, batch) or "lm_head")
+    return logits
 
 
 def _first_broken_layer(model: torch.nn.Module, batch: torch.Tensor) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from modelopt.torch.export import (
     export_tensorrt_llm_checkpoint,
     torch_to_tensorrt_llm_checkpoint,
 )
+from modelopt.torch.quantization.algorithms import QuantRecipe
 
 from pipelines.compress.recipes import Config
+from pipelines.compress.specs import Scoring
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import Family
 from pipelines.domain.formats import FORMATS, QFormat
@@ -27,6 +31,9 @@ VERSION: str = modelopt.__version__
 
 SPECK = 6e-8
 """The smallest number that every 16-bit type holds."""
+
+KL_DIV_SINCE = (0, 47)
+"""First of the two versions that this project is tested with whose auto_quantize scores by divergence."""
 
 Forward = Callable[[torch.nn.Module], None]
 
@@ -46,6 +53,20 @@ def check_format(qformat: QFormat, device: str) -> None:
         )
 
 
+def check_scoring(scoring: Scoring) -> None:
+    """Reject a way of judging candidates that this ModelOpt does not have.
+
+    Raises:
+        UserError: kl_div with a ModelOpt before 0.47.
+    """
+    if scoring == "kl_div" and _version_tuple() < KL_DIV_SINCE:
+        raise UserError(
+            f"quant.scoring={scoring} is not known to nvidia-modelopt {VERSION}.",
+            allowed="0.47.0 or newer knows it; 0.37.0 has gradient alone.",
+            todo="Set quant.scoring=gradient, or install a newer nvidia-modelopt.",
+        )
+
+
 def _version_tuple() -> tuple[int, ...]:
     return tuple(int(part) for part in VERSION.split(".")[:2])
 
@@ -61,6 +82,129 @@ def simulate(model: torch.nn.Module, config: Config, forward: Forward) -> torch.
     with _columns_not_all_zero(model, config):
         quantized: torch.nn.Module = mtq.quantize(model, config, forward)
     return quantized
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a search found for linears that share a format.
+
+    Attributes:
+        linears: their names in the Hugging Face model.
+        chosen: the format; `none` is 16 bit.
+        weights: number of weights.
+        scores: estimated damage of each format to the model; only comparable within one search.
+    """
+
+    linears: tuple[str, ...]
+    chosen: QFormat
+    weights: int
+    scores: dict[QFormat, float]
+
+
+def search(
+    model: torch.nn.Module,
+    configs: Mapping[QFormat, Config],
+    batches: Iterable[Any],
+    logits: Callable[[torch.nn.Module, Any], torch.Tensor],
+    loss: Callable[[torch.Tensor, Any], torch.Tensor],
+    *,
+    effective_bits: float,
+    scoring: Scoring,
+    calibration_steps: int,
+    scoring_steps: int,
+) -> tuple[torch.nn.Module, list[Choice]]:
+    """Choose a format for each linear, and return the same model, now simulating the mix.
+
+    Args:
+        model: the 16-bit model.
+        configs: ModelOpt's configuration of each candidate.
+        batches: what the model reads; iterated over once for each pass.
+        logits: runs the model on a batch.
+        loss: the loss of those logits, for gradients.
+        effective_bits: most bits per weight on average, over the linears of the layers.
+        scoring: how candidates are judged.
+        calibration_steps: batches to calibrate with; those whose algorithm is AWQ take a quarter.
+        scoring_steps: batches to judge candidates with.
+
+    Raises:
+        UserError: no mix has so few bits.
+    """
+    # 0.37 knows no other scoring, and no argument for it
+    options: dict[str, Any] = {"loss_func": loss} if scoring == "gradient" else {"method": scoring}
+    quantized, state = mtq.auto_quantize(
+        model,
+        constraints={"effective_bits": _bits_with_head(model, effective_bits)},
+        quantization_formats=list(configs.values()),
+        data_loader=batches,
+        forward_step=logits,
+        disabled_layers=[_HEAD],
+        num_calib_steps=calibration_steps,
+        num_score_steps=scoring_steps,
+        **options,
+    )
+    if not state["best"]["is_satisfied"]:
+        raise UserError(
+            f"ModelOpt's search found no mix of {', '.join(configs)} with at most {effective_bits:g} bits per weight.",
+            todo="Raise quant.effective_bits.",
+        )
+    names = {_recipe_name(config, number): qformat for number, (qformat, config) in enumerate(configs.items())}
+    return quantized, _choices(quantized, state, names | {"NONE": QFormat.NONE})
+
+
+_HEAD = "*lm_head*"
+
+
+def _bits_with_head(model: torch.nn.Module, effective_bits: float) -> float:
+    """Return the bound that ModelOpt must be given, whose average includes the head, which stays in 16 bit."""
+    linears = {name: m.weight.numel() for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    head = sum(size for name, size in linears.items() if fnmatchcase(name, _HEAD))
+    layers = sum(linears.values()) - head
+    return (effective_bits * layers + 16 * head) / (layers + head)
+
+
+def _recipe_name(config: Config, number: int) -> str:
+    """Return ModelOpt's name for a candidate: that of a preset, or a number."""
+    name: str | None = QuantRecipe.get_auto_name_for_config(config)
+    return name or f"CUSTOM_{number}"
+
+
+def _choices(model: torch.nn.Module, state: Any, names: Mapping[str, QFormat]) -> list[Choice]:
+    """Translate ModelOpt's record of the search."""
+
+    def ours(recipe: Any) -> QFormat:
+        return names[str(recipe).partition("(")[0]]
+
+    found = []
+    for name, stats in state["candidate_stats"].items():
+        linears = _same_format(model, name.removesuffix(".quant_recipe"))
+        if any(fnmatchcase(linear, _HEAD) for linear in linears):
+            continue
+        scores = {ours(recipe): float(score) for recipe, score in zip(stats["formats"], stats["scores"], strict=True)}
+        weights = sum(model.get_parameter(f"{linear}.weight").numel() for linear in linears)
+        found.append(Choice(linears, ours(state["best"]["recipe"][name]), weights, scores))
+    return found
+
+
+def _same_format(model: torch.nn.Module, name: str) -> tuple[str, ...]:
+    """Return the linears that share the format of one: TensorRT-LLM fuses q, k and v, and gate and up."""
+    stem, _, last = name.rpartition(".")
+    fused = next((group for group in _FUSED if last in group), (last,))
+    parent = model.get_submodule(stem)
+    return tuple(f"{stem}.{leaf}" for leaf in fused if hasattr(parent, leaf))
+
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def quantize_kv_cache(model: torch.nn.Module, config: Config, forward: Forward) -> None:
+    """Add quantizers of the KV cache to a quantized model, and calibrate them alone; in place."""
+    others = [quantizer for _, quantizer in quantizers(model)]
+    for quantizer in others:
+        quantizer.disable()
+    mtq.set_quantizer_by_cfg(model, config["quant_cfg"])
+    mtq.calibrate(model, "max", forward)
+    for quantizer in others:
+        quantizer.enable()
 
 
 @contextmanager

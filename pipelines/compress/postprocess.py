@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.checkpoint.config import Quantization
+from pipelines.checkpoint.layers import LAYERS_FILE, MIXED
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.formats import FORMATS, KvFormat
 
@@ -21,7 +22,7 @@ DEFAULT_ROTARY_BASE = 10000.0
 
 
 def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
-    """Correct `folder`/config.json in place and drop the empty quant_cfg.json of a float export.
+    """Correct `folder`/config.json in place and drop the empty quant_cfg.json of a single format.
 
     Args:
         folder: what `modelopt_door.export` wrote.
@@ -34,8 +35,15 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
     path = folder / "config.json"
     config = corrected(json.loads(path.read_text(encoding="utf-8")), hf_config, spec)
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if config["quantization"]["quant_algo"] != "MIXED_PRECISION":
-        (folder / "quant_cfg.json").unlink(missing_ok=True)
+    layers = folder / LAYERS_FILE
+    if config["quantization"]["quant_algo"] != MIXED:
+        layers.unlink(missing_ok=True)
+        return config
+    # TensorRT-LLM takes the whole quantization from this file, the format of the KV cache too
+    raw = json.loads(layers.read_text(encoding="utf-8"))
+    whole = {key: config["quantization"][key] for key in ("quant_algo", "kv_cache_quant_algo")}
+    mixed = whole | {"quantized_layers": raw["quantized_layers"]}
+    layers.write_text(json.dumps(mixed, indent=2) + "\n", encoding="utf-8")
     return config
 
 

@@ -36,6 +36,7 @@ class _Simulated:
     device: str
     data: CalibrationSet | None
     seconds: float
+    search: dict[str, Any] | None = None
 
 
 def run_quantize(
@@ -80,6 +81,7 @@ def run_quantize(
         **(describe_unified(out_dir) if layout == "hugging_face" else describe(out_dir)),
         "source_bytes": source.weight_bytes,
         "calibration": _calibration_facts(done),
+        **({"search": done.search} if done.search else {}),
         "device": done.device,
         "tool": {"nvidia-modelopt": modelopt_door.VERSION},
     }
@@ -119,11 +121,15 @@ def _simulate(
 
     seed_everything(calibration.seed)
     device = pick_device(device)
-    modelopt_door.check_format(spec.qformat, device)
+    for qformat in spec.formats:
+        modelopt_door.check_format(qformat, device)
+    if spec.search is not None:
+        modelopt_door.check_scoring(spec.search.scoring)
     config = modelopt_config(spec, source.shape.family, modelopt_door.preset)
-    data = None
-    if config is not None:
-        size = calibration.sequences_for(spec.qformat)
+    data = search = None
+    if config is not None or spec.search is not None:
+        most = spec.search.most_texts if spec.search else calibration.size
+        size = min(most, calibration.sequences_for(spec.qformat))
         data = make_batches(texts, load_tokenizer(source), calibration, size)
     picked = pick_dtype(source, dtype)
     with progress.task("loading the model", None):
@@ -134,7 +140,12 @@ def _simulate(
         with f32_products():
             model = modelopt_door.simulate(model, config, forward)
         _check_calibrated(model)
-    return _Simulated(model, source, picked, device, data, time.monotonic() - begin)
+    elif spec.search is not None and data is not None:
+        from pipelines.compress.searching import search_mix
+
+        model, search = search_mix(model, spec, source.shape.family, data, progress, device)
+        _check_calibrated(model)
+    return _Simulated(model, source, picked, device, data, time.monotonic() - begin, search)
 
 
 def _check_calibrated(model: torch.nn.Module) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.compress.specs import QuantSpec
 from pipelines.domain.families import Family
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 
 Config = dict[str, Any]
 
@@ -35,7 +35,9 @@ _WEIGHTS = "*weight_quantizer"
 
 
 def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> Config | None:
-    """Return the configuration for `mtq.quantize`, or None when nothing is simulated (16 bit throughout).
+    """Return the configuration for `mtq.quantize`, or None when nothing is simulated.
+
+    That is so where all is 16 bit; and a search has configurations of its own, see `candidate_configs`.
 
     Args:
         spec: the requested quantization.
@@ -43,7 +45,7 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
         preset: returns ModelOpt's configuration for a name from `pipelines.domain.formats.FORMATS`.
     """
     form = FORMATS[spec.qformat]
-    if form.preset is None and spec.kv_cache is KvFormat.AUTO:
+    if spec.search is not None or (form.preset is None and spec.kv_cache is KvFormat.AUTO):
         return None
     config = _all_off(preset) if form.preset is None else copy.deepcopy(preset(form.preset))
     if group := form.weights.group_size(spec.group_size):
@@ -51,6 +53,19 @@ def modelopt_config(spec: QuantSpec, family: Family, preset: Callable[[str], Con
     if spec.kv_cache is not KvFormat.AUTO:
         _set(config, _KV_PATTERN, _KV_CACHE[spec.kv_cache])
     config["algorithm"] = _algorithm(spec, family, config["algorithm"])
+    return config
+
+
+def candidate_configs(spec: QuantSpec, family: Family, preset: Callable[[str], Config]) -> dict[QFormat, Config]:
+    """Return the configuration of every format that a search chooses from."""
+    configs = {qformat: modelopt_config(spec.of(qformat), family, preset) for qformat in spec.formats}
+    return {qformat: config for qformat, config in configs.items() if config is not None}
+
+
+def kv_cache_config(kv_cache: KvFormat, preset: Callable[[str], Config]) -> Config:
+    """Return the quantizers of a KV cache alone, for a model whose linears are quantized."""
+    config: Config = {"quant_cfg": type(preset(_ANY_PRESET)["quant_cfg"])()}
+    _set(config, _KV_PATTERN, _KV_CACHE[kv_cache])
     return config
 
 

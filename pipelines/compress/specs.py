@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat, mix_faults
 
 Dtype = Literal["auto", "bfloat16", "float16"]
 """Element type of unquantized tensors; `auto` is the model's own 16-bit type."""
@@ -14,10 +14,48 @@ Dtype = Literal["auto", "bfloat16", "float16"]
 Layout = Literal["tensorrt_llm", "hugging_face"]
 """Output layout: a TensorRT-LLM checkpoint for trtllm-build, or a Hugging Face folder for its PyTorch backend."""
 
+Scoring = Literal["gradient", "kl_div"]
+"""How the effect of a format on one linear is judged: from gradients, or from the logits."""
+
 SparsityMethod = Literal["magnitude", "sparsegpt"]
 
 AWQ_CALIB_CAP = 32
 """Most texts AWQ calibrates with: its scale search per channel gains nothing from more; quantize.py caps it too."""
+
+
+SEARCH_CAP = 4 * AWQ_CALIB_CAP
+"""Most texts that a search calibrates with; ModelOpt gives AWQ a quarter of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpec:
+    """Settings of the search for a format for each linear; 16 bit is always among the choices.
+
+    Attributes:
+        candidates: formats to choose from.
+        effective_bits: most bits per weight of the layers' linears on average, without scales of groups.
+        scoring: how the effect of a format on one linear is judged.
+        texts: how many texts it is judged on.
+    """
+
+    candidates: tuple[QFormat, ...]
+    effective_bits: float
+    scoring: Scoring = "gradient"
+    texts: int = 128
+
+    @property
+    def most_texts(self) -> int:
+        """Most texts that the search reads, to calibrate or to judge."""
+        return max(SEARCH_CAP, self.texts)
+
+    def __post_init__(self) -> None:
+        """Reject what the search cannot do.
+
+        Raises:
+            UserError: lists all such values at once.
+        """
+        if faults := mix_faults(self.candidates, self.effective_bits):
+            raise UserError.of(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +70,7 @@ class QuantSpec:
             None means ModelOpt's 1.0, or 0.5 for Gemma as in TensorRT-LLM's quantize.py.
         awq_alpha_step: step of AWQ's search over 0..1; None means ModelOpt's 0.1, or 1.0 for Gemma with
             w4a8_awq as in quantize.py.
+        search: for `auto`: how the format of each linear is chosen.
     """
 
     qformat: QFormat
@@ -39,6 +78,24 @@ class QuantSpec:
     group_size: int = 128
     smoothquant_alpha: float | None = None
     awq_alpha_step: float | None = None
+    search: SearchSpec | None = None
+
+    @property
+    def formats(self) -> tuple[QFormat, ...]:
+        """Formats that ModelOpt calibrates: the candidates of a search, or the one format."""
+        return self.search.candidates if self.search else (self.qformat,)
+
+    def of(self, qformat: QFormat) -> QuantSpec:
+        """Return the same settings for one candidate of the search, which the KV cache has no part in."""
+        tuning = FORMATS[qformat].tuning
+        return replace(
+            self,
+            qformat=qformat,
+            kv_cache=KvFormat.AUTO,
+            smoothquant_alpha=self.smoothquant_alpha if tuning == "smoothquant" else None,
+            awq_alpha_step=self.awq_alpha_step if tuning == "awq" else None,
+            search=None,
+        )
 
     def __post_init__(self) -> None:
         """Reject values that would be ignored or make no sense.
@@ -52,14 +109,17 @@ class QuantSpec:
 
 def _quant_faults(spec: QuantSpec) -> list[Fault]:
     faults = []
-    alpha, step, tuning = spec.smoothquant_alpha, spec.awq_alpha_step, FORMATS[spec.qformat].tuning
+    alpha, step = spec.smoothquant_alpha, spec.awq_alpha_step
+    tunings = {FORMATS[qformat].tuning for qformat in spec.formats}
+    if (spec.qformat is QFormat.AUTO) != (spec.search is not None):
+        faults.append(Fault(f"qformat={spec.qformat} with search={spec.search}.", "A search goes with qformat=auto."))
     if spec.group_size < 1:
         faults.append(Fault(f"group_size={spec.group_size} is too small.", "At least 1; usually 128 or 64."))
-    if alpha is not None and tuning != "smoothquant":
+    if alpha is not None and "smoothquant" not in tunings:
         faults.append(Fault(f"smoothquant_alpha={alpha} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif alpha is not None and not 0 <= alpha <= 1:
         faults.append(Fault(f"smoothquant_alpha={alpha} is out of range.", "Allowed: 0 to 1."))
-    if step is not None and tuning != "awq":
+    if step is not None and "awq" not in tunings:
         faults.append(Fault(f"awq_alpha_step={step} does not apply to {spec.qformat}.", todo="Leave it out."))
     elif step is not None and not 0 < step <= 1:
         faults.append(Fault(f"awq_alpha_step={step} is out of range.", "Allowed: above 0, up to 1."))

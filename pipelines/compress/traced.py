@@ -24,7 +24,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.compress.loading import load_model, look_at
 from pipelines.compress.quiet import muted, transformers_to_log
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, Activation, KvFormat
+from pipelines.domain.formats import FLOAT_WEIGHTS, Activation, KvFormat
 
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -243,10 +243,11 @@ def _fill_linear(linears: Sequence[Any], checkpoint: Checkpoint, module: str) ->
 
 def _input_rounding(checkpoint: Checkpoint, module: str) -> Rounding:
     """Return what a format does to the input of a linear, from its definition."""
-    if checkpoint.config.quantization.excludes(module):
+    form = checkpoint.config.format_of(module)
+    if form.weights is FLOAT_WEIGHTS:
         return lambda x: x
     prequant, scale = (_leaf(checkpoint, module, f"{kind}_scaling_factor") for kind in ("prequant", "activation"))
-    rounded = ROUNDINGS[FORMATS[checkpoint.config.qformat].activation]
+    rounded = ROUNDINGS[form.activation]
     return lambda x: rounded(x * prequant, scale)
 
 

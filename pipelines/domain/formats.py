@@ -9,10 +9,12 @@ Sources: TensorRT-LLM 1.2 `quantization/mode.py`, `builder.py`, `quantize_by_mod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from pipelines.domain.errors import Fault
 from pipelines.domain.units import MIB
 
 
@@ -27,6 +29,8 @@ class QFormat(StrEnum):
     INT8_WO = "int8_wo"
     INT4_WO = "int4_wo"
     NVFP4 = "nvfp4"
+    AUTO = "auto"
+    """Each linear in the format that a search chose for it, of those that were its candidates."""
 
 
 class KvFormat(StrEnum):
@@ -94,6 +98,7 @@ INT4_AS_FP8_WEIGHTS = WeightKind(
 FP4_WEIGHTS = WeightKind(
     "E2M1, an E4M3 scale per group under a scale of the tensor", 4, "U8", group=16, group_is_fixed=True, scale_bits=8
 )
+CHOSEN_WEIGHTS = WeightKind("chosen for each linear", 16, None)
 INT8_AT_BUILD = WeightKind("INT8, quantized by the engine build", 8, None, integer=True)
 INT4_AT_BUILD = WeightKind("INT4, quantized by the engine build", 4, None, integer=True)
 
@@ -150,6 +155,7 @@ class FormatSpec:
         modelopt_on_cpu: oldest ModelOpt that makes it without a GPU, (major, minor).
         llm_api: whether TensorRT-LLM's PyTorch backend lists it.
         llm_api_below: it is listed for compute capabilities below this one.
+        mixable: whether TensorRT-LLM's `quantize.py --autoq_format` takes it, for some linears of a model.
         products_of_tensorrt: whether TensorRT itself multiplies the linears when gemm_plugin is off. In other formats
             plugins do (TensorRT-LLM's `builder.py`, `quantization/functional.py`), which have no 2:4 kernels.
         fp8_kv_cache: published engines of this format hold the KV cache in FP8 unless they say otherwise.
@@ -167,6 +173,7 @@ class FormatSpec:
     modelopt_on_cpu: tuple[int, int] = (0, 37)
     llm_api: bool = False
     llm_api_below: float | None = None
+    mixable: bool = False
     products_of_tensorrt: bool = False
     fp8_kv_cache: bool = False
     aliases: tuple[str, ...] = ()
@@ -215,6 +222,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=FP8_WEIGHTS,
         activation="fp8",
         preset="FP8_DEFAULT_CFG",
+        mixable=True,
         products_of_tensorrt=True,
         llm_api=True,
         fp8_kv_cache=True,
@@ -232,6 +240,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         activation="int8",
         tuning="smoothquant",
         preset="INT8_SMOOTHQUANT_CFG",
+        mixable=True,
         aliases=("int8",),
         heading=("int8", "sq"),
         cpu=CpuCost(
@@ -246,6 +255,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         weights=INT4_WEIGHTS,
         tuning="awq",
         preset="INT4_AWQ_CFG",
+        mixable=True,
         llm_api=True,
         llm_api_below=10.0,
         aliases=("int4", "w4a16"),
@@ -263,6 +273,7 @@ FORMATS: dict[QFormat, FormatSpec] = {
         activation="fp8",
         tuning="awq",
         preset="W4A8_AWQ_BETA_CFG",
+        mixable=True,
         llm_api=True,
         llm_api_below=10.0,
         heading=("w4a8", "awq"),
@@ -301,13 +312,48 @@ FORMATS: dict[QFormat, FormatSpec] = {
         aliases=("fp4",),
         heading=("nv", "fp4"),
     ),
+    QFormat.AUTO: FormatSpec(
+        summary="a format for each linear, chosen by a search",
+        quant_algo="MIXED_PRECISION",
+        weights=CHOSEN_WEIGHTS,
+        heading=("auto", ""),
+    ),
 }
+
+UNIFORM: tuple[QFormat, ...] = tuple(qformat for qformat in QFormat if qformat is not QFormat.AUTO)
+"""Formats that all linears of a model can share."""
 
 BY_QUANT_ALGO: dict[str | None, QFormat] = {spec.quant_algo: name for name, spec in FORMATS.items()}
 """The same table, read from a checkpoint's `quant_algo`."""
 
-BY_ALIAS: dict[str, QFormat] = {word: name for name, spec in FORMATS.items() for word in (*spec.aliases, name.value)}
+BY_ALIAS: dict[str, QFormat] = {word: name for name in UNIFORM for word in (*FORMATS[name].aliases, name.value)}
 """The same table, read from a published measurement's precision."""
+
+
+def mix_faults(candidates: Sequence[QFormat], effective_bits: float) -> list[Fault]:
+    """Return why a search cannot choose among these formats, or not within so many bits per weight."""
+    mixable = [qformat for qformat in UNIFORM if FORMATS[qformat].mixable]
+    known = f"Candidates: {', '.join(mixable)}."
+    wrong = [qformat for qformat in candidates if qformat not in mixable]
+    faults = [Fault(f"quant.candidates has {qformat}, which cannot be mixed.", known) for qformat in wrong]
+    if {QFormat.FP8, QFormat.INT8_SQ} <= set(candidates):
+        faults.append(
+            Fault(
+                "quant.candidates has fp8 and int8_sq, which TensorRT-LLM does not mix.",
+                "One of the two, with int4_awq or w4a8_awq.",
+            )
+        )
+    if len(set(candidates)) < len(candidates) or not candidates:
+        faults.append(Fault(f"quant.candidates={','.join(candidates)}.", f"Each at most once, at least one. {known}"))
+    bits = [FORMATS[qformat].weights.bits for qformat in candidates]
+    if bits and not min(bits) <= effective_bits < 16:
+        faults.append(
+            Fault(
+                f"quant.effective_bits={effective_bits:g} is out of reach of quant.candidates={','.join(candidates)}.",
+                f"Reachable: {min(bits)}, all linears in {candidates[bits.index(min(bits))]}, up to less than 16.",
+            )
+        )
+    return faults
 
 
 def group_instead(given: QFormat, size: int, other: QFormat) -> int:
@@ -354,7 +400,7 @@ def rules_out_reuse(kv_format: KvFormat, qformat: QFormat) -> bool:
 def formats_for(capability: float) -> list[QFormat]:
     """List the weight formats whose engines can be built for a compute capability of 8.0 or newer."""
     lacks = (lacks_fp8, lacks_fp4, lacks_integers)
-    return [qformat for qformat in QFormat if not any(lack(qformat, capability) for lack in lacks)]
+    return [qformat for qformat in UNIFORM if not any(lack(qformat, capability) for lack in lacks)]
 
 
 def kv_formats_for(capability: float) -> list[KvFormat]:

@@ -12,7 +12,7 @@ from eval.spec import task_fault
 from eval.task_names import BUNDLED
 from pipelines.document.show import count
 from pipelines.domain.errors import Fault, UserError
-from pipelines.domain.formats import QFormat, formats_for, group_instead
+from pipelines.domain.formats import QFormat, formats_for, group_instead, mix_faults
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.units import GIB, show_bytes
 from pipelines.engines.description import EngineDescription
@@ -42,6 +42,7 @@ from pipelines.predict.performance.memory import checkpoint_bytes, weight_bytes
 from pipelines.rules.record import BrokenRule, Severity
 from pipelines.rules.table import check as check_table
 from pipelines.rules.table import check_checkpoint, refused, refused_whatever_format, warned
+from pipelines.settings.compression import QuantSettings
 from pipelines.settings.engine import HardwareSettings
 from pipelines.settings.root import Settings
 from pipelines.settings.triton import TritonSettings
@@ -93,7 +94,7 @@ def check(
         return Checked(served)
     checked = Checked()
     findings = check_table(deployment(settings, shape, engine, machine, found))
-    checked.faults += refused(findings)
+    checked.faults += [*_mix(settings.quant), *refused(findings)]
     checked.warnings = (*warned(findings), *_few_texts(settings, found), *few_questions(settings, target))
     checked.faults += _baseline(settings, shape, engine, machine, target, found, findings)
     checked.faults += _draft(settings, found)
@@ -127,6 +128,11 @@ def check(
             checked.warnings += fit.warnings
     checked.faults += served
     return checked
+
+
+def _mix(quant: QuantSettings) -> list[Fault]:
+    """Check the candidates of a search, and the bits it may spend."""
+    return mix_faults(quant.formats, quant.effective_bits) if quant.effective_bits is not None else []
 
 
 def _logged(settings: Settings, target: Target) -> list[Fault]:
@@ -351,7 +357,8 @@ def _reference(settings: Settings, shape: ModelShape | None, machine: Machine, t
 
 def quantize_memory_bytes(shape: ModelShape, settings: Settings) -> float:
     """Return the host memory of quantizing in bytes (modelled): 16-bit weights, exported copy, 2 GiB of libraries."""
-    return weight_bytes(shape, QFormat.NONE) + checkpoint_bytes(shape, settings.quant.qformat) + 2 * GIB
+    written = checkpoint_bytes(shape, settings.quant.qformat, settings.quant.mean_bits)
+    return weight_bytes(shape, QFormat.NONE) + written + 2 * GIB
 
 
 def with_changes(settings: Settings, change: str) -> Settings:
@@ -364,6 +371,7 @@ def with_changes(settings: Settings, change: str) -> Settings:
         values = held.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) | {name: value}
         if name == "qformat":  # as the file of the other format does
             values["group_size"] = group_instead(held.qformat, held.group_size, QFormat(value))
+            values = {key: given for key, given in values.items() if key not in held.SEARCH}
         changed = type(held).judged(values, f"{group}.")
         settings = settings.model_copy(update={group: changed})
     return settings

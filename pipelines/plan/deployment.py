@@ -24,6 +24,7 @@ def deployment(
         label=settings.model.label,
         shape=shape,
         qformat=settings.quant.qformat,
+        candidates=settings.quant.candidates or (),
         dtype=settings.quant.dtype,
         kv_format=settings.kv_cache.dtype,
         group_size=settings.quant.group_size,

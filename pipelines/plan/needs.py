@@ -71,16 +71,16 @@ def _bytes(plan: Plan, step: PlannedStep) -> float | None:
     if shape is None or step.node.id == "vision" or (isinstance(stage, Download) and stage.repo_type != "model"):
         return None
     if isinstance(stage, Quantize):
-        return checkpoint_bytes(shape, stage.quant.qformat)
+        return checkpoint_bytes(shape, stage.quant.qformat, stage.quant.mean_bits)
     if isinstance(stage, Build):
-        return weight_bytes(shape, _format(plan, step))
+        return weight_bytes(shape, *_format(plan, step))
     return weight_bytes(shape, QFormat.NONE) if isinstance(stage, Download | Sparsify | Script) else None
 
 
-def _format(plan: Plan, step: PlannedStep) -> QFormat:
-    """Return the format of the checkpoint that an engine is built from; trained heads come with 16 bit."""
+def _format(plan: Plan, step: PlannedStep) -> tuple[QFormat, float | None]:
+    """Return format and bits of the checkpoint that an engine is built from; trained heads come with 16 bit."""
     before = next((s.node.stage for s in plan.steps if s.node.id == step.node.inputs.get("checkpoint")), None)
-    return before.quant.qformat if isinstance(before, Quantize) else QFormat.NONE
+    return (before.quant.qformat, before.quant.mean_bits) if isinstance(before, Quantize) else (QFormat.NONE, None)
 
 
 def _time(plan: Plan, todo: list[PlannedStep]) -> str:

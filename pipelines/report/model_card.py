@@ -23,6 +23,7 @@ from pipelines.domain.formats import KvFormat
 from pipelines.domain.units import show_bytes
 from pipelines.host.files import write_text
 from pipelines.report.data import BASELINE, ArtifactInput, FormatReport, ReportData, ReportedArtifact
+from pipelines.report.mix import mix_terms
 
 FOLDER = "model_cards"
 UNKNOWN = "unknown"
@@ -182,6 +183,7 @@ def _recipe(item: FormatReport, checkpoint: ReportedArtifact) -> tuple[tuple[str
     sparse = item.piece("sparsify")
     return (
         ("Format", f"{settings['qformat']} (quant_algo {facts.get('quant_algo') or UNKNOWN})"),
+        *mix_terms(facts),
         ("KV cache", "16 bit" if settings.get("kv_cache") == KvFormat.AUTO else str(settings.get("kv_cache", UNKNOWN))),
         ("Group size", str(facts.get("group_size") or "none")),
         ("Everything else", str(facts.get("dtype", UNKNOWN))),

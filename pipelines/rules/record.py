@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from pipelines.domain.adapter import Adapter
 from pipelines.domain.errors import Fault
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, group_instead
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, group_instead
 from pipelines.domain.model_shape import ModelShape
 from pipelines.domain.rotary import Rotary
 from pipelines.settings.build import BuildSettings
@@ -76,6 +76,7 @@ class DeploymentFacts:
         label: name of the model, for messages.
         shape: dimensions of the model.
         qformat: format of weights and activations.
+        candidates: for `auto`: formats that a linear may get.
         dtype: type of everything that is not quantized; "auto" means the model's own.
         kv_format: format of the KV cache.
         group_size: input channels per scale.
@@ -102,6 +103,7 @@ class DeploymentFacts:
     label: str = "the model"
     shape: ModelShape | None = None
     qformat: QFormat = QFormat.NONE
+    candidates: tuple[QFormat, ...] = ()
     dtype: str = "auto"
     kv_format: KvFormat = KvFormat.AUTO
     group_size: int = 128
@@ -185,7 +187,7 @@ class Alternatives:
     def refusals(self) -> dict[str, set[str]]:
         """The names of the rules that refuse each format."""
         changed: dict[str, DeploymentFacts] = (
-            {choice: _in_format(self._deployment, choice) for choice in QFormat}
+            {choice: _in_format(self._deployment, choice) for choice in UNIFORM}
             if self.group == "quant"
             else {choice: replace(self._deployment, kv_format=choice) for choice in KvFormat}
         )
@@ -200,7 +202,7 @@ class Alternatives:
 def _in_format(deployment: DeploymentFacts, qformat: QFormat) -> DeploymentFacts:
     """Return a deployment in another format of the weights."""
     size = group_instead(deployment.qformat, deployment.group_size, qformat)
-    return replace(deployment, qformat=qformat, group_size=size)
+    return replace(deployment, qformat=qformat, candidates=(), group_size=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +304,18 @@ class BrokenRule:
 
 
 def judge(rules: Sequence[Rule], deployment: DeploymentFacts) -> list[BrokenRule]:
-    """Apply all rules and return every finding at once."""
+    """Apply all rules and return every finding at once; a mix of formats breaks what one of its candidates breaks."""
     others = alternatives(rules, deployment)
-    return [finding for rule in rules for finding in rule.findings(deployment, others)]
+    found = [finding for rule in rules for finding in rule.findings(deployment, others)]
+    whole = {finding.rule.name for finding in found}
+    for qformat in deployment.candidates:
+        alone = _in_format(deployment, qformat)
+        for finding in (each for rule in rules for each in rule.findings(alone, others)):
+            if finding.rule.name not in whole:
+                fault = finding.fault
+                said = Fault(f"The candidate {qformat} of quant=auto: {fault.message}", fault.allowed, fault.todo)
+                found.append(BrokenRule(finding.rule, said))
+    return found
 
 
 def alternatives(rules: Sequence[Rule], deployment: DeploymentFacts) -> tuple[Alternatives, Alternatives]:

@@ -172,6 +172,17 @@ RULES = (
         source=f"{MODELOPT}: postprocess.py cuts layers into equal stages",
     ),
     Rule(
+        name="mix-has-no-pipeline",
+        topic=TOPIC,
+        engines=BUILT,
+        when=lambda d: d.qformat is QFormat.AUTO and d.build.pp_size > 1,
+        failed="pp_size={d.build.pp_size} does not work with quant=auto: TensorRT-LLM looks up a stage's formats by"
+        " the numbers of its own layers, and one file has to do for all stages.",
+        todo="Set pp_size=1 and split with tp_size{quants:, or choose }.",
+        source=f"{MODELOPT}: model_config_export.py writes quant_cfg.json of the last rank; LayerQuantConfig in"
+        " tensorrt_llm/models/modeling_utils.py",
+    ),
+    Rule(
         name="groups-divide-inputs",
         topic=TOPIC,
         engines=BUILT,

@@ -123,7 +123,9 @@ def _telling(stage: str, facts: Mapping[str, Any]) -> str:
     if stage == "download":
         return f"{show_bytes(facts['bytes'])}, commit {str(facts['commit'])[:8]}"
     if stage == "quantize":
-        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}"
+        search = facts.get("search")
+        mix = f", {search['effective_bits']:.2f} effective bits" if search else ""
+        return f"{show_bytes(facts['source_bytes'])} -> {show_bytes(facts['total_bytes'])}{mix}"
     if stage == "sparsify":
         return f"{facts['linears']} linears 2:4 sparse"
     if stage == "build":

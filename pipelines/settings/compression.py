@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, KvFormat, QFormat
 from pipelines.settings.base import ChoosingGroup, Group, HubName, Positive, Revision, Tokens
 
 
@@ -21,13 +21,46 @@ class QuantSettings(Group):
         smoothquant_alpha: int8_sq: how much of the activations' range moves into the weights; null is ModelOpt's
             default.
         awq_alpha_step: int4_awq, w4a8_awq: step of the search for scales; null is ModelOpt's default.
+        effective_bits: auto: most bits per weight of the layers' linears on average, without scales of groups.
+        candidates: auto: formats that a linear may get; 16 bit is always among the choices.
+        scoring: auto: how the effect of a format on a linear is judged, from gradients or from the logits (kl_div).
+        scoring_texts: auto: how many calibration texts it is judged on.
     """
+
+    SEARCH: ClassVar[tuple[str, ...]] = ("effective_bits", "candidates", "scoring", "scoring_texts")
 
     qformat: QFormat
     dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     group_size: Literal[16, 32, 64, 128, 256] = 128
     smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     awq_alpha_step: Annotated[float, Field(gt=0, le=1)] | None = None
+    effective_bits: Annotated[float, Field(gt=0, le=16)] | None = None
+    candidates: tuple[QFormat, ...] | None = None
+    scoring: Literal["gradient", "kl_div"] | None = None
+    scoring_texts: Positive | None = None
+
+    @property
+    def formats(self) -> tuple[QFormat, ...]:
+        """Formats that linears may have: the candidates of a search, or the one format."""
+        return self.candidates or (self.qformat,)
+
+    @property
+    def mean_bits(self) -> float | None:
+        """Most bits per weight that a searched mix has, with scales of groups; None for a single format."""
+        if self.effective_bits is None:
+            return None
+        scales = [FORMATS[each].bits_in_groups(self.group_size) - FORMATS[each].weights.bits for each in self.formats]
+        return self.effective_bits + max(scales)
+
+    @model_validator(mode="after")
+    def _searches(self) -> QuantSettings:
+        given = {name: getattr(self, name) for name in self.SEARCH}
+        for name, value in given.items():
+            if self.qformat is not QFormat.AUTO and value is not None:
+                raise ValueError(f"{name}={value} has no effect on quant={self.qformat}: add quant=auto")
+            if self.qformat is QFormat.AUTO and value is None:
+                raise ValueError(f"{name} is null, but quant=auto needs it")
+        return self
 
 
 class SparsitySettings(Group):

@@ -17,7 +17,7 @@ from pipelines.settings.compression import CalibrationSettings, KvCacheSettings,
 if TYPE_CHECKING:
     from pipelines.compress import CalibrationSpec, QuantSpec
     from pipelines.compress.simulated import SimulatedModel
-    from pipelines.compress.specs import Layout
+    from pipelines.compress.specs import Layout, SearchSpec
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Quantize:
     @property
     def calibrated(self) -> bool:
         """Whether activations are calibrated."""
-        return FORMATS[self.quant.qformat].calibrated or self.kv_cache.dtype != KvFormat.AUTO
+        return (
+            any(FORMATS[qformat].calibrated for qformat in self.quant.formats) or self.kv_cache.dtype != KvFormat.AUTO
+        )
 
     @property
     def spec(self) -> QuantSpec:
@@ -63,11 +65,14 @@ class Quantize:
             group_size=self.quant.group_size,
             smoothquant_alpha=self.quant.smoothquant_alpha,
             awq_alpha_step=self.quant.awq_alpha_step,
+            search=search_of(self.quant),
         )
 
     @property
     def why_not_simulated(self) -> str:
         """Why ModelOpt does not simulate this format in `make diagnose`; empty if it does."""
+        if self.quant.candidates:
+            return "a mix of formats is not searched again"
         if not self.calibrated:
             return f"nothing is calibrated for {self.quant.qformat}"
         if FORMATS[self.quant.qformat].activation == "fp4":
@@ -91,7 +96,7 @@ class Quantize:
 
     def identity(self) -> dict[str, Any]:
         """Return format, the options that the format reads, ranks, and calibration where it is used."""
-        qformat, spec = self.quant.qformat, FORMATS[self.quant.qformat]
+        qformat, forms = self.quant.qformat, [FORMATS[each] for each in self.quant.formats]
         identity: dict[str, Any] = {
             "qformat": qformat.value,
             "kv_cache": self.kv_cache.dtype.value,
@@ -103,11 +108,13 @@ class Quantize:
             identity["dtype"] = self.quant.dtype
         if self.layout == "hugging_face":
             identity["layout"] = self.layout
-        if spec.weights.group:
+        if qformat is QFormat.AUTO:
+            identity["search"] = self.quant.model_dump(mode="json", include=set(self.quant.SEARCH))
+        if any(form.weights.group for form in forms):
             identity["group_size"] = self.quant.group_size
-        if spec.tuning == "smoothquant":
+        if any(form.tuning == "smoothquant" for form in forms):
             identity["smoothquant_alpha"] = self.quant.smoothquant_alpha
-        if spec.tuning == "awq":
+        if any(form.tuning == "awq" for form in forms):
             identity["awq_alpha_step"] = self.quant.awq_alpha_step
         if self.calibrated:
             identity["calibration"] = calibration_identity(self.calibration)
@@ -119,14 +126,15 @@ class Quantize:
         from pipelines.checkpoint.verify import verify
         from pipelines.compress import quantize
 
-        check_model(
-            inputs["model"],
-            self.quant.qformat,
-            group_size=self.quant.group_size,
-            tp_size=self.tp_size,
-            pp_size=self.pp_size,
-            with_positions=self.layout != "hugging_face",
-        )
+        for qformat in self.quant.formats:
+            check_model(
+                inputs["model"],
+                qformat,
+                group_size=self.quant.group_size,
+                tp_size=self.tp_size,
+                pp_size=self.pp_size,
+                with_positions=self.layout != "hugging_face",
+            )
         facts = quantize(
             inputs["model"],
             out_dir,
@@ -143,6 +151,16 @@ class Quantize:
         if faults := (verify_unified if self.layout == "hugging_face" else verify)(out_dir):
             raise RuntimeError("the exported checkpoint breaks its own rules:\n" + "\n".join(map(str, faults)))
         return facts
+
+
+def search_of(quant: QuantSettings) -> SearchSpec | None:
+    """Convert the settings of a search to the compressor's record; None for a single format."""
+    from pipelines.compress.specs import SearchSpec
+
+    bits, candidates, scoring, texts = quant.effective_bits, quant.candidates, quant.scoring, quant.scoring_texts
+    if bits is None or candidates is None or scoring is None or texts is None:
+        return None
+    return SearchSpec(candidates, bits, scoring, texts)
 
 
 def check_model(folder: Path, qformat: QFormat, *, with_positions: bool = True, **asked: Any) -> None:

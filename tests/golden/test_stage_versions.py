@@ -20,7 +20,7 @@ from pipelines.stages.sparsify import Sparsify
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "stage_versions.json"
-READER = ["pipelines/checkpoint/config.py", "pipelines/checkpoint/read.py", "pipelines/checkpoint/tensors.py"]
+READER = [f"pipelines/checkpoint/{name}.py" for name in ("config", "layers", "read", "tensors")]
 OPENVINO = "pipelines/engines/openvino"
 BUILDER = [
     f"{OPENVINO}/{name}.py" for name in ("activations", "build", "graph", "names", "rope", "rounding", "weights")

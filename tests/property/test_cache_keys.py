@@ -45,6 +45,13 @@ DRAFT = {
 }
 GUESS = {"draft.quantize", "draft.build", *REPOSITORY}
 
+SEARCH = {
+    "quant.qformat": "auto",
+    "quant.effective_bits": 6.0,
+    "quant.candidates": ("fp8", "int4_awq"),
+    "quant.scoring": "gradient",
+    "quant.scoring_texts": 128,
+}
 START = ["quant=int4_awq", "sparsity=sparsegpt_2_4", "engine=openvino"]
 MUST_RERUN = {
     # setting: (another valid value, the stages that must run again)
@@ -59,6 +66,11 @@ MUST_RERUN = {
     "quant.group_size": (64, QUANTIZE),
     "quant.smoothquant_alpha": (0.7, NOTHING),  # not read by int4_awq
     "quant.awq_alpha_step": (0.25, QUANTIZE),
+    # a search has no default, and other formats refuse its settings: they go together
+    "quant.effective_bits": (SEARCH, QUANTIZE),
+    "quant.candidates": (SEARCH, QUANTIZE),
+    "quant.scoring": (SEARCH, QUANTIZE),
+    "quant.scoring_texts": (SEARCH, QUANTIZE),
     "sparsity.method": ("magnitude", SPARSIFY),
     "kv_cache.dtype": ("fp8", QUANTIZE),
     "kv_cache.enable_block_reuse": (False, REPOSITORY),  # a choice at run time
@@ -390,13 +402,30 @@ def test_an_option_counts_only_for_the_format_that_reads_it(key):
     assert changed(keys(start), keys(change(start, "quant.group_size", 64))) == NOTHING
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("effective_bits", 7.0),
+        ("candidates", ("fp8", "w4a8_awq")),
+        ("scoring", "kl_div"),
+        ("scoring_texts", 8),
+        ("group_size", 64),
+        ("awq_alpha_step", 0.25),
+    ],
+)
+def test_every_setting_of_a_search_makes_another_checkpoint(key, value):
+    start = load(["quant=auto", "engine=openvino"])
+    assert changed(keys(start), keys(change(start, f"quant.{key}", value))) == QUANTIZE
+    assert changed(keys(start), keys(change(start, "quant.smoothquant_alpha", 0.7))) == NOTHING
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(picked=st.lists(st.sampled_from(sorted(MUST_RERUN)), min_size=1, max_size=4, unique=True))
 def test_several_changes_rerun_at_least_what_each_does(start, picked):
     """No combination of changes hides one of them."""
     together = start
     deciding = {
-        "quant.qformat",
+        *SEARCH,
         "sparsity.method",
         "calibration.source",
         "calibration.path",

@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from pipelines.domain.formats import FORMATS, Activation
+from pipelines.domain.formats import FLOAT_WEIGHTS, Activation
 from pipelines.engines.openvino.rounding import to_fp8, to_int8, to_nvfp4
 from pipelines.engines.openvino.weights import WeightStore
 
@@ -29,13 +29,13 @@ def quantized_input(store: WeightStore, module: str, x: ov.Node) -> ov.Node:
         module: the linear layer that uses it, e.g. "transformer.layers.0.mlp.fc".
         x: float32 [..., I].
     """
-    config = store.checkpoint.config
-    if config.quantization.excludes(module):
+    form = store.checkpoint.config.format_of(module)
+    if form.weights is FLOAT_WEIGHTS:
         return x
     prequant = f"{module}.prequant_scaling_factor"
     if prequant in store.checkpoint:
         x = op.multiply(x, op.constant(store.float32(prequant)))
-    quantize = _QUANTIZERS.get(FORMATS[config.qformat].activation)
+    quantize = _QUANTIZERS.get(form.activation)
     return quantize(x, store.scalar(f"{module}.activation_scaling_factor")) if quantize else x
 
 

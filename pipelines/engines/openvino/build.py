@@ -14,6 +14,7 @@ from typing import Any
 
 import openvino as ov
 
+from pipelines.checkpoint.layers import LAYERS_FILE
 from pipelines.checkpoint.read import Checkpoint
 from pipelines.domain.errors import UserError
 from pipelines.domain.progress import Progress
@@ -45,6 +46,8 @@ def build_engine(checkpoint: Path, limits: BuildLimits, out_dir: Path, progress:
     mark_16_bit_weights(out_dir / MODEL_FILE)
     description = describe(opened.config.raw, limits, constants)
     (out_dir / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    if opened.config.layers is not None:
+        shutil.copyfile(checkpoint / LAYERS_FILE, out_dir / LAYERS_FILE)  # as trtllm-build does
     size = sum(path.stat().st_size for path in out_dir.iterdir() if path.is_file())
     return EngineFacts(engine_bytes=size, details=description["engine"])
 

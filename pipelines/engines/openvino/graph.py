@@ -24,7 +24,7 @@ from pipelines.checkpoint.tensors import numpy_dtype
 from pipelines.checkpoint.weight_codes import check_weight_dtype
 from pipelines.domain.errors import UserError
 from pipelines.domain.families import FAMILIES
-from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.formats import KvFormat
 from pipelines.engines.openvino.activations import quantized_input, same_input
 from pipelines.engines.openvino.names import named
 from pipelines.engines.openvino.rope import inverse_frequencies
@@ -247,11 +247,9 @@ def check_supported(checkpoint: Checkpoint) -> None:
             f"position_embedding_type='{config.raw['position_embedding_type']}' is not supported by engine=openvino.",
             allowed="It supports rope_gpt_neox.",
         )
-    if FORMATS[config.qformat].weights.stored is None:
-        return
     for name in checkpoint:
         module, _, leaf = name.rpartition(".")
-        if leaf == "weight" and module.endswith(_LINEARS) and not config.quantization.excludes(module):
+        if leaf == "weight" and module.endswith(_LINEARS) and config.format_of(module).weights.stored:
             check_weight_dtype(checkpoint, module)
 
 

@@ -22,7 +22,7 @@ from openvino import opset13 as op
 from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.tensors import TensorFile
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS
+from pipelines.domain.formats import FORMATS, UNIFORM
 from pipelines.engines.openvino.names import named
 
 Array = np.ndarray[Any, Any]
@@ -140,8 +140,8 @@ def apply_adapter(model: ov.Model, adapter: LoraAdapter, config: CheckpointConfi
             the graph or has another size.
     """
     # with a format that scales or rounds the activation, A would get the changed one
-    if not FORMATS[config.qformat].plain_activations:
-        works = ", ".join(name for name, spec in FORMATS.items() if spec.plain_activations)
+    if not all(FORMATS[qformat].plain_activations for qformat in config.qformats):
+        works = ", ".join(name for name in UNIFORM if FORMATS[name].plain_activations)
         raise UserError(
             f"The LoRA adapter {adapter.path} is not possible with {config.qformat}: it scales or rounds activations,"
             " but the adapter was trained on unchanged ones.",

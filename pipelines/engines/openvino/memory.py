@@ -16,7 +16,7 @@ processors have other kernels: in float32, fp8 and int4_awq engines were up to 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipelines.domain.formats import FORMATS, CpuCost, CpuKernels, QFormat
@@ -51,6 +51,7 @@ class CpuSizes:
     Attributes:
         shape: shape of the model.
         qformat: format of weights and activations.
+        candidates: for `auto`: formats that a linear may get.
         precision: type of the arithmetic.
         kv_precision: storage type of the KV cache.
         max_num_tokens: most tokens in one iteration.
@@ -67,6 +68,7 @@ class CpuSizes:
     max_seq_len: int
     kv_cache_bytes: int | None = None
     iterations: int | None = None
+    candidates: tuple[QFormat, ...] = ()
 
     @property
     def block_bytes(self) -> int:
@@ -141,7 +143,14 @@ def kv_blocks(block_bytes: int, max_seq_len: int, given: int | None) -> int:
 
 
 def cpu_memory(sizes: CpuSizes) -> CpuMemory | None:
-    """Return the resident memory of the engine's process at full load; None for a format that was not measured."""
+    """Return the resident memory of the engine's process at full load; None for a format that was not measured.
+
+    A mix of formats takes at most what the largest of its candidates takes, or 16 bit, which is always a choice.
+    """
+    if sizes.candidates:
+        alone = [cpu_memory(replace(sizes, qformat=each, candidates=())) for each in (QFormat.NONE, *sizes.candidates)]
+        known = [memory for memory in alone if memory is not None]
+        return max(known, key=lambda memory: memory.total) if len(known) == len(alone) else None
     cost = FORMATS[sizes.qformat].cpu
     if cost is None:
         return None

@@ -53,7 +53,7 @@ class EngineFolder:
         flavour = raw.get("engine", {}).get("flavour")
         if flavour != FLAVOUR:
             raise UserError(f"{file} describes an engine built with engine={flavour}, not with engine={FLAVOUR}.")
-        config = CheckpointConfig.parse(raw["pretrained_config"], str(file))
+        config = CheckpointConfig.parse(raw["pretrained_config"], str(file), path)
         names = {field.name for field in fields(BuildLimits)}
         limits = BuildLimits(**{key: value for key, value in raw["build_config"].items() if key in names})
         return cls(path, config, limits)

@@ -23,7 +23,6 @@ from pipelines.checkpoint.weight_codes import quantize_weight_only, unpack_int4
 from pipelines.domain.errors import UserError
 from pipelines.domain.formats import (
     FLOAT_WEIGHTS,
-    FORMATS,
     FP4_WEIGHTS,
     FP8_WEIGHTS,
     INT4_AS_FP8_WEIGHTS,
@@ -89,11 +88,8 @@ class WeightStore:
         return np.float32(values[0])
 
     def weight(self, module: str, rows: Rows = slice(None)) -> ov.Node:
-        """Return the weight of a linear layer in the checkpoint's format, float32 [O, I]."""
-        quantization = self.checkpoint.config.quantization
-        if quantization.excludes(module):
-            return self._plain(module, rows)
-        return _BUILDERS[FORMATS[self.checkpoint.config.qformat].weights](self, module, rows)
+        """Return the weight of a linear layer in its own format, float32 [O, I]."""
+        return _BUILDERS[self.checkpoint.config.format_of(module).weights](self, module, rows)
 
     def _plain(self, module: str, rows: Rows) -> ov.Node:
         return _widen(self.stored(f"{module}.weight", rows))

@@ -75,6 +75,13 @@ COVERAGE = (
         ("quant.qformat", "quant.group_size"), "modelled", "bytes of weights and scales, rate of the tensor cores"
     ),
     Coverage(
+        ("quant.effective_bits", "quant.candidates"),
+        "refused",
+        "how fast a mix is depends on which linear gets which format",
+        _set("quant.effective_bits", None),
+        "Choose one format, e.g. quant=fp8",
+    ),
+    Coverage(
         ("sparsity.method", "build.weight_sparsity"),
         "modelled",
         "in 16 bit and FP8 fewer bytes and 1.27 times the FLOP/s (assumed; users measured 0 to 5 %); in the other "
@@ -196,7 +203,7 @@ COVERAGE = (
         "is worth is part of its usual error",
     ),
     Coverage(
-        ("quant.dtype", "quant.smoothquant_alpha", "quant.awq_alpha_step", "calibration.*"),
+        ("quant.dtype", "quant.smoothquant_alpha", "quant.awq_alpha_step", "quant.scoring*", "calibration.*"),
         "no effect",
         "they change the values of weights and scales, not their number",
     ),

@@ -32,19 +32,25 @@ ROPE_ENTRY_BYTES = 4
 """Bytes of an entry of the rotary table (max_position_embeddings x head_dim), part of the weights since 0.9."""
 
 
-def weight_bytes(shape: ModelShape, qformat: QFormat) -> float:
+def weight_bytes(shape: ModelShape, qformat: QFormat, mean_bits: float | None = None) -> float:
     """Return the bytes of all weights, not split.
 
     Linears take the format's bits plus their group scales (16 bit; NVFP4's are 8 bit); embedding, head and norms
     stay at 16 bit. Llama-3-8B at 16 bit: 2 x 8,030,261,248 = 16.06 GB; int4_awq: 6,979,321,856 linear weights
     x (4 + 16/128) bit = 3.60 GB + 2 x 1,050,939,392 = 5.70 GB.
+
+    Args:
+        shape: dimensions of the model.
+        qformat: format of the linears.
+        mean_bits: of a weight in a mix of formats, with scales.
     """
-    return shape.linear_params * FORMATS[qformat].linear_bits / 8 + 2 * (shape.num_params - shape.linear_params)
+    bits = mean_bits or FORMATS[qformat].linear_bits
+    return shape.linear_params * bits / 8 + 2 * (shape.num_params - shape.linear_params)
 
 
-def checkpoint_bytes(shape: ModelShape, qformat: QFormat) -> float:
+def checkpoint_bytes(shape: ModelShape, qformat: QFormat, mean_bits: float | None = None) -> float:
     """Return the bytes of the checkpoint on disk: as on the device, but weight-only formats are stored at 16 bit."""
-    return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].weights.at_build else qformat)
+    return weight_bytes(shape, QFormat.NONE if FORMATS[qformat].weights.at_build else qformat, mean_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class EngineSizes:
         qformat: format of weights and activations.
         kv_format: element type of the KV cache.
         group_size: input channels asked to share a scale; formats without a choice take their own.
+        mean_bits: of a weight in a mix of formats, with scales; None for a single format.
         tp_size: tensor parallel ranks.
         pp_size: pipeline parallel ranks.
         max_batch_size: requests scheduled together.
@@ -77,6 +84,7 @@ class EngineSizes:
     qformat: QFormat
     kv_format: KvFormat = KvFormat.AUTO
     group_size: int = USUAL_GROUP
+    mean_bits: float | None = None
     tp_size: int = 1
     pp_size: int = 1
     max_batch_size: int = 2048
@@ -91,6 +99,11 @@ class EngineSizes:
     kv_fraction: float = 0.9
     max_kv_tokens: int | None = None
     windows: tuple[int, ...] = ()
+
+    @property
+    def linear_bits(self) -> float:
+        """Bits per weight of the layers' linears, with scales."""
+        return self.mean_bits or FORMATS[self.qformat].bits_in_groups(self.group_size)
 
     @property
     def layers(self) -> int:
@@ -199,7 +212,7 @@ def rank_weight_bytes(sizes: EngineSizes) -> float:
     held = (embedding,) if shape.tie_word_embeddings else (embedding, head)
     ends = max(embedding, head) if sizes.pp_size > 1 else sum(held)
     rope = ROPE_ENTRY_BYTES * shape.max_position_embeddings * shape.head_dim
-    layer = linears * FORMATS[sizes.qformat].bits_in_groups(sizes.group_size) / 8 + 2 * norms
+    layer = linears * sizes.linear_bits / 8 + 2 * norms
     return sizes.layers * layer + ends + 2 * shape.hidden_size + rope
 
 
@@ -310,9 +323,10 @@ def what_fits(sizes: EngineSizes, total: float, tokens: int, formats: Sequence[Q
         for count in (2, 4, 8, 16)
         if count > sizes.tp_size and sizes.shape.num_attention_heads % count == 0
     ]
-    lighter = [name for name in formats if FORMATS[name].linear_bits < FORMATS[sizes.qformat].linear_bits]
-    quants = [(f"quant={name}", replace(sizes, qformat=name)) for name in lighter]
-    small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name)) for name in lighter]
+    own = sizes.mean_bits or FORMATS[sizes.qformat].linear_bits
+    lighter = [name for name in formats if FORMATS[name].linear_bits < own]
+    quants = [(f"quant={name}", replace(sizes, qformat=name, mean_bits=None)) for name in lighter]
+    small_quants = [(f"quant={name} {batch}", replace(fewer, qformat=name, mean_bits=None)) for name in lighter]
     fitting = [
         [text for text, changed in changes if fits(changed, total, tokens, least)]
         for changes in (limits, ranks, quants, small_quants)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat, formats_for, kv_formats_for
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat, formats_for, kv_formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.predict.performance.engine_sizes import engine_sizes
 from pipelines.predict.performance.frameworks import Framework, framework_named
@@ -224,7 +224,7 @@ def _assumed(setup: Setup) -> str:
 
 def runnable(setup: Setup) -> list[QFormat]:
     """Return the weight formats that the setup's GPU and framework support for its model."""
-    possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(QFormat)
+    possible = formats_for(setup.gpu.sm) if setup.runs_on.is_tensorrt_llm else list(UNIFORM)
     if setup.model.architecture and "nvfp4" not in setup.model.family.features:
         possible = [qformat for qformat in possible if qformat is not QFormat.NVFP4]
     return [qformat for qformat in possible if FORMATS[qformat].activation in setup.gpu.peak]
@@ -239,7 +239,9 @@ def refuse(setup: Setup) -> None:
     form, gpu, able = FORMATS[setup.qformat], setup.gpu, runnable(setup)
     if setup.qformat not in able:
         why = f"quant={setup.qformat} needs {form.activation.upper()} tensor cores; {gpu.gpu} has none."
-        if form.activation in gpu.peak:
+        if setup.qformat is QFormat.AUTO:
+            why = "The speed of quant=auto is not modelled: it depends on which linear gets which format."
+        elif form.activation in gpu.peak:
             why = f"TensorRT-LLM has no kernels for quant={setup.qformat} on {gpu.gpu}."
         raise UserError(why, allowed=f"It supports: {', '.join(able)}.")
     if setup.kv_format not in (able_kv := kv_formats_for(gpu.sm)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.model_shape import ModelShape
 from pipelines.engines.registry import TENSORRT_LLM, with_setting
 from pipelines.engines.tuning import tuned
@@ -18,7 +18,7 @@ def tuned_for(settings: Settings, model: ModelShape, hardware: HardwareSettings)
 def tuned_kv_formats(settings: Settings, model: ModelShape, hardware: HardwareSettings) -> dict[QFormat, KvFormat]:
     """Return the KV-cache format that an engine of each weight format has."""
     found = {}
-    for qformat in QFormat:
+    for qformat in UNIFORM:
         quant = settings.quant.model_copy(update={"qformat": qformat})
         found[qformat] = tuned_for(settings.model_copy(update={"quant": quant}), model, hardware).kv_cache.dtype
     return found

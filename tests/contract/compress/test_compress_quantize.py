@@ -13,7 +13,7 @@ from pipelines.checkpoint.read import Checkpoint
 from pipelines.checkpoint.verify import verify
 from pipelines.compress import CalibrationSpec, QuantSpec, fake_quantized_model, quantize
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import FORMATS, KvFormat, QFormat
+from pipelines.domain.formats import FORMATS, UNIFORM, KvFormat, QFormat
 from tests.contract.compress.conftest import CALIBRATION, write_model
 
 modelopt = pytest.importorskip("modelopt")
@@ -23,7 +23,7 @@ OLD = tuple(map(int, modelopt.__version__.split(".")[:2])) < (0, 47)
 NVFP4 = pytest.param(
     QFormat.NVFP4, marks=pytest.mark.skipif(OLD, reason="NVFP4 needs CUDA with nvidia-modelopt before 0.47")
 )
-EXPORTED = [qformat for qformat in QFormat if qformat is not QFormat.NVFP4]
+EXPORTED = [qformat for qformat in UNIFORM if qformat is not QFormat.NVFP4]
 SIMULATED = [QFormat.FP8, QFormat.INT8_SQ, QFormat.INT4_AWQ, QFormat.W4A8_AWQ]
 
 

@@ -86,6 +86,16 @@ class Workshop:
 
         return self.once(("checkpoint", kind, qformat, kv, tp, pp), make)
 
+    def mix(self, kind: str, spec: QuantSpec) -> Path:
+        """Compress a bundled model into searched formats."""
+
+        def make() -> Path:
+            out = self.root / f"mix-{kind}-{len(self._made)}"
+            quantize(MODELS / f"tiny_{kind}", out, spec, quiz_prompts()[:8], CALIBRATION)
+            return out
+
+        return self.once(("mix", kind, spec), make)
+
     def float32_checkpoint(self, kind: str) -> Path:
         """Return the 16-bit checkpoint with every tensor widened to float32."""
         narrow, out = self.checkpoint(kind, QFormat.NONE), self.root / f"f32-{kind}"
@@ -118,8 +128,12 @@ class Workshop:
 
     def simulated(self, kind: str, qformat: QFormat) -> Any:
         """Return ModelOpt's fake-quantized model, computing in float32."""
+        return self.simulated_by(kind, QuantSpec(qformat))
+
+    def simulated_by(self, kind: str, spec: QuantSpec) -> Any:
+        """Return ModelOpt's fake-quantized model of any specification, computing in float32."""
         texts = quiz_prompts()[:8]
-        model = fake_quantized_model(MODELS / f"tiny_{kind}", QuantSpec(qformat), texts, CALIBRATION)
+        model = fake_quantized_model(MODELS / f"tiny_{kind}", spec, texts, CALIBRATION)
         return as_exported(model.float(), kind)
 
 

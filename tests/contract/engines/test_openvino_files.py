@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.domain.errors import UserError
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.domain.formats import UNIFORM, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.openvino.engine import OpenVinoEngine
 from pipelines.engines.port import BuildLimits
@@ -96,7 +96,7 @@ def test_equal_checkpoints_give_equal_bytes(kind: str, qformat: QFormat, worksho
 @pytest.mark.parametrize(
     ("kind", "qformat", "kv"),
     [
-        *(("llama", qformat, KvFormat.AUTO) for qformat in QFormat),
+        *(("llama", qformat, KvFormat.AUTO) for qformat in UNIFORM),
         ("gemma", QFormat.W4A8_AWQ, KvFormat.AUTO),
         ("gemma", QFormat.NONE, KvFormat.FP8),
     ],

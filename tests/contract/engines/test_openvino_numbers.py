@@ -7,9 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pipelines.checkpoint.config import CheckpointConfig
 from pipelines.checkpoint.dequantize import dequantize
 from pipelines.checkpoint.read import Checkpoint
-from pipelines.domain.formats import KvFormat, QFormat
+from pipelines.checkpoint.verify import verify
+from pipelines.compress.specs import QuantSpec, SearchSpec
+from pipelines.domain.formats import BY_QUANT_ALGO, KvFormat, QFormat
 from pipelines.domain.progress import SilentProgress
 from pipelines.engines.port import SamplingParams
 from pipelines.host.machine import native_bf16
@@ -77,6 +80,32 @@ def test_quantized_engine_is_the_simulation(kind: str, qformat: QFormat, worksho
     expected = torch_logits(workshop.simulated(kind, qformat), workshop.batch(kind))
     assert relative_error(found, expected) <= 2e-2
     assert same_top(found, expected) >= 1 - FLIPPED
+
+
+MIXES = ((QFormat.FP8, QFormat.INT4_AWQ), (QFormat.INT8_SQ, QFormat.INT4_AWQ), (QFormat.FP8, QFormat.W4A8_AWQ))
+
+
+@pytest.mark.parametrize(("kind", "candidates"), [("gemma", MIXES[0]), *(("llama", mix) for mix in MIXES)])
+def test_a_mix_of_formats_is_the_simulation(kind: str, candidates: tuple[QFormat, ...], workshop: Workshop) -> None:
+    """The bounds of one format hold for linears of two formats and of 16 bit, searched within 8 bits per weight."""
+    spec = QuantSpec(QFormat.AUTO, search=SearchSpec(candidates, 8.0, texts=4))
+    folder = workshop.mix(kind, spec)
+    assert verify(folder) == []
+    assert set(CheckpointConfig.load(folder).qformats) <= {*candidates, QFormat.NONE}
+    found = workshop.logits(folder, kind)
+    expected = torch_logits(workshop.simulated_by(kind, spec), workshop.batch(kind))
+    assert relative_error(found, expected) <= 2e-2
+    assert same_top(found, expected) >= 1 - FLIPPED
+
+
+def test_a_mix_is_its_checkpoint(workshop: Workshop) -> None:
+    """Decoded weights in torch, each input rounded as its own linear's format does."""
+    folder = workshop.mix("llama", QuantSpec(QFormat.AUTO, search=SearchSpec(MIXES[0], 6.0, texts=4)))
+    assert CheckpointConfig.load(folder).qformats == MIXES[0]
+    model = decoded(workshop.plain("llama").float(), Checkpoint.open(folder))
+    found, expected = workshop.logits(folder, "llama"), torch_logits(model, workshop.batch("llama"))
+    assert relative_error(found, expected) <= 1e-2
+    assert same_top(found, expected) >= 0.99
 
 
 @pytest.mark.parametrize("qformat", SIMULATED)
@@ -179,7 +208,8 @@ def input_rounding(checkpoint: Checkpoint, name: str) -> Callable[[torch.Tensor]
         QFormat.NVFP4: lambda x: nvfp4_round(x, float(scale)),
     }
     rounding[QFormat.W4A8_AWQ] = rounding[QFormat.FP8]
-    rounded = rounding.get(checkpoint.config.qformat, lambda x: x)
+    qformat = BY_QUANT_ALGO[checkpoint.config.quantization_of(name).quant_algo]
+    rounded = rounding.get(qformat, lambda x: x)
     return lambda x: rounded(x * prequant)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipelines.domain.formats import QFormat
 from tests.support.rule_cases.words import AWQ, FP8, GEMMA, LLAMA, SQ, Case
 
 CASES = {
@@ -27,6 +28,11 @@ CASES = {
         {"shape": LLAMA, "build": {"pp_size": 3}},
         "pp_size=3 does not divide num_hidden_layers=32",
         {"build": {"pp_size": 4}},
+    ),
+    "mix-has-no-pipeline": Case(
+        {"shape": LLAMA, "qformat": QFormat.AUTO, "build": {"pp_size": 2}},
+        "pp_size=2 does not work with quant=auto",
+        {"qformat": FP8},
     ),
     # 14336 / 32 = 448 = 7 * 64, so groups of 64 work and groups of 128 do not
     "groups-divide-inputs": Case(

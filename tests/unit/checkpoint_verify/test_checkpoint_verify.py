@@ -227,3 +227,85 @@ def test_measured_exports_obey_the_rules(stem, name) -> None:
     ]
     assert len(headers) == config.world_size
     assert check_tensors(config, headers) == []
+
+
+def write_mixed(folder: Path, **layers: object) -> Path:
+    """Write a checkpoint in which attention is FP8, the MLP of layer 1 is INT4 AWQ, and that of layer 0 is 16 bit."""
+    awq = {"quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False, "pre_quant_scale": True}
+    chosen = {f"transformer.layers.{n}.attention.{name}": {"quant_algo": "FP8"} for n in (0, 1) for name in ATTENTION}
+    chosen |= {f"transformer.layers.1.mlp.{name}": awq for name in ("fc", "gate", "proj")}
+    raw = CONFIG | {"quantization": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None}}
+    mixed = raw["quantization"] | {"quantized_layers": {**chosen, **layers}}
+    (folder / "config.json").write_text(json.dumps(raw))
+    (folder / "quant_cfg.json").write_text(json.dumps(mixed))
+    config = CheckpointConfig.load(folder)
+    tensors = {n: np.ones(e.shape).astype(DTYPES[e.dtype]) for n, e in expected_tensors(config, 0).items()}
+    save_file(tensors, folder / "rank0.safetensors")
+    return folder
+
+
+ATTENTION = ("qkv", "dense")
+
+
+def test_each_linear_of_a_mix_has_the_tensors_of_its_own_format(tmp_path) -> None:
+    """What quant_cfg.json does not name stays in 16 bit, as in TensorRT-LLM's LayerQuantConfig."""
+    folder = write_mixed(tmp_path)
+    assert verify(folder) == []
+    tensors = TensorFile(folder / "rank0.safetensors").header
+    found = {name: tensors[f"transformer.layers.{name}.weight"].dtype for name in ("0.mlp.fc", "1.mlp.fc")}
+    assert found == {"0.mlp.fc": "BF16", "1.mlp.fc": "I8"}
+    assert tensors["transformer.layers.1.attention.qkv.weight"].dtype == "F8_E4M3"
+    facts = describe(folder)
+    assert (facts["qformat"], facts["quant_algo"], facts["group_size"]) == ("auto", "MIXED_PRECISION", 32)
+    assert facts["formats"]["layers.1.mlp.gate"] == "int4_awq"
+    assert facts["linears_16bit"] == ["layers.0.mlp.fc", "layers.0.mlp.gate", "layers.0.mlp.proj", "lm_head"]
+    assert "linears by format: 4 fp8, 3 int4_awq, 3 none" in render(facts)
+
+
+def test_a_tensor_of_another_format_is_named(tmp_path) -> None:
+    """The checkpoint holds FP8 where quant_cfg.json says INT4."""
+    folder = write_mixed(tmp_path)
+    change(folder, **{f"{FC}.weight": np.ones((128, 64), ml_dtypes.float8_e4m3fn)})
+    assert re.search(rf"'{FC}.weight' is F8_E4M3\[128, 64\]\. Expected: I8\[64, 64\]", faults_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({FC: {"quant_algo": "FP9"}}, f"quant_cfg.json has quant_algo='FP9' for {FC}, which is not supported"),
+        ({"transformer.layers.7.mlp.fc": {"quant_algo": "FP8"}}, "'transformer.layers.7.mlp.fc', which is no linear"),
+        ({FC: {"quant_algo": "FP8", "bits": 3}}, r"quant_cfg.json has the unknown key 'bits'"),
+        ({FC: {"quant_algo": "W4A16_AWQ", "pre_quant_scale": False}}, f"{FC} of W4A16_AWQ has .*pre_quant_scale=False"),
+        ({FC: 8}, f"quant_cfg.json has '{FC}': 8"),
+    ],
+)
+def test_a_wrong_entry_of_quant_cfg_is_named(layers, message, tmp_path) -> None:
+    write_mixed(tmp_path)
+    mixed = json.loads((tmp_path / "quant_cfg.json").read_text())
+    mixed["quantized_layers"] |= layers
+    (tmp_path / "quant_cfg.json").write_text(json.dumps(mixed))
+    assert re.search(message, faults_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "has quant_algo=MIXED_PRECISION, but no quant_cfg.json"),
+        ("{", "quant_cfg.json is not valid JSON"),
+        ('{"quantized_layers": {}}', r"quantized_layers=\{\}.*at least one module"),
+    ],
+)
+def test_a_mix_without_its_layers_is_refused(text, message, tmp_path) -> None:
+    write_mixed(tmp_path)
+    (tmp_path / "quant_cfg.json").unlink()
+    if text is not None:
+        (tmp_path / "quant_cfg.json").write_text(text)
+    assert re.search(message, faults_of(tmp_path))
+
+
+def test_the_kv_cache_is_the_same_in_both_files(tmp_path) -> None:
+    """TensorRT-LLM takes it from quant_cfg.json, and everything else here from config.json."""
+    write_mixed(tmp_path)
+    mixed = json.loads((tmp_path / "quant_cfg.json").read_text()) | {"kv_cache_quant_algo": "FP8"}
+    (tmp_path / "quant_cfg.json").write_text(json.dumps(mixed))
+    assert "quant_cfg.json has kv_cache_quant_algo='FP8', config.json has None" in faults_of(tmp_path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from pipelines.domain.formats import QFormat, formats_for
+from pipelines.domain.formats import UNIFORM, QFormat, formats_for
 from pipelines.domain.model_shape import ModelShape
 from pipelines.rules.record import Severity
 from pipelines.rules.table import RULES, check, check_checkpoint, refused, warned
@@ -53,7 +54,7 @@ def test_nothing_is_said_about_what_is_not_known() -> None:
         assert check(deployment(engine=engine)) == []
 
 
-@pytest.mark.parametrize("qformat", list(QFormat))
+@pytest.mark.parametrize("qformat", UNIFORM)
 def test_llama_8b_takes_every_format_on_two_by_two(qformat: QFormat) -> None:
     assert check_checkpoint(LLAMA, qformat, tp_size=2, pp_size=2) == []
 
@@ -61,6 +62,14 @@ def test_llama_8b_takes_every_format_on_two_by_two(qformat: QFormat) -> None:
 @pytest.mark.parametrize("qformat", [qformat for qformat in QFormat if qformat is not QFormat.NVFP4])
 def test_gemma_2b_takes_every_format_but_nvfp4(qformat: QFormat) -> None:
     assert check_checkpoint(GEMMA, qformat) == []
+
+
+def test_a_mix_breaks_what_one_of_its_candidates_breaks() -> None:
+    """On an A100 the candidate fp8 is refused, and int4_awq is not; the message names the candidate."""
+    mix = deployment(qformat=QFormat.AUTO, candidates=(QFormat.FP8, QFormat.INT4_AWQ), sm=8.0, shape=LLAMA)
+    assert [finding.rule.name for finding in check(mix)] == ["fp8-needs-sm89"]
+    assert "The candidate fp8 of quant=auto: quant=fp8 needs FP8 arithmetic" in check(mix)[0].fault.message
+    assert check(replace(mix, sm=8.9)) == []
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ OTHERWISE = {
 ASKED = {"sizing.*", "simulator.*", "sizing.model", "benchmark.*"}
 """Groups that ask the question."""
 REFUSED = {
+    "quant.effective_bits": (("quant=auto",), "quant.effective_bits=6.0"),
     "speculative.*": (("speculative=lookahead",), "speculative=lookahead"),
     "lora.*": (("lora=adapters", "lora.adapters={1:/a,7:/b}"), "lora.adapters with id 1,7"),
     "build.lora_*": (("build.lora_plugin=auto",), "build.lora_plugin=auto"),
@@ -86,6 +87,7 @@ REFUSED = {
     ),
 }
 FOLLOWS = {
+    "quant.candidates": "quant.effective_bits",
     "build.speculative_decoding_mode": "speculative.*",
     "build.max_draft_len": "speculative.*",
     "triton.decoding_mode": "speculative.*",

@@ -1,0 +1,101 @@
+"""Search a format for each linear with ModelOpt's auto_quantize, within a bound on the bits per weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pipelines.compress import modelopt_door
+from pipelines.compress.calibration import CalibrationSet, forward_passes, run_batch
+from pipelines.compress.f32_products import f32_products
+from pipelines.compress.recipes import candidate_configs, kv_cache_config
+from pipelines.compress.specs import SEARCH_CAP, QuantSpec, SearchSpec
+from pipelines.domain.families import Family
+from pipelines.domain.formats import FORMATS, KvFormat
+from pipelines.domain.progress import Progress
+
+
+def search_mix(
+    model: torch.nn.Module, spec: QuantSpec, family: Family, data: CalibrationSet, progress: Progress, device: str
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Choose a format for each linear and calibrate it.
+
+    Returns:
+        the same model, now simulating the mix, and the record of the search: see `_record`.
+    """
+    search = spec.search
+    assert search is not None
+    per_batch = data.sequences / len(data.batches)
+    cap, scored = max(4, round(SEARCH_CAP / per_batch)), min(len(data.batches), max(1, round(search.texts / per_batch)))
+    runs = _runs(search, model, len(data.batches), cap, scored)
+    with f32_products():
+        with progress.task("searching a format for each linear", runs, "runs") as advance:
+
+            def logits(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+                found = run_batch(model, batch, logits_to_keep=0)
+                advance(1)
+                return found
+
+            quantized, choices = modelopt_door.search(
+                model,
+                candidate_configs(spec, family, modelopt_door.preset),
+                [batch.to(device) for batch in data.batches],
+                logits,
+                _loss,
+                effective_bits=search.effective_bits,
+                scoring=search.scoring,
+                calibration_steps=cap,
+                scoring_steps=scored,
+            )
+        if spec.kv_cache is not KvFormat.AUTO:
+            config = kv_cache_config(spec.kv_cache, modelopt_door.preset)
+            modelopt_door.quantize_kv_cache(quantized, config, forward_passes(data, progress, device))
+    return quantized.eval().requires_grad_(False), _record(search, choices)
+
+
+def _runs(search: SearchSpec, model: torch.nn.Module, batches: int, cap: int, scored: int) -> int:
+    """Return how often the model will be run: for calibration, for which AWQ needs two passes, and for scores."""
+    awq = [FORMATS[qformat].tuning == "awq" for qformat in search.candidates]
+    calibrated = sum(2 * min(batches, cap // 4) if each else min(batches, cap) for each in awq)
+    groups = sum(name.endswith(_FIRST) for name, _ in model.named_modules())
+    return calibrated + scored * (1 if search.scoring == "gradient" else 1 + groups * len(search.candidates))
+
+
+_FIRST = (".q_proj", ".o_proj", ".gate_proj", ".down_proj")
+"""The first of each group of linears that share a format."""
+
+
+def _loss(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of the next tokens, summed.
+
+    The mean would make scores of about 1e-8, below the tolerance of the solver that ModelOpt gives them to: it then
+    takes any mix within the bound for the best one.
+    """
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
+
+
+def _record(search: SearchSpec, choices: list[modelopt_door.Choice]) -> dict[str, Any]:
+    """Return what the search saw and chose, JSON-serializable.
+
+    Keys: candidates, scoring, texts, asked_bits, effective_bits (of the linears of the layers, without scales of
+    groups), choices: for each group of linears that share a format its `linears`, `chosen`, `weights`, `scores`.
+    """
+    bits = sum(choice.weights * FORMATS[choice.chosen].weights.bits for choice in choices)
+    return {
+        "candidates": [qformat.value for qformat in search.candidates],
+        "scoring": search.scoring,
+        "texts": search.texts,
+        "asked_bits": search.effective_bits,
+        "effective_bits": round(bits / sum(choice.weights for choice in choices), 3),
+        "choices": [
+            {
+                "linears": list(choice.linears),
+                "chosen": choice.chosen.value,
+                "weights": choice.weights,
+                "scores": {qformat.value: score for qformat, score in choice.scores.items()},
+            }
+            for choice in choices
+        ],
+    }

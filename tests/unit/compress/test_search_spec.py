@@ -1,0 +1,56 @@
+"""What a search refuses: formats that are not mixed, and bits that its candidates cannot reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.compress.specs import QuantSpec, SearchSpec
+from pipelines.domain.errors import UserError
+from pipelines.domain.formats import QFormat
+from pipelines.settings.compose import load
+
+FP8, INT4, INT8 = QFormat.FP8, QFormat.INT4_AWQ, QFormat.INT8_SQ
+
+
+@pytest.mark.parametrize(
+    ("candidates", "bits", "message"),
+    [
+        ((FP8, INT4), 3.9, r"effective_bits=3\.9 is out of reach of .*fp8,int4_awq\. Reachable: 4, all .* in int4_awq"),
+        ((FP8,), 7.5, r"effective_bits=7\.5 is out of reach .*Reachable: 8, all linears in fp8, up to less than 16"),
+        ((FP8, INT4), 16, r"effective_bits=16 is out of reach"),
+        ((FP8, INT8), 8, "fp8 and int8_sq, which TensorRT-LLM does not mix"),
+        ((QFormat.INT8_WO, FP8), 8, "has int8_wo, which cannot be mixed. Candidates: fp8, int8_sq, int4_awq, w4a8_awq"),
+        ((QFormat.NVFP4, FP8), 8, "has nvfp4, which cannot be mixed"),
+        ((FP8, FP8), 8, "quant.candidates=fp8,fp8"),
+        ((), 8, "at least one"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(candidates, bits, message) -> None:
+    with pytest.raises(UserError, match=message):
+        SearchSpec(candidates, bits)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quant=fp8", "quant.effective_bits=6"], r"effective_bits=6\.0 has no effect on quant=fp8: add quant=auto"),
+        (["quant=auto", "quant.scoring=null"], "scoring is null, but quant=auto needs it"),
+        (["quant=auto", "quant.scoring=hessian"], "hessian"),
+    ],
+)
+def test_settings_of_a_search_go_with_auto(words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        load(words)
+
+
+def test_a_search_goes_with_auto_alone() -> None:
+    with pytest.raises(UserError, match="qformat=auto with search=None"):
+        QuantSpec(QFormat.AUTO)
+    with pytest.raises(UserError, match=r"smoothquant_alpha=0\.5 does not apply to auto"):
+        QuantSpec(QFormat.AUTO, smoothquant_alpha=0.5, search=SearchSpec((FP8, INT4), 6.0))
+
+
+def test_a_mix_of_6_bits_counts_the_scales_of_its_groups() -> None:
+    """At most 6 bits and 16 more for 128 weights: 6.125."""
+    assert load(["quant=auto"]).quant.mean_bits == 6.125
+    assert load(["quant=int4_awq"]).quant.mean_bits is None
