@@ -165,7 +165,7 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
         block: `quantization` of hf_quant_config.json.
         dtype: type of the 16-bit tensors, in safetensors spelling.
     """
-    hidden = Expected(dtype, (shape.hidden_size,))
+    hidden, head = Expected(dtype, (shape.hidden_size,)), Expected(dtype, (shape.head_dim,))
     table = Expected(dtype, (shape.vocab_size, shape.hidden_size))
     tensors: Tensors = {"model.embed_tokens.weight": table, "model.norm.weight": hidden}
     if not shape.tie_word_embeddings:
@@ -173,13 +173,20 @@ def expected_tensors(config: Mapping[str, Any], shape: ModelShape, block: Mappin
     for number in range(shape.num_hidden_layers):
         layer = f"model.layers.{number}"
         tensors |= {f"{layer}.{norm}.weight": hidden for norm in ("input_layernorm", "post_attention_layernorm")}
+        tensors |= {f"{layer}.self_attn.{norm}.weight": head for norm in shape.family.head_norms.values()}
         for name, (out, width) in linear_shapes(shape).items():
             tensors |= {f"{layer}.{name}.{leaf}": t for leaf, t in _linear(out, width, block, dtype).items()}
-            if config.get("attention_bias" if name.startswith("self_attn") else "mlp_bias"):
+            if _has_bias(config, shape, name):
                 tensors[f"{layer}.{name}.bias"] = Expected(dtype, (out,))
         if block.get("kv_cache_quant_algo"):
             tensors |= {f"{layer}.self_attn.{kv}_proj.{kv}_scale": _ONE for kv in "kv"}
     return tensors
+
+
+def _has_bias(config: Mapping[str, Any], shape: ModelShape, linear: str) -> bool:
+    if shape.family.qkv_bias and linear in _FUSED[0]:
+        return True
+    return bool(config.get("attention_bias" if linear.startswith("self_attn") else "mlp_bias"))
 
 
 def _linear(out: int, width: int, block: Mapping[str, Any], dtype: str) -> Tensors:

@@ -14,10 +14,16 @@ from typing import Any
 
 from pipelines.checkpoint.config import Quantization
 from pipelines.compress.specs import QuantSpec
+from pipelines.domain.families import FAMILIES
 from pipelines.domain.formats import FORMATS, KvFormat
 
 _KNOWN_QUANTIZATION_KEYS = {field.name for field in fields(Quantization)}
 DEFAULT_ROTARY_BASE = 10000.0
+QWEN_SEQ_LENGTH = 8192
+"""TensorRT-LLM's Qwen layers read `seq_length` without a default; only the first Qwen's log(n) scaling uses it.
+
+Source: TensorRT-LLM `models/qwen/config.py` (8192 where Hugging Face states none) and `models/qwen/model.py`.
+"""
 
 
 def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def correct_export(folder: Path, hf_config: Mapping[str, Any], spec: QuantSpec) 
 
 def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: QuantSpec) -> dict[str, Any]:
     """Return ModelOpt's configuration with all corrections applied."""
-    config = dict(exported)
+    config, family = dict(exported), FAMILIES[hf_config["architectures"][0]]
     config |= {
         "architecture": hf_config["architectures"][0],
         "model_type": hf_config["model_type"],
@@ -49,12 +55,14 @@ def corrected(exported: Mapping[str, Any], hf_config: Mapping[str, Any], spec: Q
         "logits_dtype": "float32",
         # The vocabulary is not padded here (see `modelopt_door.export`), so it is the model's own.
         "vocab_size": hf_config["vocab_size"],
-        "attn_bias": bool(hf_config.get("attention_bias", False)),
+        "attn_bias": family.qkv_bias or (family.attention_bias and bool(hf_config.get("attention_bias", False))),
         "mlp_bias": bool(hf_config.get("mlp_bias", False)),
         "hidden_act": _activation(exported["hidden_act"]),
         "mapping": _mapping(exported["mapping"]),
         "quantization": _quantization(exported["quantization"], spec),
     }
+    if family.qwen_type:
+        config |= {"qwen_type": hf_config["model_type"], "seq_length": QWEN_SEQ_LENGTH}
     return config | _rotary(hf_config)
 
 

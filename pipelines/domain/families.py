@@ -6,7 +6,8 @@ ModelOpt 0.37/0.47 exports. Rules on what a family supports give their sources t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -19,6 +20,9 @@ class Architecture(StrEnum):
     GEMMA = "GemmaForCausalLM"
     GEMMA2 = "Gemma2ForCausalLM"
     LLAMA = "LlamaForCausalLM"
+    MISTRAL = "MistralForCausalLM"
+    QWEN2 = "Qwen2ForCausalLM"
+    QWEN3 = "Qwen3ForCausalLM"
 
 
 Feature = Literal[
@@ -45,6 +49,10 @@ class Family:
         scales_embedding: embeddings are multiplied by sqrt(hidden size).
         norm_offset: norms multiply by (this + the weight of the Hugging Face model).
         layer_norms: norms of a layer, TensorRT-LLM's names.
+        head_norms: norms of each query and key head, TensorRT-LLM's names within the attention: Hugging Face's.
+        qkv_bias: whether q, k and v have a bias, and the output projection none, which config.json does not state.
+        attention_bias: whether config.json's `attention_bias` can give all four linears of attention a bias.
+        qwen_type: whether TensorRT-LLM's QWenConfig reads the checkpoint, which needs `qwen_type` and `seq_length`.
         sliding_window: tokens that windowed layers attend to; 0 is no window.
         global_every: every n-th layer attends to all tokens despite the window; 0 is none.
         float16_overflows: whether activations exceed float16's range.
@@ -63,6 +71,10 @@ class Family:
     scales_embedding: bool = False
     norm_offset: float = 0.0
     layer_norms: tuple[str, ...] = ("input_layernorm", "post_layernorm")
+    head_norms: Mapping[str, str] = field(default_factory=dict)
+    qkv_bias: bool = False
+    attention_bias: bool = True
+    qwen_type: bool = False
     sliding_window: int = 0
     global_every: int = 0
     float16_overflows: bool = False
@@ -123,6 +135,37 @@ _ROWS = (
                 *("lookahead", "llava"),
             }
         ),
+    ),
+    Family(
+        name="mistral",
+        title="Mistral",
+        architecture=Architecture.MISTRAL,
+        modelopt_type="llama",
+        cpu_engine=True,
+        attention_bias=False,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="qwen2",
+        title="Qwen2",
+        architecture=Architecture.QWEN2,
+        modelopt_type="llama",
+        cpu_engine=True,
+        qkv_bias=True,
+        attention_bias=False,
+        qwen_type=True,
+        features=frozenset({"llm_api"}),
+    ),
+    Family(
+        name="qwen3",
+        title="Qwen3",
+        architecture=Architecture.QWEN3,
+        modelopt_type="llama",
+        cpu_engine=True,
+        head_norms={"q_layernorm": "q_norm", "k_layernorm": "k_norm"},
+        attention_bias=False,
+        qwen_type=True,
+        features=frozenset({"llm_api"}),
     ),
 )
 

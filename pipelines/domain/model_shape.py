@@ -81,6 +81,11 @@ class ModelShape:
             )
         heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
         kv_heads = read.size("num_key_value_heads", heads)
+        if buildable and not FAMILIES[architecture].attention_bias and read.switch("attention_bias", False):
+            read.fault(
+                f"has attention_bias=true: TensorRT-LLM's {FAMILIES[architecture].title} has no such bias.",
+                "It must be false or absent.",
+            )
         if read.fine and heads % kv_heads:
             read.fault(f"has num_key_value_heads={kv_heads}, which does not divide num_attention_heads={heads}.")
         if read.fine and config.get("head_dim") is None and hidden % heads:
@@ -96,7 +101,7 @@ class ModelShape:
             vocab_size=read.size("vocab_size"),
             max_position_embeddings=read.size("max_position_embeddings"),
             tie_word_embeddings=read.switch("tie_word_embeddings", known and FAMILIES[architecture].head_is_embedding),
-            **(implied_sizes(architecture) if known else _stated_sizes(read)),
+            **_other_sizes(read, architecture),
             name=name,
         )
         read.check_reals()
@@ -210,12 +215,26 @@ def implied_sizes(architecture: str) -> dict[str, Any]:
     }
 
 
+def _other_sizes(read: ConfigNumbers, architecture: str) -> dict[str, Any]:
+    """Return the fields that only some configurations state; what an architecture implies takes precedence."""
+    if architecture not in FAMILIES:
+        return _stated_sizes(read)
+    implied = implied_sizes(architecture)
+    return implied | ({} if FAMILIES[architecture].sliding_window else _stated_window(read))
+
+
 def _stated_sizes(read: ConfigNumbers) -> dict[str, Any]:
     """Read experts and windows from a config.json."""
-    windowed, window = read.switch("use_sliding_window", True), read.size("sliding_window", 0, least=0)
     return {
         "num_experts": read.size("num_local_experts", 1, least=0) or 1,
         "num_experts_per_token": read.size("num_experts_per_tok", 1, least=0) or 1,
+        **_stated_window(read),
+    }
+
+
+def _stated_window(read: ConfigNumbers) -> dict[str, int]:
+    windowed, window = read.switch("use_sliding_window", True), read.size("sliding_window", 0, least=0)
+    return {
         "sliding_window": window if windowed else 0,
         "global_every": read.size("sliding_window_pattern", 0, least=0),
     }

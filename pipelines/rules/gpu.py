@@ -117,6 +117,7 @@ RULES = (
         name="nvfp4-is-not-for-gemma",
         topic=BY_FAMILY,
         needs=("shape",),
+        engines=BUILT,
         when=lambda d: d.qformat is QFormat.NVFP4 and "nvfp4" not in shape(d).family.features,
         failed="quant=nvfp4 is not supported for {d.shape.architecture} by TensorRT-LLM.",
         allowed=f"NVFP4 supports {either(titles('nvfp4'), 'and')}. Supported here: {{quants}}.",
