@@ -90,6 +90,33 @@ def rope_scaling(hf_config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {key: value for key, value in block.items() if key != "rope_theta"}
 
 
+def local_rope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Transformers 4 and 5 for RoPE that differs between windowed layers and the others (Gemma 3).
+
+    Empty for a model with one RoPE. Transformers 4 reads `rope_theta`, `rope_scaling` and `rope_local_base_freq`,
+    Transformers 5 one block of `rope_parameters` for each type of layer.
+    """
+    blocks = hf_config.get("rope_parameters") or {}
+    if "full_attention" in blocks:
+        whole, local = blocks["full_attention"], blocks["sliding_attention"]
+        base, windowed = whole["rope_theta"], local["rope_theta"]
+        scaling = rope_scaling({"rope_parameters": whole})
+    elif "rope_local_base_freq" in hf_config:
+        base, windowed = hf_config.get("rope_theta") or 1e6, hf_config["rope_local_base_freq"]
+        scaling = rope_scaling(hf_config)
+    else:
+        return {}
+    return {
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "rope_local_base_freq": windowed,
+        "rope_parameters": {
+            "full_attention": {**(scaling or {"rope_type": "default"}), "rope_theta": base},
+            "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
+        },
+    }
+
+
 def _mapping(exported: Mapping[str, Any]) -> dict[str, Any]:
     tp_size, pp_size = exported["tp_size"], exported["pp_size"]
     return {

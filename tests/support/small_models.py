@@ -8,6 +8,7 @@ decides between next tokens as rarely as it does in the bundled models.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,32 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
         else:
             torch.nn.init.uniform_(weight, 0.9 * magnitudes[key], 1.1 * magnitudes[key])
     model.to(torch.bfloat16).save_pretrained(folder)
+    for file in TRAINED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3Text", {"head_dim": 64, "sliding_window": 32, "num_hidden_layers": 6}),
+    "phi3": ("Phi3", {"sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    ),
+}
+"""Families whose weights tiny_llama's do not fit."""
+
+
+def write_random(folder: Path, kind: str) -> Path:
+    """Write a Hugging Face folder of a kind of `RANDOM` with random weights in bf16."""
+    name, own = RANDOM[kind]
+    trained = json.loads((TRAINED / "config.json").read_text())
+    sizes = {key: trained[key] for key in SHARED if key not in ("head_dim", "rope_parameters")}
+    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_hidden_layers": 2, **own})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
     for file in TRAINED.glob("*token*.json"):
         shutil.copy(file, folder)
     return folder

@@ -19,6 +19,7 @@ GEMMA = ModelShape("GemmaForCausalLM", 18, 2048, 8, 1, 256, 16384, 256000, 8192,
 GEMMA2 = replace(GEMMA, architecture="Gemma2ForCausalLM")
 MISTRAL = replace(LLAMA, architecture="MistralForCausalLM", sliding_window=4096, max_position_embeddings=32768)
 QWEN3 = replace(LLAMA, architecture="Qwen3ForCausalLM")
+MIXTRAL = replace(LLAMA, architecture="MixtralForCausalLM", num_experts=8, num_experts_per_token=2)
 FP8, NVFP4, AWQ, SQ, W4A8 = QFormat.FP8, QFormat.NVFP4, QFormat.INT4_AWQ, QFormat.INT8_SQ, QFormat.W4A8_AWQ
 LLAVA = Images("llava", 576, 1)
 ADAPTER = Adapter("/a", "LORA", 8, ("q_proj",), {"q_proj": (4096, 4096)})
